@@ -1,0 +1,1 @@
+"""EfficientBench: which LLM architecture to pretrain, for the least memory, time and energy per unit of quality."""

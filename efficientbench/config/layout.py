@@ -1,0 +1,118 @@
+"""The grid of ranks: world = dp × pp × tp. Pure arithmetic, and the refusal of what cannot work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run's ranks share its model and its batch."""
+
+    world_size: int
+    nodes: int
+    tp: int
+    sp: bool
+    pp: int
+    dp: int
+    layers_per_stage: int
+    micro_batches: int
+    """Micro-batches that one data-parallel replica computes in an optimizer step."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.world_size // self.nodes
+
+    @classmethod
+    def of(cls, config: RunConfig, devices: int, nodes: int = 1, oversubscribe: bool = False) -> Layout:
+        """The layout of `config` on `nodes` nodes with `devices` devices each.
+
+        With `oversubscribe` (a CPU) several ranks may share a device, so an unset dp is the least that puts a rank on
+        every node; without it (accelerators), an unset dp takes all devices. Raises ConfigError with every reason.
+        """
+        parallel = config.parallel
+        model_ranks = parallel.tp * parallel.pp
+        problems: list[str] = []
+        if parallel.dp is not None:
+            dp = parallel.dp
+        elif oversubscribe:
+            dp = nodes // gcd(nodes, model_ranks)
+        else:
+            dp = devices * nodes // model_ranks
+            if devices * nodes % model_ranks:
+                problems.append(
+                    f"parallel.tp × parallel.pp = {parallel.tp} × {parallel.pp} = {model_ranks} must divide the "
+                    f"{devices * nodes} devices ({nodes} × {devices}): change tp or pp, or set parallel.dp to use fewer"
+                )
+        world_size = model_ranks * dp
+        problems += _ranks_problems(world_size, devices, nodes, oversubscribe) if dp else []
+        problems += _shape_problems(config)
+        problems += _batch_problems(config, max(dp, 1))
+        if problems:
+            raise ConfigError(problems)
+        return cls(
+            world_size=world_size,
+            nodes=nodes,
+            tp=parallel.tp,
+            sp=parallel.sp,
+            pp=parallel.pp,
+            dp=dp,
+            layers_per_stage=config.model.layers // parallel.pp,
+            micro_batches=config.training.global_batch_size // (config.training.micro_batch_size * dp),
+        )
+
+
+def padded_vocab_size(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding: the vocabulary, rounded up to what `tp` ranks share evenly."""
+    return -(-vocab_size // tp) * tp
+
+
+def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bool) -> list[str]:
+    problems = []
+    if not oversubscribe and world_size > devices * nodes:
+        problems.append(
+            f"parallel: tp × pp × dp = {world_size} ranks, but there are {devices * nodes} devices "
+            f"({nodes} × {devices}): each rank needs one of its own"
+        )
+    if world_size % nodes:
+        problems.append(f"parallel: tp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes")
+    return problems
+
+
+def _shape_problems(config: RunConfig) -> list[str]:
+    model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
+    tp, pp, groups = parallel.tp, parallel.pp, model.attention.query_groups
+    problems = []
+    if model.heads % tp:
+        problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
+    if groups % tp and tp % groups:
+        problems.append(
+            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
+            "(model.attention.query_groups)"
+        )
+    if model.ffn_hidden_size % tp:
+        problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")
+    if parallel.sp and tp == 1:
+        problems.append("parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1")
+    if parallel.sp and seq_len % tp:
+        problems.append(f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)")
+    if model.layers % pp:
+        problems.append(f"parallel.pp: {pp} stages do not divide the {model.layers} layers (model.layers)")
+    return problems
+
+
+def _batch_problems(config: RunConfig, dp: int) -> list[str]:
+    training = config.training
+    problems = []
+    if training.global_batch_size % (training.micro_batch_size * dp):
+        problems.append(
+            f"training.global_batch_size: {training.global_batch_size} is not a multiple of micro_batch_size × dp = "
+            f"{training.micro_batch_size} × {dp}"
+        )
+    if config.data.split[0] == 0:
+        problems.append(f"data.split: {list(config.data.split)} leaves nothing to train on: its first part is zero")
+    return problems

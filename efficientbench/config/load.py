@@ -1,0 +1,209 @@
+"""From a run's name to its RunConfig: defaults < matrix (size, variant) < smoke.yaml < key=value overrides."""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.config.matrix import Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
+from efficientbench.config.schema import Part, RunConfig
+
+__all__ = ["ConfigError", "read_config", "resolve", "same_model", "settable_keys", "write_config"]
+
+# Decided by the run's name and by --smoke, so no override may say otherwise.
+_DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
+_NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
+
+
+def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of the run called `name`.
+
+    `overrides` are `dotted.key=value` texts; of two for one key the later holds. They are parsed, never evaluated.
+    Raises ConfigError with every mistake at once.
+    """
+    matrix = load_matrix()
+    run = matrix.run(name)
+    tree = _named(run, matrix, load_smoke() if smoke else None)
+    keys = settable_keys()
+    given: Overlay = {}
+    problems: list[str] = []
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator:
+            problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
+        elif key not in keys:
+            problems.append(_unknown_key(key, keys))
+        else:
+            try:
+                given[key] = _parse(text, keys[key])
+            except (yaml.YAMLError, RecursionError):
+                problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
+    _unset_other_length(tree, given)
+    for key, value in given.items():
+        _set(tree, key.split("."), value)
+    return _validated(tree, problems)
+
+
+def same_model(name: str) -> list[str]:
+    """The other built runs that resolve to the same configuration as `name`, in the order of the matrix.
+
+    They differ in nothing but their names, so the spread between their results is measurement noise.
+    """
+    matrix = load_matrix()
+    names = {"variant": "", "size": ""}
+    wanted = _validated(_named(matrix.run(name), matrix, None)).model_copy(update=names)
+    return [
+        run.name
+        for run in matrix.runs
+        if run.built and run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
+    ]
+
+
+def write_config(config: RunConfig, path: Path) -> None:
+    """Writes `config` as JSON, whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration that `write_config` wrote; nothing is guessed or converted. Raises ConfigError."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return RunConfig.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in _problems(error)]) from None
+
+
+def settable_keys() -> dict[str, FieldInfo]:
+    """Every dotted key that an override may set, with its field."""
+    return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
+
+
+def _leaves(part: type[Part], prefix: str) -> Iterable[tuple[str, FieldInfo]]:
+    for name, field in part.model_fields.items():
+        inner = [kind for kind in _alternatives(field) if isinstance(kind, type) and issubclass(kind, Part)]
+        if inner:
+            for kind in inner:
+                yield from _leaves(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
+    union = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(field.annotation) if union else (field.annotation,)
+
+
+def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
+    tree: Overlay = {"variant": run.variant, "size": run.size, "smoke": smoke is not None}
+    layers = [matrix.sizes[run.size], matrix.variants[run.variant]]
+    if smoke is not None:
+        layers += [smoke.all, smoke.sizes.get(run.size, {})]
+    for layer in layers:
+        tree = _merged(tree, layer)
+    return tree
+
+
+def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
+    merged = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key] if both else {}, value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def _unset_other_length(tree: Overlay, given: Mapping[str, object]) -> None:
+    """Tokens and steps both say how long a run is: an override of one replaces what the files say with the other."""
+    for key, other in (("tokens", "steps"), ("steps", "tokens")):
+        if given.get(f"training.{key}") is not None:
+            tree.get("training", {}).pop(other, None)
+
+
+def _set(tree: Overlay, path: list[str], value: object) -> None:
+    for step in path[:-1]:
+        tree = tree.setdefault(step, {})
+    tree[path[-1]] = value
+
+
+def _parse(text: str, field: FieldInfo) -> object:
+    """A value for `field`. Numbers and booleans stay text, which the schema reads by the field's own type:
+    YAML's guesses (`010` is 8, `1:30` is 90, `no` is false) would surprise."""
+    kinds = _alternatives(field)
+    if type(None) in kinds and text in _NULL_WORDS:
+        return None
+    if str not in kinds and text[:1] in ("[", "{"):
+        return yaml.safe_load(text)
+    return text
+
+
+def _validated(tree: Overlay, problems: Sequence[str] = ()) -> RunConfig:
+    found = list(problems)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        found += _problems(error)
+    if found:
+        raise ConfigError(found)
+    return config
+
+
+def _problems(error: ValidationError) -> list[str]:
+    keys = settable_keys()
+    lines = []
+    for each in error.errors(include_url=False):
+        key = ".".join(map(str, each["loc"])) or "the configuration"
+        if each["type"] == "extra_forbidden":
+            lines.append(_unknown_key(key, keys))
+            continue
+        message = each["msg"].removeprefix("Value error, ")
+        if each["type"] == "value_error":
+            lines.append(f"{key}: {message}")
+            continue
+        got = "" if each["type"] == "missing" else f"{_shown(each['input'])} does not fit: "
+        about = f" ({keys[key].description})" if key in keys and keys[key].description else ""
+        lines.append(f"{key}: {got}{message[:1].lower()}{message[1:]}{about}")
+    return lines
+
+
+def _unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
+    if key in _DECIDED:
+        return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
+    below = [known for known in keys if known.startswith(f"{key}.")]
+    if below:
+        return f"{key}: is a section; set its keys: {', '.join(below)}"
+    leaf = key.rpartition(".")[2]
+    near = [known for known in keys if known.rpartition(".")[2] == leaf]
+    if not near and (best := nearest(key, keys)):
+        near = [best]
+    if not near:
+        leaves = {known.rpartition(".")[2]: known for known in keys}
+        near = [leaves[best]] if (best := nearest(leaf, leaves)) else []
+    if near:
+        return f"{_shown_key(key)}: unknown key; did you mean {' or '.join(near)}?"
+    sections = sorted({known.partition(".")[0] for known in keys})
+    return f"{_shown_key(key)}: unknown key; keys begin with {', '.join(sections)}"
+
+
+def _shown(value: object) -> str:
+    """A value for a message: on one line and short, whatever it holds."""
+    text = repr(value) if isinstance(value, str) else reprlib.repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _shown_key(key: str) -> str:
+    return key if re.fullmatch(r"[\w.]{1,80}", key) else _shown(key)

@@ -1,0 +1,121 @@
+"""The named runs of `experiments/matrix.yaml`, and the smaller shapes that `experiments/smoke.yaml` gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BeforeValidator, ValidationError
+
+from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.config.schema import Name, Part
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXPERIMENTS = REPOSITORY / "experiments"
+
+# A piece of a RunConfig as nested mappings; `{}` changes nothing. It is validated when a run is resolved.
+Overlay = dict[str, Any]
+
+
+class RunName(NamedTuple):
+    """One named run: `<variant>_<size>` in a suite."""
+
+    variant: str
+    size: str
+    suite: str
+    built: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}_{self.size}"
+
+
+class SuiteBlock(Part):
+    """Every variant of the block in each of its sizes."""
+
+    variants: tuple[Name, ...]
+    sizes: tuple[Name, ...]
+
+
+class Smoke(Part):
+    """What `--smoke` changes: for all runs, and by size."""
+
+    all: Overlay
+    sizes: dict[Name, Overlay]
+
+
+class Matrix(Part):
+    """The content of matrix.yaml."""
+
+    sizes: dict[Name, Overlay]
+    variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
+    not_built: tuple[Name, ...] = ()
+    suites: dict[Name, tuple[SuiteBlock, ...]]
+
+    @property
+    def runs(self) -> tuple[RunName, ...]:
+        """All named runs, in the order of the file."""
+        return tuple(
+            RunName(variant, size, suite, built=variant in self.variants)
+            for suite, blocks in self.suites.items()
+            for block in blocks
+            for variant in block.variants
+            for size in block.sizes
+        )
+
+    def run(self, name: str) -> RunName:
+        """The run called `name`.
+
+        Raises ConfigError when no run is called so, and when its variant is not built yet.
+        """
+        runs = {run.name: run for run in self.runs}
+        built = ", ".join(run.name for run in self.runs if run.built)
+        if name not in runs:
+            near = nearest(name, runs)
+            hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
+            raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
+        run = runs[name]
+        if not run.built:
+            raise ConfigError(f"{name}: the variant {run.variant!r} is not built yet; built are {built}")
+        return run
+
+
+def load_matrix(path: Path = EXPERIMENTS / "matrix.yaml") -> Matrix:
+    """The named runs. Raises ConfigError when the file is missing or not a matrix."""
+    matrix = _load(path, Matrix)
+    problems = [
+        f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
+        for suite, blocks in matrix.suites.items()
+        for block in blocks
+        for kind, names, known in (
+            ("variant", block.variants, {*matrix.variants, *matrix.not_built}),
+            ("size", block.sizes, set(matrix.sizes)),
+        )
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return matrix
+
+
+def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
+    """The smaller shapes. Raises ConfigError when the file is missing or not of this form."""
+    return _load(path, Smoke)
+
+
+def _load(path: Path, form: type[Any]) -> Any:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing: the package works from a clone of its repository (pip install -e .)"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    try:
+        return form.model_validate(content)
+    except ValidationError as error:
+        lines = [f"{path.name}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise ConfigError(lines) from None
