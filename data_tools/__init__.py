@@ -1,0 +1,12 @@
+"""Text to tokens on disk, in Megatron's `.bin/.idx` format; free-standing, it imports nothing of the harness.
+
+| module | what |
+|---|---|
+| `embedded` | English text that every Python installation carries |
+| `documents` | documents from JSONL and plain text files |
+| `tokenizer` | train and load byte-level BPE tokenizers |
+| `indexed` | write and check `.bin/.idx` pairs |
+| `statistics` | token counts of a pair |
+| `corpus` | all of it at once, cached: source + tokenizer -> `Corpus` |
+| `files` | checksums, locks, files written beside and renamed |
+"""

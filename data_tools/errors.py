@@ -1,0 +1,7 @@
+"""The one error of this package that is meant for people."""
+
+from __future__ import annotations
+
+
+class DataError(ValueError):
+    """Data that cannot be used. `str()` is the whole message: what is wrong, where (file:line), what would be right."""

@@ -1,0 +1,220 @@
+"""Megatron's indexed format: `PREFIX.bin` holds the tokens of all documents, `PREFIX.idx` says where each lies.
+
+`.idx`, little-endian: magic (9 bytes), version (uint64, 1), dtype code (uint8), S = number of sequences (uint64),
+D = number of document indices (uint64), then lengths int32 [S] in tokens, pointers int64 [S] in bytes of the `.bin`,
+document indices int64 [D] (the sequence at which each document starts, and S at the end), and, for multimodal data
+only, modes int8 [S]. Here a document is one sequence, so D = S + 1.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from data_tools.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_VERSION_BYTE, _DTYPE_BYTE, _SEQUENCES_BYTE, _DOCUMENTS_BYTE = 9, 17, 18, 26
+# The format's codes of the dtypes that can hold tokens (6 and 7 are floating-point numbers).
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+_CHUNK = 1 << 20  # entries of the index that are checked at once
+
+
+@dataclass(frozen=True)
+class IndexedHeader:
+    """What a checked pair holds."""
+
+    dtype: np.dtype
+    sequences: int
+    documents: int
+    tokens: int
+
+
+def bin_path(prefix: Path) -> Path:
+    """The file of the tokens."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The file of the index."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest dtype for a vocabulary, by Megatron's own rule: uint16 below 65,500 tokens, else int32."""
+    return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
+
+
+class IndexedWriter:
+    """Writes a pair document by document: `with IndexedWriter(prefix, dtype) as writer: writer.add(tokens)`.
+
+    Both files are written beside and renamed at the end, the `.idx` last; after an exception neither has its name.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
+        self.prefix = prefix
+        self.dtype = dtype
+        self._lengths = array.array("i")
+        self._bin: BinaryIO = self._partial(bin_path(prefix)).open("wb")
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append one document, its end-of-document token included."""
+        self._bin.write(np.asarray(tokens, dtype=self.dtype).tobytes())
+        self._lengths.append(len(tokens))
+
+    def __enter__(self) -> IndexedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._bin.close()
+            self._partial(bin_path(self.prefix)).unlink()
+            return
+        _flush_and_close(self._bin)
+        index = self._partial(idx_path(self.prefix)).open("wb")
+        with index:
+            self._write_index(index)
+            _flush_and_close(index)
+        for path in (bin_path(self.prefix), idx_path(self.prefix)):
+            os.replace(self._partial(path), path)
+
+    def _write_index(self, stream: BinaryIO) -> None:
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+        pointers = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+        code = next(code for code, dtype in DTYPES.items() if dtype == self.dtype)
+        stream.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+        for part in (lengths, pointers, np.arange(len(lengths) + 1, dtype=np.int64)):
+            stream.write(part.tobytes())
+
+    @staticmethod
+    def _partial(path: Path) -> Path:
+        return path.with_name(path.name + ".partial")
+
+
+def _flush_and_close(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+    stream.close()
+
+
+def check_indexed(prefix: Path) -> IndexedHeader:
+    """Check a pair before anything maps it: header, sizes, every length, pointer and document index.
+
+    The tokens themselves are not read. Memory stays bounded for an index of any size.
+
+    Raises:
+        DataError: naming the file, and the byte in it where it goes wrong.
+    """
+    index, tokens_file = idx_path(prefix), bin_path(prefix)
+    for path, other in ((index, tokens_file), (tokens_file, index)):
+        if not path.is_file():
+            raise DataError(f"{path} is missing: a tokenized corpus is two files, this one and {other.name}")
+    dtype, sequences, documents = _read_header(index)
+    offset = _HEADER.size
+    lengths = _entries(index, np.int32, sequences, offset)
+    pointers = _entries(index, np.int64, sequences, offset + lengths.nbytes)
+    starts = _entries(index, np.int64, documents, offset + lengths.nbytes + pointers.nbytes)
+    tokens, used_bytes = _check_sequences(index, lengths, pointers, dtype, tokens_file)
+    _check_documents(index, starts, sequences)
+    if tokens == 0:
+        raise DataError(f"{index}: byte {lengths.offset}: all {sequences:,} sequences are empty")
+    bin_bytes = tokens_file.stat().st_size
+    if bin_bytes != used_bytes:
+        raise DataError(
+            f"{tokens_file}: byte {used_bytes:,}: the index accounts for {used_bytes:,} bytes, the file has "
+            f"{bin_bytes:,}; {index.name} belongs to another run: tokenize again"
+        )
+    return IndexedHeader(dtype, sequences, documents - 1, tokens)
+
+
+def _read_header(index: Path) -> tuple[np.dtype, int, int]:
+    """The dtype and the numbers of sequences and of document indices, checked against the file's size."""
+    size = index.stat().st_size
+    if size < _HEADER.size:
+        raise DataError(
+            f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again"
+        )
+    with index.open("rb") as stream:
+        magic, version, code, sequences, documents = _HEADER.unpack(stream.read(_HEADER.size))
+    if magic != MAGIC:
+        raise DataError(f"{index}: byte 0: not a Megatron index: it begins with {magic!r}, not with {MAGIC!r}")
+    if version != VERSION:
+        raise DataError(f"{index}: byte {_VERSION_BYTE}: version {version}, but only version {VERSION} is known")
+    if code not in DTYPES:
+        known = ", ".join(f"{code} ({np.dtype(dtype).name})" for code, dtype in DTYPES.items())
+        raise DataError(f"{index}: byte {_DTYPE_BYTE}: dtype code {code} cannot hold tokens; known: {known}")
+    if sequences == 0:
+        raise DataError(f"{index}: byte {_SEQUENCES_BYTE}: it holds no document")
+    if documents < 2:
+        raise DataError(f"{index}: byte {_DOCUMENTS_BYTE}: {documents} document indices, at least 2 are needed")
+    expected = _HEADER.size + 12 * sequences + 8 * documents
+    if size not in (expected, expected + sequences):
+        where = f"byte {min(size, expected):,}"
+        raise DataError(
+            f"{index}: {where}: its header ({sequences:,} sequences, {documents:,} document indices) asks for "
+            f"{expected:,} bytes, the file has {size:,}: it is cut short or damaged; tokenize again"
+        )
+    return np.dtype(DTYPES[code]), sequences, documents
+
+
+def _entries(index: Path, dtype: type[np.integer], count: int, offset: int) -> np.memmap:
+    return np.memmap(index, dtype=dtype, mode="r", offset=offset, shape=(count,))
+
+
+def _check_sequences(
+    index: Path, lengths: np.memmap, pointers: np.memmap, dtype: np.dtype, tokens_file: Path
+) -> tuple[int, int]:
+    """The number of tokens, and the byte of the `.bin` at which the furthest sequence ends."""
+    bin_bytes = tokens_file.stat().st_size
+    tokens = used_bytes = 0
+    for first in range(0, len(lengths), _CHUNK):
+        length = lengths[first : first + _CHUNK].astype(np.int64)
+        pointer = pointers[first : first + _CHUNK]
+        end = pointer + length * dtype.itemsize
+        for wrong, array_, what in (
+            (length < 0, lengths, "the length is negative"),
+            ((pointer < 0) | (pointer > bin_bytes), pointers, f"the pointer lies outside {tokens_file.name}"),
+            (end > bin_bytes, pointers, f"the sequence ends past the end of {tokens_file.name}"),
+        ):
+            if wrong.any():
+                row = first + int(wrong.argmax())
+                raise DataError(
+                    f"{index}: byte {array_.offset + row * array_.itemsize:,}: sequence {row:,}: {what} "
+                    f"({bin_bytes:,} bytes); pointer {pointers[row]:,}, length {lengths[row]:,} tokens of "
+                    f"{dtype.itemsize} bytes; tokenize again"
+                )
+        tokens += int(length.sum())
+        used_bytes = max(used_bytes, int(end.max()))
+    return tokens, used_bytes
+
+
+def _check_documents(index: Path, starts: np.memmap, sequences: int) -> None:
+    """Document indices rise from 0 to the number of sequences."""
+    for first in range(0, len(starts), _CHUNK):
+        # One entry more than the chunk, so that the step from one chunk to the next is checked too.
+        part = starts[first : first + _CHUNK + 1]
+        wrong = (part < 0) | (part > sequences)
+        wrong[1:] |= part[1:] < part[:-1]
+        if first == 0:
+            wrong[0] |= part[0] != 0
+        if first + len(part) == len(starts):
+            wrong[-1] |= part[-1] != sequences
+        if wrong.any():
+            row = first + int(wrong.argmax())
+            raise DataError(
+                f"{index}: byte {starts.offset + row * starts.itemsize:,}: document index {row:,} is "
+                f"{starts[row]:,}; they must rise from 0 to {sequences:,}, the number of sequences; tokenize again"
+            )

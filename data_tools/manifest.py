@@ -1,0 +1,92 @@
+"""The record that lies beside a tokenized corpus: `PREFIX.manifest.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from data_tools.errors import DataError
+from data_tools.files import write_file
+
+FORMAT_VERSION = 1  # of a corpus folder's content; raising it makes every corpus anew
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A tokenized corpus on disk.
+
+    prefix: path of the `.bin/.idx` pair without its suffix.
+    vocab_size: of the tokenizer: the largest id + 1.
+    eod_id: the token that ends each document.
+    tokens, documents: what the pair holds; end-of-document tokens count.
+    utf8_bytes: length of the documents' text; None where the pair came without its text and its tokenizer is not
+        byte-level, so that it cannot be known.
+    token_bytes_path: `.npy`, int32 [vocab_size], UTF-8 length of each token; None where the tokenizer is not
+        byte-level.
+    tokenizer_folder: the corpus's own copy of the tokenizer, in the form that loads fast.
+    tokenizer_fingerprint: `TextTokenizer.fingerprint` of the tokenizer that made the tokens.
+    fingerprint: SHA-256 (hex) of the pair's content.
+    source: where the text came from, for people.
+    """
+
+    prefix: Path
+    vocab_size: int
+    eod_id: int
+    tokens: int
+    documents: int
+    utf8_bytes: int | None
+    token_bytes_path: Path | None
+    tokenizer_folder: Path
+    tokenizer_fingerprint: str
+    fingerprint: str
+    source: str
+
+
+_FIELDS = tuple(field.name for field in fields(Corpus))
+_PATHS = ("prefix", "token_bytes_path", "tokenizer_folder")
+
+
+def manifest_path(prefix: Path) -> Path:
+    """Where the manifest of a pair lies."""
+    return prefix.with_name(prefix.name + ".manifest.json")
+
+
+def save_corpus(corpus: Corpus, manifest: Path) -> None:
+    """Write a manifest. Paths inside its folder are kept relative, so that the folder can be moved."""
+    content: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    for name in _FIELDS:
+        value = getattr(corpus, name)
+        if isinstance(value, Path):
+            inside = value.is_relative_to(manifest.parent)
+            value = str(value.relative_to(manifest.parent) if inside else value.absolute())
+        content[name] = value
+    write_file(manifest, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def load_corpus(manifest: Path) -> Corpus:
+    """The corpus that a manifest describes.
+
+    Raises:
+        DataError: the manifest is missing or damaged, or a file that it names is missing.
+    """
+    remedy = "prepare the corpus again"
+    try:
+        content = json.loads(manifest.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{manifest}: no such manifest; {remedy}") from None
+    except ValueError as error:
+        raise DataError(f"{manifest} is not JSON ({error}); {remedy}") from None
+    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
+        raise DataError(f"{manifest} is not a corpus manifest of format version {FORMAT_VERSION}; {remedy}")
+    if missing := [name for name in _FIELDS if name not in content]:
+        raise DataError(f"{manifest} lacks the key {missing[0]!r}; {remedy}")
+    values: dict[str, Any] = {name: content[name] for name in _FIELDS}
+    for name in _PATHS:
+        values[name] = None if values[name] is None else manifest.parent / values[name]
+    corpus = Corpus(**values)
+    for path in (corpus.tokenizer_folder, corpus.token_bytes_path):
+        if path is not None and not path.exists():
+            raise DataError(f"{path}, which {manifest} names, is missing; {remedy}")
+    return corpus

@@ -1,0 +1,282 @@
+"""Byte-level BPE tokenizers: training, and loading whatever `transformers.AutoTokenizer` loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from data_tools.errors import DataError
+from data_tools.files import checksum, write_file
+
+END_OF_DOCUMENT = "<|endoftext|>"
+# Words with one leading character, up to three digits, punctuation with its line ends, white space: the way in which
+# GPT-4's tokenizer splits text before it merges bytes.
+SPLIT_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+MIN_VOCAB_SIZE = 257  # every byte, and the end of a document
+# Merges settle long before this: more text costs time and changes little.
+MAX_TRAINING_CHARACTERS = 64_000_000
+# All of training that decides its result, besides the text and the vocabulary's size.
+TRAINING_RULES = f"byte-level BPE {SPLIT_PATTERN} {END_OF_DOCUMENT} {MAX_TRAINING_CHARACTERS}"
+
+# What a tokenizer's folder may consist of; nothing else in it matters, or is fetched from the hub.
+_FILE_PATTERNS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "config.json",
+    "*.model",
+)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer as a corpus needs it.
+
+    vocab_size: the largest id + 1, added tokens included.
+    eod_id: the token that ends a document.
+    fingerprint: SHA-256 (hex) of everything that decides the ids; a copy in another folder has the same.
+    """
+
+    vocab_size: int
+    eod_id: int
+    fingerprint: str
+    backend: Tokenizer
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, in parallel. Nothing is added, and names of special tokens are ordinary text."""
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def token_bytes(self) -> np.ndarray | None:
+        """The UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and for ids without a token.
+
+        Their sum over a document is the length of the normalized text. None where tokens are not made of bytes, so
+        that only a corpus's average can be had.
+        """
+        spec = json.loads(self.backend.to_str())
+        if not _is_byte_level(spec):
+            return None
+        alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one character stands for each byte
+        lengths = np.zeros(self.vocab_size, np.int32)
+        for token, index in self.backend.get_vocab(with_added_tokens=False).items():
+            lengths[index] = len(token) if alphabet.issuperset(token) else len(token.encode())
+        for added in spec["added_tokens"]:
+            lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+        return lengths
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that `load_tokenizer` and `AutoTokenizer` load; it appears only when complete."""
+        eod = self.backend.id_to_token(self.eod_id)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": eod,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 10**9,
+        }
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_file(partial / "tokenizer.json", self.backend.to_str(pretty=True).encode())
+        write_file(partial / "tokenizer_config.json", json.dumps(config, indent=2).encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path) -> None:
+    """Train byte-level BPE of at most `vocab_size` tokens, `<|endoftext|>` included, and save it in `folder`.
+
+    At most the first `MAX_TRAINING_CHARACTERS` are read. A text that is too small for so many merges gives a smaller
+    vocabulary. The same documents give the same tokenizer.
+
+    Raises:
+        DataError: `vocab_size` is below `MIN_VOCAB_SIZE`.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise DataError(
+            f"a byte-level tokenizer needs at least {MIN_VOCAB_SIZE} tokens (256 bytes and the end of a document), "
+            f"not {vocab_size}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(documents, MAX_TRAINING_CHARACTERS), trainer)
+    _text_tokenizer(tokenizer, END_OF_DOCUMENT, folder).save(folder)
+
+
+def _first(documents: Iterable[str], characters: int) -> Iterator[str]:
+    for document in documents:
+        yield document[:characters]
+        characters -= len(document)
+        if characters <= 0:
+            return
+
+
+def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
+    """Load the tokenizer in a folder, or the one that the Hugging Face hub has under a name.
+
+    A `tokenizer.json` is read by `tokenizers` itself, which spares the seconds that importing transformers takes.
+
+    Raises:
+        DataError: there is no such folder or name, the hub cannot be reached, the files cannot be read, or the
+            tokenizer has no token that could end a document.
+    """
+    folder = tokenizer_folder(path_or_name)
+    tokenizer_json = folder / "tokenizer.json"
+    if tokenizer_json.is_file():
+        try:
+            backend = Tokenizer.from_file(str(tokenizer_json))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise DataError(f"{tokenizer_json} cannot be read as a tokenizer: {error}") from None
+    else:
+        backend = _load_with_transformers(folder)
+    return _text_tokenizer(backend, _eos_token(folder), folder)
+
+
+def tokenizer_folder(path_or_name: str | Path) -> Path:
+    """The local folder of a tokenizer; a name is looked up on the hub once, and in its cache from then on.
+
+    Raises:
+        DataError: there is no such folder, or the hub has no such name or cannot be reached.
+    """
+    folder = Path(path_or_name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise DataError(f"tokenizer {path_or_name} is a file: give the folder that it lies in")
+    name = str(path_or_name)
+    if _is_path(name):
+        raise DataError(f"tokenizer folder {path_or_name} does not exist")
+    return _fetch_from_hub(name)
+
+
+def folder_checksum(folder: Path) -> str:
+    """SHA-256 (hex) of a tokenizer folder's files, without loading the tokenizer.
+
+    Raises:
+        DataError: the folder holds no file of a tokenizer.
+    """
+    files = sorted(path for pattern in _FILE_PATTERNS for path in folder.glob(pattern))
+    if not files:
+        raise DataError(f"{folder} holds no tokenizer: none of {', '.join(_FILE_PATTERNS)}")
+    return hashlib.sha256(" ".join([path.name + checksum(path) for path in files]).encode()).hexdigest()
+
+
+def _is_path(name: str) -> bool:
+    """Whether `name` cannot be meant for the hub, whose names are `name` or `owner/name`."""
+    if name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count(os.sep) > 1:
+        return True
+    return os.sep in name and Path(name).parent.is_dir()
+
+
+def _fetch_from_hub(name: str) -> Path:
+    # Imported here: a folder needs no hub.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILE_PATTERNS)))
+    except HFValidationError:
+        raise DataError(f"tokenizer {name!r} is neither a folder here nor a name that the hub could have") from None
+    except RepositoryNotFoundError:
+        raise DataError(
+            f"tokenizer {name!r} is no folder here, and the Hugging Face hub has no such name (or wants a token for it)"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise DataError(
+            f"tokenizer {name!r} is no folder here, and the Hugging Face hub, which may have it, cannot be reached "
+            "(nor does its local cache hold it): give the path of a tokenizer's folder"
+        ) from None
+    except OSError as error:  # what is left of the hub's errors: access, time-outs, a full disk
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"tokenizer {name!r} cannot be fetched from the Hugging Face hub: {first_line}") from None
+
+
+def _load_with_transformers(folder: Path) -> Tokenizer:
+    # Imported here: it takes seconds, and most folders do not need it.
+    from transformers import AutoTokenizer
+
+    folder_checksum(folder)
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # a foreign folder can fail in any way
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"transformers cannot load a tokenizer from {folder}: {first_line}") from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise DataError(
+            f"{folder} has only a slow Python tokenizer ({type(loaded).__name__}): save it as a fast one "
+            "(tokenizer.json) first"
+        )
+    return backend
+
+
+def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> TextTokenizer:
+    # A tokenizer.json may carry these for a model's sake; they would cut or pad documents silently.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # despite its name: encode their strings as ordinary text
+    eod_id = backend.token_to_id(END_OF_DOCUMENT)
+    if eod_id is None and eos_token is not None:
+        eod_id = backend.token_to_id(eos_token)
+    if eod_id is None:
+        raise DataError(
+            f"the tokenizer in {folder} has no token that could end a document: neither {END_OF_DOCUMENT} nor an "
+            "eos_token in its tokenizer_config.json"
+        )
+    return TextTokenizer(
+        vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
+        eod_id=eod_id,
+        fingerprint=hashlib.sha256(f"{eod_id} {backend.to_str()}".encode()).hexdigest(),
+        backend=backend,
+    )
+
+
+def _eos_token(folder: Path) -> str | None:
+    """The end-of-sequence token that the folder's configuration names."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            token = json.loads(path.read_bytes()).get("eos_token")
+        except (ValueError, AttributeError):
+            raise DataError(f"{path} is not a JSON object") from None
+        if token:
+            return token["content"] if isinstance(token, dict) else token
+    return None
+
+
+def _is_byte_level(spec: dict[str, Any]) -> bool:
+    """Whether every character of a token stands for one byte, by the tokenizer's own description."""
+    if spec["model"].get("continuing_subword_prefix") or spec["model"].get("end_of_word_suffix"):
+        return False
+    parts = [spec["normalizer"], spec["pre_tokenizer"]]
+    while parts:
+        part = parts.pop() or {}
+        if part.get("type") == "ByteLevel":
+            return True
+        parts += part.get("pretokenizers", []) + part.get("normalizers", [])
+    return False
