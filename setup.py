@@ -19,12 +19,11 @@ setup(
     ),
     package_data={"metrics": ["*.yaml"]},
     install_requires=[
-        # 2.6 is the floor of megatron-core; vendors' images carry builds such as 2.6.0a0+nv, which sort before 2.6.0.
-        "torch>=2.6.0a0",
+        "torch>=2.6",
         # One exact engine: its silent errors are tested for this release.
         "megatron-core==0.16.1",
-        "numpy>=1.26",
-        "packaging>=23.0",
+        "numpy>=1.25",
+        "packaging>=24.2",
         "psutil>=5.9",
         "pydantic>=2.7,<3",
         "pyyaml>=6.0",

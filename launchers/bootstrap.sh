@@ -1,0 +1,245 @@
+#!/usr/bin/env bash
+# The Python environment that every script here runs in: made once, then found in a few milliseconds.
+#
+#   source launchers/bootstrap.sh; bootstrap [dev] [gpu] [npu]     in a script: sets up if need be, then sets PATH
+#   bash launchers/bootstrap.sh [dev] [gpu] [npu]                  sets up only
+#
+# 1. An active environment that can import this repository's package, and what it needs, is used as it is.
+# 2. Where python3 has a torch with an accelerator (a cluster's or vendor's image), .venv sees that interpreter's
+#    packages (--system-site-packages), and torch is neither installed nor replaced.
+# 3. Else .venv is made from python3 or, if that is too old or too new, from python3.11, python3.12 or python3.10.
+#
+# Packages come from the index that pip is configured for. Where torch's default build there brings CUDA libraries that
+# this machine has no use for, name an index with CPU builds in PIP_EXTRA_INDEX_URL before the first call.
+
+_bootstrap_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+_bootstrap_venv="$_bootstrap_root/.venv"
+# Written last: a .venv without it, or with other contents, is not finished or not up to date.
+_bootstrap_stamp="$_bootstrap_venv/.efficientbench-complete"
+# Written first: a .venv without it is somebody else's and is left alone.
+_bootstrap_mark="$_bootstrap_venv/.efficientbench-made-here"
+
+_bootstrap_say() { printf 'set-up: %s\n' "$*" >&2; }
+
+_bootstrap_fail() {
+    printf 'error: %s\n' "$*" >&2
+    return 1
+}
+
+_bootstrap_hash() { cat "$_bootstrap_root/setup.py" "$_bootstrap_root/constraints.txt" | sha256sum | cut -d ' ' -f 1; }
+
+# Stamp: line 1 the hash of what was installed, line 2 this folder's path, line 3 the image's torch (or nothing),
+# line 4 the extras. Another path means scripts that point elsewhere; a missing image torch means another image.
+_bootstrap_is_rooted_here() {
+    local lines=()
+    [[ -x "$_bootstrap_venv/bin/python" && -r "$_bootstrap_stamp" ]] || return 1
+    mapfile -t lines <"$_bootstrap_stamp"
+    [[ ${#lines[@]} -eq 4 && "${lines[1]}" == "$_bootstrap_root" ]] || return 1
+    [[ -z "${lines[2]}" || -e "${lines[2]}" ]]
+}
+
+_bootstrap_is_complete() { # extras...
+    local lines=() extra
+    _bootstrap_is_rooted_here || return 1
+    mapfile -t lines <"$_bootstrap_stamp"
+    [[ "${lines[0]}" == "$(_bootstrap_hash)" ]] || return 1
+    for extra in "$@"; do
+        [[ " ${lines[3]} " == *" $extra "* ]] || return 1
+    done
+}
+
+_bootstrap_serves() { # python extras...; whether this interpreter imports our package and what it needs
+    local python="$1"
+    shift
+    command -v "$python" >/dev/null || return 1
+    (cd / && "$python" - "$_bootstrap_root" "$@" 2>/dev/null) <<'PYTHON'
+import importlib.util, os, sys
+root, extras = sys.argv[1], sys.argv[2:]
+def found(name):
+    try:
+        return importlib.util.find_spec(name)
+    except ImportError:
+        return None
+needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
+needed += [{"dev": "pytest", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
+own = found("efficientbench")
+own_root = own and own.origin and os.path.dirname(os.path.dirname(os.path.realpath(own.origin)))
+sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and own_root == root and all(map(found, needed))))
+PYTHON
+}
+
+_bootstrap_version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
+
+# Prints the path of the first interpreter in range.
+_bootstrap_find_python() {
+    local name version found=()
+    for name in python3 python3.11 python3.12 python3.10; do
+        command -v "$name" >/dev/null || continue
+        version="$(_bootstrap_version_of "$name")" || continue
+        if [[ "$version" =~ ^3\.(10|11|12)\. ]]; then
+            command -v "$name"
+            return 0
+        fi
+        found+=("$name is $version")
+    done
+    _bootstrap_fail "Python 3.10, 3.11 or 3.12 is needed; found on PATH: $(_bootstrap_join "${found[@]:-no python3}")"
+}
+
+_bootstrap_join() {
+    local IFS=';'
+    printf '%s' "$*"
+}
+
+# The likely cause of a failed installation, from pip's log.
+_bootstrap_explain() { # log
+    tail -n 15 "$1" | sed 's/^/    /' >&2
+    if grep -qE 'No space left on device|Errno 28|Disk quota exceeded' "$1"; then
+        _bootstrap_fail "no space left while installing into $_bootstrap_venv: free some (10 GB serve torch's CUDA" \
+            "build, 3 GB its CPU build) and call again (log: $1)"
+    elif grep -qE 'name resolution|NewConnectionError|Network is unreachable|ConnectTimeout|ProxyError|Max retries' "$1"; then
+        _bootstrap_fail "the package index cannot be reached: check the network, or the index and proxy that pip is" \
+            "configured for (pip config list), and call again (log: $1)"
+    else
+        _bootstrap_fail "installing the packages failed: the lines above are the end of $1"
+    fi
+}
+
+_bootstrap_make_venv() { # python log, then venv options
+    local python="$1" log="$2"
+    shift 2
+    if ! { mkdir -p "$_bootstrap_venv" && : >"$_bootstrap_mark"; }; then
+        _bootstrap_fail "cannot write to $_bootstrap_root, where .venv is to be made"
+        return 1
+    fi
+    "$python" -m venv "$@" "$_bootstrap_venv" >"$log" 2>&1 && return 0
+    if grep -qE 'ensurepip|No module named venv' "$log"; then
+        _bootstrap_fail "$python cannot make virtual environments: install the package for it (Debian, Ubuntu:" \
+            "apt install python$(_bootstrap_version_of "$python" | cut -d . -f 1,2)-venv) and call again"
+        return 1
+    fi
+    _bootstrap_explain "$log"
+}
+
+# Tells every 30 s that the installation goes on, until the process that it works for ends.
+_bootstrap_heartbeat() { # log pid
+    while sleep 30 >/dev/null 2>&1 && kill -0 "$2" 2>/dev/null; do
+        _bootstrap_say "still installing: $(tail -n 1 "$1" | cut -c 1-100)"
+    done
+}
+
+_bootstrap_pip() { # log constraints, then what to install
+    local log="$1" constraints="$2"
+    shift 2
+    # A vendor's own constraints (PIP_CONSTRAINT) would contradict our pins.
+    env -u PIP_CONSTRAINT -u PIP_TARGET -u PIP_USER -u PYTHONPATH "$_bootstrap_venv/bin/python" -m pip install \
+        --no-input --disable-pip-version-check --progress-bar off -c "$constraints" "$@" </dev/null >>"$log" 2>&1 && return 0
+    _bootstrap_explain "$log"
+}
+
+_bootstrap_install() { # log constraints extras...
+    local log="$1" constraints="$2" extras
+    shift 2
+    extras="$(IFS=, && printf '%s' "$*")"
+    _bootstrap_heartbeat "$log" "$BASHPID" 9>&- &
+    local heartbeat=$!
+    # shellcheck disable=SC2064  # the process id of now is meant
+    trap "kill $heartbeat 2>/dev/null || true" EXIT
+    _bootstrap_pip "$log" "$constraints" pip setuptools wheel || return 1
+    # Plain top-level packages: with the default finder hooks, a folder of the same name in the working directory wins.
+    _bootstrap_pip "$log" "$constraints" --no-build-isolation --config-settings editable_mode=compat \
+        -e "$_bootstrap_root${extras:+[$extras]}"
+}
+
+# Where pip's pins come from: ours, or in an image with its own torch ours without what that torch needs.
+# Prints the image's description (see image_torch.py), or nothing where there is no such torch.
+_bootstrap_choose_pins() { # python output
+    local status=0
+    (cd / && "$1" "$_bootstrap_root/launchers/image_torch.py" "$_bootstrap_root/constraints.txt" "$2") || status=$?
+    [[ $status -eq 3 ]] && cp "$_bootstrap_root/constraints.txt" "$2" && return 0
+    return $status
+}
+
+_bootstrap_fill() { # pins image_metadata extras...; .venv exists, its stamp does not
+    local pins="$_bootstrap_venv/pins.txt" image_metadata="$2" log="$_bootstrap_venv/setup.log"
+    mv "$1" "$pins" || return 1
+    shift 2
+    _bootstrap_install "$log" "$pins" "$@" || return 1
+    if [[ -n "$image_metadata" ]] && compgen -G "$_bootstrap_venv/lib/python3*/site-packages/torch" >/dev/null; then
+        _bootstrap_fail "pip installed a torch over the image's own (log: $log): report this with the output of 'pip list'"
+        return 1
+    fi
+    printf '%s\n' "$(_bootstrap_hash)" "$_bootstrap_root" "$image_metadata" "$*" >"$_bootstrap_stamp.new" &&
+        mv "$_bootstrap_stamp.new" "$_bootstrap_stamp"
+}
+
+_bootstrap_set_up() { # extras...; called with the lock held
+    local log="$_bootstrap_venv/setup.log" pins started=$SECONDS
+    local python description image=() lines=() extras=("$@")
+    _bootstrap_is_complete "$@" && return 0
+    if [[ -e "$_bootstrap_venv" && ! -e "$_bootstrap_mark" ]]; then
+        _bootstrap_fail "$_bootstrap_venv was not made by launchers/bootstrap.sh and does not serve: activate it and" \
+            "run 'pip install -c constraints.txt -e .' there, or move it away"
+        return 1
+    fi
+    python="$(_bootstrap_find_python)" || return 1
+    pins="$(mktemp)" || return 1
+    description="$(_bootstrap_choose_pins "$python" "$pins")" || return 1
+    [[ -z "$description" ]] || mapfile -t image <<<"$description"
+    ! _bootstrap_is_rooted_here || mapfile -t lines <"$_bootstrap_stamp"
+    if [[ ${#lines[@]} -eq 4 && "${lines[2]}" == "${image[1]:-}" ]]; then
+        mapfile -t extras < <(tr ' ' '\n' <<<"$* ${lines[3]}" | sed '/^$/d' | sort -u)
+        _bootstrap_say "updating .venv, since setup.py, constraints.txt or the extras changed (log: $log)"
+        rm -f "$_bootstrap_stamp"
+    else
+        rm -rf "$_bootstrap_venv"
+        _bootstrap_say "making .venv with $python (Python $(_bootstrap_version_of "$python"))${image:+ beside its ${image[0]}}"
+        _bootstrap_say "and installing the pinned packages: a few minutes, once (log: $log)"
+        _bootstrap_make_venv "$python" "$log" ${image:+--system-site-packages} || return 1
+        # The venv of a venv sees the base interpreter's packages only: name the folders of the one in between.
+        [[ ${#image[@]} -lt 3 ]] || printf '%s\n' "${image[@]:2}" >"$(echo "$_bootstrap_venv"/lib/python3*/site-packages)/image.pth"
+    fi
+    _bootstrap_fill "$pins" "${image[1]:-}" "${extras[@]}" || return 1
+    _bootstrap_say "done after $((SECONDS - started)) s"
+}
+
+_bootstrap_use_venv() {
+    export VIRTUAL_ENV="$_bootstrap_venv" PATH="$_bootstrap_venv/bin:$PATH"
+    unset PYTHONHOME
+}
+
+# Leaves python3 and efficientbench on PATH, ready to run.
+bootstrap() { # [dev] [gpu] [npu]
+    local extra
+    for extra in "$@"; do
+        [[ "$extra" =~ ^(dev|gpu|npu)$ ]] || { _bootstrap_fail "bootstrap: unknown extra '$extra': dev, gpu or npu"; return 2; }
+    done
+    # Else a folder called metrics in the working directory would hide ours (Python 3.11 and newer).
+    export PYTHONSAFEPATH=1
+    local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
+    if [[ -z "$active" || "$active" == "$_bootstrap_venv" ]] && _bootstrap_is_complete "$@"; then
+        _bootstrap_use_venv
+        return 0
+    fi
+    if [[ "$active" != "$_bootstrap_venv" ]] && _bootstrap_serves python3 "$@"; then
+        return 0
+    fi
+    if [[ ! -e "$_bootstrap_mark" ]] && _bootstrap_serves "$_bootstrap_venv/bin/python" "$@"; then
+        _bootstrap_use_venv
+        return 0
+    fi
+    (
+        # An active but outdated .venv must not be the interpreter that it is made from.
+        PATH=":$PATH:" && PATH="${PATH//":$_bootstrap_venv/bin:"/:}" && PATH="${PATH#:}" && PATH="${PATH%:}"
+        if ! flock -n 9; then
+            _bootstrap_say "another set-up of $_bootstrap_venv is under way: waiting for it"
+            flock 9
+        fi
+        _bootstrap_set_up "$@"
+    ) 9>>"$_bootstrap_root/.venv.lock" || return 1
+    _bootstrap_use_venv
+}
+
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
+    set -euo pipefail
+    bootstrap "$@"
+fi

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs one of the named runs of experiments/matrix.yaml; every experiments/*/run_*.sh calls it.
+#
+#   bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [key=value ...]
+set -euo pipefail
+
+if [[ $# -eq 0 ]]; then
+    echo "usage: bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [key=value ...]" >&2
+    exit 2
+fi
+# shellcheck source=launchers/bootstrap.sh
+source "$(dirname "${BASH_SOURCE[0]}")/bootstrap.sh"
+bootstrap
+exec efficientbench run "$@"
