@@ -56,11 +56,11 @@ def plan_budget(config: RunConfig) -> Budget:
 def _too_short(config: RunConfig, steps: int, needed: int, tokens_per_step: int) -> str:
     training, measurement = config.training, config.measurement
     if training.steps is not None:
-        what, right = f"training.steps: {steps:,} steps are", f"training.steps={needed}"
+        what, right = f"training.steps: {steps:,} of", f"training.steps={needed}"
     else:
-        what = f"training.tokens: {training.tokens:,} tokens are {steps:,} steps of {tokens_per_step:,},"
+        what = f"training.tokens: {training.tokens:,} tokens at {tokens_per_step:,} a step are {steps:,} of"
         right = f"training.tokens={needed * tokens_per_step}"
     return (
-        f"{what} fewer than the {needed} that {measurement.warmup_steps} steps of warm-up and {measurement.min_steps} "
-        f"measured steps need: set {right}, or lower measurement.warmup_steps or measurement.min_steps"
+        f"{what} the {needed} steps that {measurement.warmup_steps} of warm-up and {measurement.min_steps} measured "
+        f"ones need: set {right}, or lower measurement.warmup_steps or measurement.min_steps"
     )

@@ -29,15 +29,17 @@ class GQAConfig(Part):
     """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
 
     kind: Literal["gqa"] = "gqa"
-    query_groups: PositiveInt = Field(2, description="key/value heads; each serves heads / query_groups query heads")
-    qkv_bias: bool = Field(True, description="bias on the Q, K and V projections, as in Qwen2.5")
+    query_groups: PositiveInt = Field(
+        default=2, description="key/value heads; each serves heads / query_groups query heads"
+    )
+    qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
 
 
 class RopeConfig(Part):
     """Rotary position embedding (arXiv 2104.09864) on the whole head dimension."""
 
     kind: Literal["rope"] = "rope"
-    base: PositiveFloat = Field(1e6, description="base of the rotation frequencies")
+    base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
 
 
 class ModelConfig(Part):
@@ -48,15 +50,14 @@ class ModelConfig(Part):
     heads: PositiveInt = Field(description="query heads")
     head_dim: PositiveInt = Field(description="width of one query or key head")
     ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
-    vocab_size: PositiveInt = Field(
-        description="tokens that the embedding knows, before padding for tensor parallelism"
-    )
-    norm_epsilon: PositiveFloat = Field(1e-6, description="epsilon inside RMSNorm's square root")
+    vocab_size: PositiveInt = Field(description="tokens that the embedding knows; padded for tensor parallelism")
+    norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
     init_std: PositiveFloat = Field(
-        0.02, description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)"
+        default=0.02,
+        description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
     )
-    attention: GQAConfig = Field(GQAConfig(), description="the attention variant and its own shapes")
-    position: RopeConfig = Field(RopeConfig(), description="the positional encoding")
+    attention: GQAConfig = Field(default=GQAConfig(), description="the attention variant and its own shapes")
+    position: RopeConfig = Field(default=RopeConfig(), description="the positional encoding")
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
@@ -73,41 +74,44 @@ class ModelConfig(Part):
 class ParallelConfig(Part):
     """How the ranks share the work: ranks = tp × cp × pp × dp."""
 
-    tp: PositiveInt = Field(1, description="tensor-parallel ranks")
-    sp: bool = Field(
-        False, description="sequence parallelism: split norms and residuals over the tensor-parallel ranks"
-    )
-    pp: PositiveInt = Field(1, description="pipeline stages (1F1B)")
+    tp: PositiveInt = Field(default=1, description="tensor-parallel ranks")
+    sp: bool = Field(default=False, description="sequence parallelism: norms and residuals split over the tp ranks")
+    pp: PositiveInt = Field(default=1, description="pipeline stages (1F1B)")
     dp: PositiveInt | None = Field(
-        None, description="data-parallel replicas; unset: what the devices leave after tp and pp"
+        default=None, description="data-parallel replicas; unset: what the devices leave after tp and pp"
     )
-    distributed_optimizer: bool = Field(True, description="shard optimizer states and master weights over dp")
+    distributed_optimizer: bool = Field(default=True, description="shard optimizer states and master weights over dp")
 
 
 class TrainingConfig(Part):
     """Length, batch, precision and optimization."""
 
-    seq_len: PositiveInt = Field(2048, description="tokens in a sequence")
-    micro_batch_size: PositiveInt = Field(1, description="sequences that one rank computes at once")
-    global_batch_size: PositiveInt = Field(16, description="sequences in an optimizer step, over all ranks")
+    seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
+    micro_batch_size: PositiveInt = Field(default=1, description="sequences that one rank computes at once")
+    global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
     tokens: PositiveInt | None = Field(
-        None, description="tokens to train on; unset (and no steps): 100,000, or more where measurement needs it"
+        default=None,
+        description="tokens to train on; unset (and no steps): 100,000, or more where measurement needs it",
     )
-    steps: PositiveInt | None = Field(None, description="optimizer steps, instead of tokens")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps, instead of tokens")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
-        "bf16", description="dtype of compute; master weights and gradient reduction are float32 in each"
+        default="bf16", description="dtype of compute; master weights and gradient reduction are float32 in each"
     )
-    learning_rate: PositiveFloat = Field(1e-4, description="peak of the cosine schedule")
-    min_learning_rate: NonNegativeFloat = Field(1e-5, description="end of the cosine schedule")
-    lr_warmup_fraction: Fraction = Field(0.1, description="share of the steps over which the learning rate rises")
-    weight_decay: NonNegativeFloat = Field(0.1, description="AdamW's decay; not on norms and biases")
-    beta1: Decay = Field(0.9, description="AdamW's decay of the first moment")
-    beta2: Decay = Field(0.95, description="AdamW's decay of the second moment")
-    epsilon: PositiveFloat = Field(1e-8, description="AdamW's epsilon")
-    gradient_clip: NonNegativeFloat = Field(1.0, description="largest gradient norm; 0 leaves gradients as they are")
-    seed: NonNegativeInt = Field(1234, description="seed of weights and data order")
-    validation_interval: NonNegativeInt = Field(0, description="steps between validations; 0: only at the end")
-    validation_batches: PositiveInt = Field(4, description="global batches in a validation")
+    learning_rate: PositiveFloat = Field(default=1e-4, description="peak of the cosine schedule")
+    min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="end of the cosine schedule")
+    lr_warmup_fraction: Fraction = Field(
+        default=0.1, description="share of the steps over which the learning rate rises"
+    )
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="AdamW's decay; not on norms and biases")
+    beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
+    beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
+    epsilon: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
+    gradient_clip: NonNegativeFloat = Field(
+        default=1.0, description="largest gradient norm; 0 leaves gradients as they are"
+    )
+    seed: NonNegativeInt = Field(default=1234, description="seed of weights and data order")
+    validation_interval: NonNegativeInt = Field(default=0, description="steps between validations; 0: only at the end")
+    validation_batches: PositiveInt = Field(default=4, description="global batches in a validation")
 
     @model_validator(mode="after")
     def _learning_rate_falls(self) -> TrainingConfig:
@@ -123,27 +127,28 @@ class DataConfig(Part):
     """Text and tokenizer. Nothing set: the sample text that every Python carries, and a tokenizer trained on it."""
 
     path: str | None = Field(
-        None, description="JSONL or text file, or the prefix of a tokenized pair; unset: the embedded sample"
+        default=None, description="JSONL or text file, or the prefix of a tokenized pair; unset: the embedded sample"
     )
     tokenizer: str | None = Field(
-        None, description="folder or name that AutoTokenizer loads; unset: one trained on the text"
+        default=None, description="folder or name that AutoTokenizer loads; unset: one trained on the text"
     )
-    trained_vocab_size: PositiveInt = Field(4096, description="vocabulary of a tokenizer trained on the text")
+    trained_vocab_size: PositiveInt = Field(default=4096, description="vocabulary of a tokenizer trained on the text")
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
-        (99, 1, 0), description="parts of the documents for training, validation and test"
+        default=(99, 1, 0), description="parts of the documents for training, validation and test"
     )
-    cache: str = Field("output/data", description="folder of tokenized text and index caches")
+    cache: str = Field(default="output/data", description="folder of tokenized text and index caches")
 
 
 class MeasurementConfig(Part):
     """What is measured, and when the measured window begins."""
 
-    enabled: bool = Field(True, description="run the sensors; off: step times only")
-    warmup_steps: NonNegativeInt = Field(5, description="steps before the measured window")
-    min_steps: PositiveInt = Field(10, description="least number of measured steps")
-    sample_interval_s: PositiveFloat = Field(0.1, description="wanted time between samples, in seconds")
+    enabled: bool = Field(default=True, description="run the sensors; off: step times only")
+    warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
+    min_steps: PositiveInt = Field(default=10, description="least number of measured steps")
+    sample_interval_s: PositiveFloat = Field(default=0.1, description="wanted time between samples, in seconds")
     peak_flops: PositiveFloat | None = Field(
-        None, description="peak FLOP/s of one device for this dtype, dense; unset: from the table of known devices"
+        default=None,
+        description="peak FLOP/s of one device for this dtype, dense; unset: from the table of known devices",
     )
 
 
@@ -152,9 +157,11 @@ class RunConfig(Part):
 
     variant: Name = Field(description="name of the variant in the matrix")
     size: Name = Field(description="name of the size in the matrix")
-    smoke: bool = Field(False, description="scaled down to what a laptop trains in a minute")
-    device: str = Field("auto", description="device type; auto: the first accelerator found, else the CPU")
-    output: str = Field("output/efficientllm_benchmark", description="folder of the suite that the run belongs to")
+    smoke: bool = Field(default=False, description="scaled down to what a laptop trains in a minute")
+    device: str = Field(default="auto", description="device type; auto: the first accelerator found, else the CPU")
+    output: str = Field(
+        default="output/efficientllm_benchmark", description="folder of the suite that the run belongs to"
+    )
     model: ModelConfig
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig = TrainingConfig()

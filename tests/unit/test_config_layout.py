@@ -1,0 +1,108 @@
+"""Ranks and steps: the arithmetic, and each refusal with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout, padded_vocab_size
+from efficientbench.config.load import resolve
+
+
+def layout(*overrides: str, name: str = "gqa_1.5B", devices: int = 8, nodes: int = 1, cpu: bool = False) -> Layout:
+    return Layout.of(resolve(name, overrides=overrides), devices, nodes, oversubscribe=cpu)
+
+
+def test_unset_dp_takes_all_accelerators() -> None:
+    found = layout("parallel.tp=2", "parallel.pp=2", "training.micro_batch_size=1", nodes=2)
+    assert (found.world_size, found.dp, found.ranks_per_node) == (16, 4, 8)
+    assert (found.layers_per_stage, found.micro_batches) == (14, 4)
+
+
+def test_unset_dp_on_a_cpu_is_the_least_that_reaches_every_node() -> None:
+    assert layout(devices=1, cpu=True).world_size == 1
+    assert layout("parallel.tp=2", "parallel.pp=2", devices=1, cpu=True).world_size == 4
+    assert layout(devices=1, nodes=2, cpu=True).dp == 2
+    assert layout("parallel.tp=2", devices=1, nodes=2, cpu=True).dp == 1
+
+
+def test_set_dp_may_leave_devices_idle() -> None:
+    found = layout("parallel.dp=2", "parallel.tp=2")
+    assert (found.world_size, found.dp) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "nodes", "message"),
+    [
+        (["parallel.tp=3"], 8, 1, "= 3 × 1 = 3 must divide the 8 devices (1 × 8)"),
+        (["parallel.tp=4", "parallel.pp=4"], 8, 1, "= 4 × 4 = 16 must divide the 8 devices"),
+        (["parallel.dp=16", "training.micro_batch_size=1"], 8, 1, "= 16 ranks, but there are 8 devices (1 × 8)"),
+        (["parallel.dp=1"], 8, 2, "= 1 ranks cannot be spread evenly over 2 nodes"),
+        (["parallel.tp=8"], 8, 1, "8 does not divide the 12 heads"),
+        (["parallel.tp=3"], 3, 1, "3 is neither a divisor nor a multiple of the 2 query groups"),
+        (["parallel.tp=2", "model.ffn_hidden_size=8961"], 8, 1, "2 does not divide the feed-forward width 8961"),
+        (["parallel.tp=2", "parallel.sp=1", "training.seq_len=33"], 8, 1, "tp 2 does not divide the sequence of 33"),
+        (["parallel.sp=1"], 8, 1, "set parallel.tp above 1"),
+        (["parallel.pp=8"], 8, 1, "8 stages do not divide the 28 layers"),
+        (["training.global_batch_size=12"], 8, 1, "12 is not a multiple of micro_batch_size × dp = 2 × 8"),
+        (["data.split=[0,1,0]"], 8, 1, "leaves nothing to train on"),
+    ],
+)
+def test_refusals(overrides: list[str], devices: int, nodes: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        layout(*overrides, devices=devices, nodes=nodes)
+    assert message in str(caught.value)
+
+
+def test_all_refusals_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        layout("parallel.tp=5", "parallel.pp=3", "training.global_batch_size=3", "data.split=[0,1,0]")
+    assert len(caught.value.problems) == 6
+
+
+def test_one_query_group_may_be_shared_by_tensor_parallel_ranks() -> None:
+    assert layout("parallel.tp=2", name="mqa_1.5B").tp == 2
+    assert layout("parallel.tp=4").tp == 4
+
+
+@pytest.mark.parametrize(("vocab", "tp", "padded"), [(151_936, 1, 151_936), (151_936, 8, 151_936), (4097, 2, 4098)])
+def test_padded_vocabulary(vocab: int, tp: int, padded: int) -> None:
+    assert padded_vocab_size(vocab, tp) == padded
+
+
+def test_the_default_budget_is_extended_to_what_measurement_needs() -> None:
+    budget = plan_budget(resolve("gqa_1.5B"))
+    assert (budget.steps, budget.warmup_steps, budget.measured_steps, budget.tokens) == (15, 5, 10, 15 * 16 * 2048)
+    assert budget.extended is not None
+    assert "100,000 tokens is 4 steps of 32,768; extended to 15 steps" in budget.extended
+
+
+def test_the_default_budget_stays_where_it_suffices() -> None:
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.seq_len=100", "training.global_batch_size=8"]))
+    assert (budget.steps, budget.tokens, budget.extended) == (125, 100_000, None)
+
+
+def test_tokens_are_never_cut_short() -> None:
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=655361"]))
+    assert budget.steps == 21
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["training.tokens=100000"], "100,000 tokens at 32,768 a step are 4 of the 15 steps that 5 of warm-up and 10 "),
+        (["training.tokens=100000"], "set training.tokens=491520, or lower measurement.warmup_steps or measurement.min"),
+        (["training.steps=3"], "training.steps: 3 of the 15 steps"),
+        (["training.steps=30", "training.tokens=1000000"], "both set the length; set one"),
+    ],
+)
+def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_budget(resolve("gqa_1.5B", overrides=overrides))
+    assert message in str(caught.value)
+
+
+def test_a_short_run_that_says_so_is_taken() -> None:
+    overrides = ["training.steps=3", "measurement.warmup_steps=1", "measurement.min_steps=2"]
+    assert plan_budget(resolve("gqa_0.5B", overrides=overrides)).measured_steps == 2

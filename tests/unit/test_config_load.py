@@ -1,0 +1,175 @@
+"""From names and overrides to a RunConfig: the order of the layers, and every mistake told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efficientbench.config.load import ConfigError, read_config, resolve, same_model, settable_keys, write_config
+from efficientbench.config.matrix import load_matrix
+
+BUILT = [run.name for run in load_matrix().runs if run.built]
+
+
+def problems_of(*overrides: str, name: str = "gqa_1.5B", smoke: bool = False) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        resolve(name, smoke, overrides)
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_layers_in_order() -> None:
+    named = resolve("mqa_3B")
+    assert named.name == "mqa_3B"
+    assert named.model.attention.query_groups == 1  # from the variant
+    assert (named.model.hidden_size, named.training.micro_batch_size) == (2048, 1)  # from the size
+    assert named.training.seq_len == 2048  # a default
+    smoke = resolve("mqa_3B", smoke=True)
+    assert smoke.name == "mqa_3B_smoke"
+    assert (smoke.model.hidden_size, smoke.model.attention.query_groups, smoke.training.seq_len) == (256, 1, 256)
+    assert resolve("mqa_3B", True, ["training.seq_len=64", "training.seq_len=32"]).training.seq_len == 32
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
+    full, smoke = resolve(name).model, resolve(name, smoke=True).model
+    assert (smoke.heads, smoke.attention, smoke.position) == (full.heads, full.attention, full.position)
+    assert full.hidden_size == 8 * smoke.hidden_size
+    assert full.ffn_hidden_size == 8 * smoke.ffn_hidden_size
+    assert full.head_dim == 8 * smoke.head_dim
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("training.learning_rate=1e-4", ("training", "learning_rate"), 1e-4),
+        ("training.seq_len=010", ("training", "seq_len"), 10),
+        ("training.tokens=8_000", ("training", "tokens"), 8000),
+        ("training.tokens=null", ("training", "tokens"), None),
+        ("parallel.dp=None", ("parallel", "dp"), None),
+        ("parallel.sp=yes", ("parallel", "sp"), True),
+        ("data.split=[98,2,0]", ("data", "split"), (98, 2, 0)),
+        ("data.path=123", ("data", "path"), "123"),
+        ("data.path=a=b c.jsonl", ("data", "path"), "a=b c.jsonl"),
+        ("data.path=[a].txt", ("data", "path"), "[a].txt"),
+        ("data.tokenizer=", ("data", "tokenizer"), None),
+        ("device=no", ("device",), "no"),
+    ],
+)
+def test_override_values(override: str, key: tuple[str, ...], value: object) -> None:
+    found: object = resolve("gqa_0.5B", True, [override])
+    for step in key:
+        found = getattr(found, step)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seq_len=64", "seq_len: unknown key; did you mean training.seq_len?"),
+        ("training.seqlen=64", "training.seqlen: unknown key; did you mean training.seq_len?"),
+        ("sequence_len=64", "did you mean training.seq_len?"),
+        ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
+        ("zzz=1", "keys begin with data, device, measurement, model, output, parallel, training"),
+        ("training=1", "training: is a section; set its keys: training.seq_len"),
+        ("training.seq_len.x=1", "did you mean training.seq_len?"),
+        ("training.seq_len", "an override is written key=value"),
+        ("training.seq_len=x", "training.seq_len: 'x' does not fit: input should be a valid integer"),
+        ("training.seq_len=true", "training.seq_len: 'true' does not fit: input should be a valid integer"),
+        ("training.seq_len=0", "training.seq_len: '0' does not fit: input should be greater than or equal to 1"),
+        ("training.learning_rate=nan", "training.learning_rate: 'nan' does not fit: input should be a finite number"),
+        ("training.dtype=int8", "training.dtype: 'int8' does not fit: input should be 'bf16', 'fp16' or 'fp32'"),
+        ("data.split=[1,2]", "data.split"),
+        ("data.split=[1,", "data.split: '[1,' is not a list or a mapping as YAML writes them"),
+        ("data.split=" + "[" * 100_000, "data.split"),
+        ("variant=../../x", "variant: is decided by the run's name and cannot be overridden"),
+        ("smoke=true", "smoke: is decided by --smoke"),
+        ("model.attention.query_groups=5", "12 heads cannot be shared evenly by 5 query groups"),
+        ("model.head_dim=7", "head_dim must be even, not 7"),
+        ("training.min_learning_rate=1", "min_learning_rate 1 is the schedule's end and must not be above"),
+    ],
+)
+def test_mistakes(override: str, message: str) -> None:
+    (problem,) = problems_of(override)
+    assert message in problem
+
+
+def test_all_mistakes_at_once() -> None:
+    problems = problems_of("seq_len=64", "training.seq_len=x", "model.heads=5", "training.dtype=int8", "oops")
+    assert len(problems) == 5
+    assert {"seq_len", "training.seq_len", "model", "training.dtype"} <= {each.split(":")[0] for each in problems}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gqa_1.5b", "did you mean gqa_1.5B?"),
+        ("gqa-0.5B", "did you mean gqa_0.5B?"),
+        ("../../etc/passwd", "the runs are mqa_0.5B, "),
+        ("nsa_3B", "nsa_3B: the variant 'nsa' is not built yet; built are mqa_0.5B, "),
+    ],
+)
+def test_names(name: str, message: str) -> None:
+    (problem,) = problems_of(name=name)
+    assert message in problem
+
+
+@given(
+    st.lists(
+        st.one_of(st.text(), st.tuples(st.sampled_from(sorted(settable_keys())), st.text()).map("=".join)), max_size=4
+    )
+)
+def test_any_text_resolves_or_is_refused_in_printable_lines(overrides: list[str]) -> None:
+    try:
+        resolve("gqa_0.5B", True, overrides)
+    except ConfigError as error:
+        assert all(problem and problem.isprintable() for problem in error.problems)
+
+
+def test_an_override_of_the_length_replaces_the_files_length() -> None:
+    assert resolve("gqa_0.5B", True).training.steps is not None
+    training = resolve("gqa_0.5B", True, ["training.tokens=100000"]).training
+    assert (training.tokens, training.steps) == (100_000, None)
+
+
+def test_same_models_are_found_by_what_they_resolve_to() -> None:
+    assert same_model("gqa_1.5B") == ["rope_1.5B", "dense_1.5B"]
+    assert same_model("dense_3B") == ["gqa_3B"]
+    assert same_model("gqa_0.5B") == []
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_config_file_round_trip(name: str, tmp_path: Path) -> None:
+    config = resolve(name, True, ["data.path=a\n$(b) ü", "training.learning_rate=0.1"])
+    write_config(config, tmp_path / "config.json")
+    assert read_config(tmp_path / "config.json") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"layers": 4', '"layers": "4"', "model.layers: '4' does not fit"),
+        ('"layers": 4', '"layers": 4, "hook": "x"', "model.hook: unknown key"),
+        ('"variant": "gqa"', '"variant": "../gqa"', "variant: '../gqa' does not fit"),
+        ('"variant": "gqa"', '"variant": "gqa\\n"', "variant: 'gqa\\n' does not fit"),
+        ("}", "", "the configuration: "),
+    ],
+)
+def test_a_changed_config_file_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_config(resolve("gqa_0.5B", smoke=True), path)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match="config.json") as caught:
+        read_config(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.json: cannot be read: No such file"):
+        read_config(tmp_path / "nowhere.json")
