@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,8 @@ from data_tools.tokenizer import (
 
 _BATCH_CHARACTERS = 1 << 22
 _PREFIX = "tokens"
+
+__all__ = ["Corpus", "load_corpus", "prepare_corpus"]
 
 logger = logging.getLogger(__name__)
 
@@ -142,29 +144,41 @@ def _once(folder: Path, key: str, label: str, text_bytes: int, make: Callable[[P
     """The corpus in `folder` under `key`; made there by `make(partial folder)` if it is not there yet."""
     key = hashlib.sha256(f"{FORMAT_VERSION} {key}".encode()).hexdigest()[:16]
     target = folder / f"corpus-{key}"
-    partial = folder / f"{target.name}.partial"
     manifest = manifest_path(target / _PREFIX)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(folder / f"{target.name}.lock"):
-            if manifest.is_file():
-                try:
-                    return _checked(manifest)
-                except DataError as error:
-                    logger.warning("prepared corpus is damaged and is made again: %s", error)
-            logger.info("preparing %s in %s", label, target)
-            # What is there, a killed process left.
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(target, ignore_errors=True)
-            try:
-                partial.mkdir()
-                make(partial)
-                os.replace(partial, target)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-            return load_corpus(manifest)
+        if (corpus := _finished(manifest)) is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(folder / f"{target.name}.lock"):
+                if (corpus := _finished(manifest)) is None:
+                    logger.info("preparing %s in %s", label, target)
+                    _make_folder(target, make)
+                    corpus = load_corpus(manifest)
     except OSError as error:
         raise _disk_error(error, folder, text_bytes) from None
+    return replace(corpus, source=label)  # the same text may have been prepared from a file of another name
+
+
+def _finished(manifest: Path) -> Corpus | None:
+    if not manifest.is_file():
+        return None
+    try:
+        return _checked(manifest)
+    except DataError as error:
+        logger.warning("a prepared corpus is damaged and will be made again: %s", error)
+        return None
+
+
+def _make_folder(target: Path, make: Callable[[Path], None]) -> None:
+    """Let `make` fill a folder beside `target`, and give it its name."""
+    partial = target.with_name(target.name + ".partial")
+    for left_over in (partial, target):  # by a killed process, or damaged since
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial.mkdir()
+    try:
+        make(partial)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checked(manifest: Path) -> Corpus:
@@ -227,8 +241,9 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, label: str, utf8_bytes: in
         tokenizer_fingerprint=tokenizer.fingerprint,
         fingerprint=checksum(idx_path(prefix), bin_path(prefix)),
         source=label,
+        manifest=manifest_path(partial / _PREFIX),
     )
-    save_corpus(corpus, manifest_path(partial / _PREFIX))
+    save_corpus(corpus)
 
 
 def _disk_error(error: OSError, folder: Path, text_bytes: int) -> DataError:
@@ -236,7 +251,8 @@ def _disk_error(error: OSError, folder: Path, text_bytes: int) -> DataError:
         return DataError(f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror}")
     # Three bytes of text a token, and four bytes a token on disk, leave a margin for the tokenizer beside it.
     needed_mb = max(1, round(text_bytes * 4 / 3 / 1e6))
-    free_mb = shutil.disk_usage(folder).free / 1e6
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free_mb = shutil.disk_usage(existing).free / 1e6
     return DataError(
         f"no space left in {folder}: about {needed_mb:,} MB are needed, {free_mb:,.1f} MB are free; free some, or "
         "choose another folder"

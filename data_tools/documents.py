@@ -29,8 +29,10 @@ def read_documents(path: Path) -> Iterator[str]:
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder: give one file ({', '.join(JSONL_SUFFIXES + TEXT_SUFFIXES)})")
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such file")
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file: it must be read twice, so a pipe will not do")
     suffix = path.suffix.lower()
     if suffix not in JSONL_SUFFIXES + TEXT_SUFFIXES:
         known = f"JSONL ({', '.join(JSONL_SUFFIXES)}) with the key {TEXT_KEY!r}, text ({', '.join(TEXT_SUFFIXES)})"
@@ -66,7 +68,12 @@ def _jsonl_text(line: str, where: str) -> str:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON at character {error.pos + 1}: {error.msg}") from None
+        raise DataError(
+            f"{where}: not JSON at character {error.pos + 1} ({error.msg}); each line must be one object with the key "
+            f"{TEXT_KEY!r}"
+        ) from None
+    except ValueError as error:  # a number beyond Python's limit of digits
+        raise DataError(f"{where}: {error}") from None
     except RecursionError:
         raise DataError(f"{where}: the JSON is nested too deeply") from None
     if not isinstance(row, dict):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 def checksum(*paths: Path) -> str:
@@ -35,5 +38,9 @@ def write_file(path: Path, content: bytes) -> None:
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; wait while another process holds it. The system frees it when its holder dies."""
     with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for the process that holds %s", path)
+            fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -144,9 +144,7 @@ def _read_header(index: Path) -> tuple[np.dtype, int, int]:
     """The dtype and the numbers of sequences and of document indices, checked against the file's size."""
     size = index.stat().st_size
     if size < _HEADER.size:
-        raise DataError(
-            f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again"
-        )
+        raise DataError(f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again")
     with index.open("rb") as stream:
         magic, version, code, sequences, documents = _HEADER.unpack(stream.read(_HEADER.size))
     if magic != MAGIC:

@@ -29,6 +29,7 @@ class Corpus:
     tokenizer_fingerprint: `TextTokenizer.fingerprint` of the tokenizer that made the tokens.
     fingerprint: SHA-256 (hex) of the pair's content.
     source: where the text came from, for people.
+    manifest: the file from which `load_corpus` gives this corpus to another process.
     """
 
     prefix: Path
@@ -42,9 +43,10 @@ class Corpus:
     tokenizer_fingerprint: str
     fingerprint: str
     source: str
+    manifest: Path
 
 
-_FIELDS = tuple(field.name for field in fields(Corpus))
+_FIELDS = tuple(field.name for field in fields(Corpus) if field.name != "manifest")
 _PATHS = ("prefix", "token_bytes_path", "tokenizer_folder")
 
 
@@ -53,16 +55,16 @@ def manifest_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".manifest.json")
 
 
-def save_corpus(corpus: Corpus, manifest: Path) -> None:
-    """Write a manifest. Paths inside its folder are kept relative, so that the folder can be moved."""
+def save_corpus(corpus: Corpus) -> None:
+    """Write the manifest. Paths inside its folder are kept relative, so that the folder can be moved."""
+    folder = corpus.manifest.parent
     content: dict[str, Any] = {"format_version": FORMAT_VERSION}
     for name in _FIELDS:
         value = getattr(corpus, name)
         if isinstance(value, Path):
-            inside = value.is_relative_to(manifest.parent)
-            value = str(value.relative_to(manifest.parent) if inside else value.absolute())
+            value = str(value.relative_to(folder) if value.is_relative_to(folder) else value.absolute())
         content[name] = value
-    write_file(manifest, (json.dumps(content, indent=2) + "\n").encode())
+    write_file(corpus.manifest, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_corpus(manifest: Path) -> Corpus:
@@ -85,7 +87,7 @@ def load_corpus(manifest: Path) -> Corpus:
     values: dict[str, Any] = {name: content[name] for name in _FIELDS}
     for name in _PATHS:
         values[name] = None if values[name] is None else manifest.parent / values[name]
-    corpus = Corpus(**values)
+    corpus = Corpus(**values, manifest=manifest)
     for path in (corpus.tokenizer_folder, corpus.token_bytes_path):
         if path is not None and not path.exists():
             raise DataError(f"{path}, which {manifest} names, is missing; {remedy}")
