@@ -1,0 +1,64 @@
+"""What this process may use of the host: a container's limits, not the machine's sizes. Linux, cgroup v1 and v2."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+# cgroup v1 writes "no limit" as the largest multiple of a page below 2^63; anything of that order is no limit.
+_UNLIMITED = 1 << 60
+
+
+def memory_limit_bytes(root: Path = _ROOT) -> int:
+    """The smallest of the machine's memory and every limit set on this process's cgroup or one above it, bytes."""
+    limits = [_machine_memory_bytes(root)]
+    for folder in _folders(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read(folder / name)
+            if text.isdigit() and int(text) < _UNLIMITED:
+                limits.append(int(text))
+    return min(limits)
+
+
+def usable_cores(root: Path = _ROOT) -> float:
+    """The cores that this process may keep busy: its affinity, or a CPU quota where that allows less."""
+    cores = float(len(os.sched_getaffinity(0)))
+    for folder in _folders(root, "cpu"):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            cores = min(cores, int(quota) / int(period))
+    return cores if cores > 0 and math.isfinite(cores) else 1.0
+
+
+def _folders(root: Path, controller: str) -> Iterator[Path]:
+    """This process's cgroup folder for a controller and all above it, those of v1 and of v2."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        # Inside a container the path may name a folder that only the host sees: then the mount itself is ours.
+        folder = mount / path.lstrip("/")
+        while folder != mount and mount in folder.parents:
+            yield folder
+            folder = folder.parent
+        yield mount
+
+
+def _machine_memory_bytes(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

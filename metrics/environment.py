@@ -1,0 +1,69 @@
+"""Where a run happened: interpreter, packages, commit, host."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from metrics.cgroup import memory_limit_bytes, usable_cores
+from metrics.sensors.host import processor_name
+
+
+def collect_environment(packages: Sequence[str], repository: Path | None = None) -> dict[str, Any]:
+    """What a reader needs to judge or repeat a run.
+
+    Args:
+        packages: distributions whose versions to note; one that is not installed is noted as None.
+        repository: a folder of the working tree whose commit to note.
+
+    Returns:
+        python, platform, hostname, processor, cores, memory_limit_bytes, packages, commit (None outside a git
+        working tree), uncommitted_changes, nvidia_driver (None without one).
+    """
+    commit = _git(repository, "rev-parse", "HEAD")
+    changes = _git(repository, "status", "--porcelain", "--untracked-files=no")
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "hostname": socket.gethostname(),
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory_limit_bytes": memory_limit_bytes(),
+        "packages": {name: _version(name) for name in packages},
+        "commit": commit,
+        "uncommitted_changes": None if commit is None or changes is None else bool(changes),
+        "nvidia_driver": _nvidia_driver(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(repository: Path | None, *arguments: str) -> str | None:
+    if repository is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _nvidia_driver() -> str | None:
+    version = Path("/proc/driver/nvidia/version")
+    try:
+        return version.read_text().splitlines()[0].partition(":")[2].strip() or None
+    except (OSError, IndexError):
+        return None

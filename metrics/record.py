@@ -1,0 +1,182 @@
+"""`RunRecord`: everything known of a run, as one JSON file. All reports are made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from metrics.errors import MetricsError
+
+SCHEMA_VERSION: Literal[1] = 1
+RECORD_NAME = "record.json"
+
+
+class Identity(BaseModel):
+    """What was run, and on what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    run: str
+    variant: str
+    size: str
+    smoke: bool
+    """A scaled-down model, whose figures do not stand for the named one's."""
+    seed: int
+    parameters: int
+    parameters_active: int
+    flops_per_token: float
+    """Forward and backward, matmuls only, causal attention halved."""
+    devices: int
+    device_name: str
+    dtype: str
+    seq_len: int
+    micro_batch_size: int
+    global_batch_size: int
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    cp: int
+    tokens: int
+    """Trained on inside the measured window."""
+    steps_measured: int
+
+
+class Metrics(BaseModel):
+    """The measured figures; None stands for one that could not be had, and `unavailable` in the record says why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    amu_gb: float | None
+    """Mean over devices of the memory used, GB (10^9 bytes)."""
+    amu_fraction: float | None
+    pcu: float | None
+    al_s: float | None
+    """Mean synchronized time of a step, the slowest rank's, s."""
+    al_s_p50: float | None
+    al_s_p90: float | None
+    al_s_p99: float | None
+    al_s_ci_low: float | None
+    """95 % confidence interval of the mean."""
+    al_s_ci_high: float | None
+    tt_tokens_per_param_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_device: float | None
+    aec_w: float | None
+    """Mean power of a device, W."""
+    power_w_sum: float | None
+    energy_j: float | None
+    energy_j_per_token: float | None
+    energy_scope: str | None
+    mfu: float | None
+    """Causal attention counted halved."""
+    mfu_full_square: float | None
+    hfu: float | None
+    peak_memory_allocated_bytes: int | None
+    peak_memory_reserved_bytes: int | None
+    peak_memory_device_bytes: int | None
+    train_loss: float | None
+    validation_loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    # The names above are settled and keep their places in every table; further ones follow.
+    amu_gb_max: float | None
+    """Of the device that used most."""
+    amu_fraction_max: float | None
+    memory_idle_gb: float | None
+    """Mean over devices before the model was built."""
+    memory_allocated_mean_gb: float | None
+    """The allocator's own mean over the window."""
+    al_s_std: float | None
+    al_s_cv: float | None
+    """Standard deviation over mean: the noise of a step's time."""
+    tt_tokens_per_active_param_s: float | None
+    energy_j_per_step: float | None
+    tokens_per_j: float | None
+    energy_source: str | None
+    """'counter' or 'integrated power'."""
+    window_s: float | None
+    sample_interval_s: float | None
+    """The longest mean interval between samples of a device that was achieved."""
+    peak_flops: float | None
+    """Of one device for this dtype, dense, FLOP/s."""
+    peak_flops_source: str | None
+
+
+class RunRecord(Metrics, Identity):
+    """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    status: Literal["completed", "stopped", "failed"]
+    started_at: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    """From start to end, set-up and evaluation included."""
+
+    unavailable: dict[str, str]
+    """Name of a metric that is None → why."""
+    kernels: dict[str, str]
+    """Part of the model → the kernel that served it."""
+    config: dict[str, Any]
+    """The resolved configuration."""
+    environment: dict[str, Any]
+    """What `collect_environment` found."""
+    paths: dict[str, str]
+    """What the run wrote, relative to the record's folder."""
+
+    @model_validator(mode="after")
+    def _absent_needs_a_reason(self) -> RunRecord:
+        missing = [n for n in Metrics.model_fields if getattr(self, n) is None and not self.unavailable.get(n)]
+        if missing:
+            raise ValueError(f"absent without a reason in 'unavailable': {', '.join(missing)}")
+        return self
+
+
+def columns() -> list[str]:
+    """The names of a record's scalar figures, in the order of every table."""
+    return [*Identity.model_fields, *Metrics.model_fields, "status", "started_at", "duration_s"]
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write the record as JSON: beside its place and then renamed, so that none is ever half written."""
+    text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text + "\n", encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise MetricsError(f"{path}: the record cannot be written ({error.strerror})") from None
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record.
+
+    Raises:
+        MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise MetricsError(f"{path}: damaged, it is no JSON ({error})") from None
+    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise MetricsError(
+            f"{path}: written in schema version {content['schema_version']}; this program reads {SCHEMA_VERSION}"
+        )
+    try:
+        return RunRecord.model_validate(content)
+    except ValidationError as error:
+        raise MetricsError(f"{path}: not a run's record: {_readable(error)}") from None
+
+
+def _readable(error: ValidationError) -> str:
+    """All errors of a validation in one line, by key."""
+    found = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+    return "; ".join(f"{where}: {message}" if where else message for where, message in found)

@@ -1,0 +1,46 @@
+"""`report.csv`: one row a run, stable columns, full precision."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from metrics.errors import MetricsError
+from metrics.record import RunRecord, columns
+
+ABSENT = "n/a"
+
+
+def write_csv(records: Iterable[RunRecord], path: Path) -> None:
+    """Write one row a run.
+
+    The columns are those of `metrics.record.columns`, then `unavailable`: for each n/a of the row its name and
+    reason, as 'name: reason' joined by ' | '.
+    """
+    text = io.StringIO()
+    names = list(columns())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "unavailable"])
+    for record in records:
+        reasons = " | ".join(f"{name}: {reason}" for name, reason in sorted(record.unavailable.items()))
+        writer.writerow([*(_cell(getattr(record, name)) for name in names), reasons])
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text.getvalue(), encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise MetricsError(f"{path}: the report cannot be written ({error.strerror})") from None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,25 @@
+"""Finds the records below a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metrics.errors import MetricsError
+from metrics.record import RECORD_NAME, RunRecord, read_record
+
+
+def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
+    """All records below a folder, by run and start, and a message for each file that is none.
+
+    Raises:
+        MetricsError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise MetricsError(f"{folder}: there is no such folder to report on")
+    records, damaged = [], []
+    for path in sorted(folder.rglob(RECORD_NAME)):
+        try:
+            records.append(read_record(path))
+        except MetricsError as error:
+            damaged.append(str(error))
+    return sorted(records, key=lambda record: (record.run, record.started_at)), damaged

@@ -1,0 +1,46 @@
+"""TensorBoard scalars, written without torch or TensorFlow.
+
+Runs overlay when they use the same names: train/loss, train/learning_rate, train/grad_norm, validation/loss,
+efficiency/step_time_s, efficiency/tokens_per_s, efficiency/mfu, memory/used_gb, energy/power_w.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from metrics.errors import MetricsError
+
+
+class TensorBoardLog:
+    """Writes one run's scalars into a folder of its own.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        try:
+            self._writer = EventFileWriter(str(folder), flush_secs=10)
+        except OSError as error:
+            raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write values by name at a step; None is left out."""
+        summary = self._summary(
+            value=[
+                self._summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None
+            ]
+        )
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()

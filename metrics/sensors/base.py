@@ -1,0 +1,84 @@
+"""What every sensor is: a source of readings of one or more devices, and of the reasons why some are missing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+Scope = Literal["gpu", "npu", "host", "allocator"]
+"""What a sensor's figures are of: an accelerator, the host as one device, or one process's own allocator."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One physical device; `uuid` is the same whichever process asks."""
+
+    uuid: str
+    name: str
+    memory_capacity_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One device at one moment. None: not measured; the sensor's `unavailable` says why."""
+
+    time_s: float
+    """On the monotonic clock of the monitor."""
+    device: str
+    """The device's uuid."""
+    memory_used_bytes: float | None = None
+    utilization: float | None = None
+    """Busy fraction, 0 to 1."""
+    power_w: float | None = None
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Registers that only ever grow, read at a window's edges: their difference is exact, however rare samples are.
+
+    The peaks are those since the last `reset_peaks`.
+    """
+
+    energy_j: float | None = None
+    busy_s: float | None = None
+    """Seconds of full use: a device half busy for 10 s adds 5."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+
+
+class Sensor(ABC):
+    """Reads devices. The monitor calls it from one thread at a time.
+
+    Any exception from `open` or later ends this sensor's series, its text being the reason; the run goes on.
+    """
+
+    name: str
+    """What the sensor is called in records and reasons: 'nvml', 'host', 'allocator'."""
+    scope: Scope
+    unavailable: dict[str, str]
+    """Field of Sample or Counters → why this sensor never fills it; known once `open` has returned."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Find the devices. Raises MetricsError with the reason, and what would help, where there are none."""
+
+    @abstractmethod
+    def devices(self) -> list[DeviceInfo]:
+        """The devices found by `open`, in a fixed order."""
+
+    @abstractmethod
+    def sample(self, time_s: float) -> list[Sample]:
+        """One reading of each device that answers, stamped `time_s`."""
+
+    def counters(self) -> dict[str, Counters]:
+        """The growing registers by device uuid; empty where the sensor has none."""
+        return {}
+
+    def reset_peaks(self) -> None:
+        """Begin anew with the peaks that `counters` reports."""
+        return
+
+    def close(self) -> None:
+        """Let go of the driver. Called once, also after a failure."""
+        return

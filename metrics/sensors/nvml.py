@@ -1,0 +1,129 @@
+"""NVIDIA GPUs through NVML (package nvidia-ml-py, imported when the sensor opens)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from metrics.errors import MetricsError
+from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
+
+_QUESTIONS: dict[str, Callable[[Any, Handle], float]] = {
+    "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+    "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+    "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+    "energy_j": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
+}
+"""Field of Sample or Counters → how NVML is asked for it, in our units (NVML's are %, mW and mJ)."""
+_NOT_NVML = "NVML does not know torch's allocator"
+
+
+class NvmlSensor(Sensor):
+    """Memory, utilization, power and the energy counter of the GPUs that this process uses.
+
+    Memory is the driver's figure for the whole device, its own reservation and other processes included.
+    Utilization is the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran. The energy
+    counter (Volta and newer) counts since the driver was loaded; its difference is preferred over polled power.
+
+    Args:
+        uuids: the devices by UUID, the surest way: `torch.cuda.get_device_properties(i).uuid` as text.
+        indices: else the devices by their place among those that CUDA_VISIBLE_DEVICES leaves visible, as torch
+            counts them; all visible ones by default.
+        environment: where CUDA_VISIBLE_DEVICES is looked up.
+        nvml: the module to call; `pynvml` by default.
+    """
+
+    name = "nvml"
+    scope: Scope = "gpu"
+
+    def __init__(
+        self,
+        uuids: Sequence[str] | None = None,
+        indices: Sequence[int] | None = None,
+        environment: Mapping[str, str] = os.environ,
+        nvml: Any = None,
+    ) -> None:
+        self.unavailable: dict[str, str] = {}
+        self._uuids = uuids
+        self._indices = indices
+        self._environment = environment
+        self._nvml = nvml
+        self._handles: dict[str, Handle] = {}
+        self._devices: list[DeviceInfo] = []
+        self._initialized = False
+
+    def open(self) -> None:
+        """Find the devices and what each can say.
+
+        Raises:
+            MetricsError: no nvidia-ml-py, no driver, or no such device; the message says which.
+        """
+        self._nvml = self._nvml if self._nvml is not None else _import_nvml()
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise MetricsError(f"no NVIDIA driver answers ({error})") from None
+        self._initialized = True
+        for handle in self._choose():
+            uuid = self._nvml.nvmlDeviceGetUUID(handle)
+            capacity = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
+            self._handles[uuid] = handle
+            self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity))
+        self.unavailable = {"peak_allocated_bytes": _NOT_NVML, "peak_reserved_bytes": _NOT_NVML}
+        for quantity in _QUESTIONS:
+            for uuid, handle in self._handles.items():
+                try:
+                    self._ask(quantity, handle)
+                except self._nvml.NVMLError as error:
+                    # One device that cannot answer is enough: a sum needs every device.
+                    self.unavailable[quantity] = f"NVML gives none for {uuid} ({error})"
+
+    def devices(self) -> list[DeviceInfo]:
+        return list(self._devices)
+
+    def sample(self, time_s: float) -> list[Sample]:
+        return [
+            Sample(
+                time_s,
+                uuid,
+                self._ask("memory_used_bytes", handle),
+                self._ask("utilization", handle),
+                self._ask("power_w", handle),
+            )
+            for uuid, handle in self._handles.items()
+        ]
+
+    def counters(self) -> dict[str, Counters]:
+        return {uuid: Counters(energy_j=self._ask("energy_j", handle)) for uuid, handle in self._handles.items()}
+
+    def close(self) -> None:
+        if self._initialized:
+            self._initialized = False
+            self._nvml.nvmlShutdown()
+
+    def _choose(self) -> list[Handle]:
+        if self._uuids is not None:
+            return [find_by_uuid(self._nvml, uuid) for uuid in self._uuids]
+        visible = visible_handles(self._nvml, self._environment)
+        listed = self._environment.get("CUDA_VISIBLE_DEVICES")
+        if not visible:
+            raise MetricsError(f"no GPU is visible to this process (CUDA_VISIBLE_DEVICES={listed})")
+        if self._indices is None:
+            return visible
+        missing = [i for i in self._indices if not 0 <= i < len(visible)]
+        if missing:
+            raise MetricsError(f"device {missing[0]} is not among the {len(visible)} visible GPUs ({listed=})")
+        return [visible[i] for i in self._indices]
+
+    def _ask(self, quantity: str, handle: Handle) -> float | None:
+        return None if quantity in self.unavailable else _QUESTIONS[quantity](self._nvml, handle)
+
+
+def _import_nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise MetricsError("the package nvidia-ml-py is not installed (pip install nvidia-ml-py)") from None
+    return pynvml

@@ -1,0 +1,111 @@
+"""Which physical GPUs, or MIG slices, CUDA_VISIBLE_DEVICES leaves to this process, as NVML handles.
+
+Written from NVIDIA's description of the variable (CUDA Programming Guide, environment variables; MIG User Guide):
+indices, UUIDs or unique beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>.
+An entry that fits no device ends the list, as CUDA reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from metrics.errors import MetricsError
+
+Handle = Any
+"""An NVML device handle: opaque to us."""
+
+
+def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
+    """Handles of the visible devices in CUDA's order.
+
+    Args:
+        nvml: the `pynvml` module, initialized.
+        environment: usually `os.environ`.
+
+    Raises:
+        MetricsError: indices are ambiguous, since CUDA would sort unlike GPUs by speed and NVML sorts them by bus.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        entries = [str(i) for i in range(len(handles))]
+    else:
+        entries = [entry.strip() for entry in listed.split(",")]
+    by_index = any(entry.isdigit() for entry in entries)
+    if by_index and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        names = {nvml.nvmlDeviceGetName(handle) for handle in handles}
+        if len(names) > 1:
+            raise MetricsError(
+                f"this machine has unlike GPUs ({', '.join(sorted(names))}), which CUDA sorts by speed and NVML by "
+                "bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name devices by UUID"
+            )
+    visible = []
+    for entry in entries:
+        handle = _find(nvml, handles, entry)
+        if handle is None:
+            break
+        visible.append(handle)
+    return visible
+
+
+def find_by_uuid(nvml: Any, uuid: str) -> Handle:
+    """The handle of a GPU or MIG slice by its UUID, with or without the prefix 'GPU-'.
+
+    Raises:
+        MetricsError: this machine has no such device.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    handle = _find(nvml, handles, uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    if handle is None:
+        known = ", ".join(nvml.nvmlDeviceGetUUID(handle) for handle in handles) or "none"
+        raise MetricsError(f"no GPU has the UUID {uuid}; NVML knows {known}")
+    return handle
+
+
+def mig_slices(nvml: Any, handle: Handle) -> list[Handle]:
+    """The MIG slices of a GPU; empty where MIG is off or unknown to it."""
+    try:
+        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return []
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:
+        return []
+    slices = []
+    for i in range(count):
+        try:
+            slices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
+        except nvml.NVMLError:
+            continue  # slots may be empty
+    return slices
+
+
+def _find(nvml: Any, handles: list[Handle], entry: str) -> Handle | None:
+    if entry.isdigit():
+        if int(entry) >= len(handles):
+            return None
+        # CUDA gives a process that names a GPU in MIG mode that GPU's first slice.
+        return next(iter(mig_slices(nvml, handles[int(entry)])), handles[int(entry)])
+    if entry.startswith("MIG-GPU-"):
+        return _find_instance(nvml, handles, entry.removeprefix("MIG-"))
+    if entry.startswith("MIG-"):
+        slices = [mig for handle in handles for mig in mig_slices(nvml, handle)]
+        return _unique(nvml, slices, entry)
+    if entry.startswith("GPU-"):
+        handle = _unique(nvml, handles, entry)
+        return None if handle is None else next(iter(mig_slices(nvml, handle)), handle)
+    return None
+
+
+def _find_instance(nvml: Any, handles: list[Handle], entry: str) -> Handle | None:
+    uuid, _, instances = entry.partition("/")
+    gpu = _unique(nvml, handles, uuid)
+    for mig in mig_slices(nvml, gpu) if gpu is not None else ():
+        if instances == f"{nvml.nvmlDeviceGetGpuInstanceId(mig)}/{nvml.nvmlDeviceGetComputeInstanceId(mig)}":
+            return mig
+    return None
+
+
+def _unique(nvml: Any, handles: list[Handle], beginning: str) -> Handle | None:
+    found = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(beginning)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,193 @@
+"""Turns a merged measurement into the names of the record: the one place where the two meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from metrics import definitions
+from metrics.errors import MetricsError
+from metrics.measurement import RunMeasurement
+from metrics.record import Metrics
+
+NO_STEP = "no step was measured"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of the run beforehand."""
+
+    parameters: int
+    parameters_active: int
+    devices: int
+    """D: accelerators, or hosts where the host is the device."""
+    flops_per_token: float
+    """Model FLOPs of forward and backward, causal attention halved."""
+    flops_per_token_full_square: float
+    """The same with the full square of attention scores counted."""
+    flops_per_token_hardware: float
+    """The first with recomputation added."""
+    peak_flops: float | None
+    """Of one device for the run's dtype, dense, FLOP/s."""
+    peak_flops_source: str
+    """The datasheet or 'configuration'; where the peak is None, why."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the model learned. A loss is a mean over tokens, in nats."""
+
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_tokens: int | None = None
+    """Tokens predicted in the validation text, and"""
+    validation_bytes: int | None = None
+    """the UTF-8 bytes of the same text."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Field → why it is None."""
+
+
+@dataclass
+class Summary:
+    """`values` holds every field of `metrics.record.Metrics`, besides tokens and steps_measured."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+    def put(self, name: str, value: Any, reason: str = "not measured") -> None:
+        """Set one figure; None, or a number that is not finite, is absent with a reason."""
+        if isinstance(value, float) and not math.isfinite(value):
+            value, reason = None, f"the number is not finite ({value})"
+        self.values[name] = value
+        if value is None:
+            self.unavailable[name] = reason
+
+    def compute(self, name: str, formula: Callable[[], Any], reason: str | None) -> None:
+        """Set one figure by a formula, unless there is a reason why it cannot be had."""
+        if reason is not None:
+            self.put(name, None, reason)
+            return
+        try:
+            self.put(name, formula())
+        except MetricsError as error:
+            self.put(name, None, str(error))
+
+
+def nothing_measured(reason: str) -> Summary:
+    """For a run that failed before it could measure: every figure absent for that reason."""
+    summary = Summary({"tokens": 0, "steps_measured": 0})
+    for name in Metrics.model_fields:
+        summary.put(name, None, reason)
+    return summary
+
+
+def summarize(run: RunMeasurement, facts: RunFacts, quality: Quality) -> Summary:
+    """Every figure of a record, absent ones with their reasons."""
+    summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
+    _memory(summary, run)
+    _latency(summary, run)
+    _throughput(summary, run, facts)
+    _energy(summary, run)
+    _flops(summary, run, facts)
+    _quality(summary, quality)
+    return summary
+
+
+def _memory(summary: Summary, run: RunMeasurement) -> None:
+    def gb(value: float | None) -> float | None:
+        return None if value is None else value / definitions.BYTES_PER_GB
+
+    absent = run.unavailable.get
+    no_memory = absent("memory_mean_bytes", "not measured")
+    no_fraction = absent("memory_fraction", "not measured")
+    summary.put("amu_gb", gb(run.memory_mean_bytes), no_memory)
+    summary.put("amu_gb_max", gb(run.memory_mean_bytes_max), no_memory)
+    summary.put("amu_fraction", run.memory_fraction, no_fraction)
+    summary.put("amu_fraction_max", run.memory_fraction_max, no_fraction)
+    summary.put("memory_idle_gb", gb(run.memory_idle_bytes), no_memory)
+    summary.put(
+        "memory_allocated_mean_gb", gb(run.allocated_mean_bytes), absent("allocated_mean_bytes", "not measured")
+    )
+    for name, value, key in (
+        ("peak_memory_allocated_bytes", run.peak_allocated_bytes, "peak_allocated_bytes"),
+        ("peak_memory_reserved_bytes", run.peak_reserved_bytes, "peak_reserved_bytes"),
+        ("peak_memory_device_bytes", run.memory_peak_bytes, "memory_peak_bytes"),
+    ):
+        summary.put(name, None if value is None else int(value), absent(key, "not measured"))
+    summary.put("pcu", run.utilization, absent("utilization", "not measured"))
+    summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
+
+
+def _latency(summary: Summary, run: RunMeasurement) -> None:
+    times = run.step_times_s
+    reason = None if times else NO_STEP
+    summary.compute("al_s", lambda: definitions.average_latency(times), reason)
+    for percent in (50, 90, 99):
+        summary.compute(f"al_s_p{percent}", partial(definitions.percentile, times, percent), reason)
+    too_few = None if len(times) > 1 else "a spread needs two measured steps"
+    interval = definitions.mean_confidence_interval(times) or (None, None)
+    summary.compute("al_s_ci_low", lambda: interval[0], too_few)
+    summary.compute("al_s_ci_high", lambda: interval[1], too_few)
+    deviation = definitions.standard_deviation(times) or 0.0
+    summary.compute("al_s_std", lambda: deviation, too_few)
+    summary.compute("al_s_cv", lambda: deviation / definitions.average_latency(times), too_few)
+    summary.compute("window_s", lambda: run.window_s, reason)
+
+
+def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
+    tokens, time_s = run.tokens, math.fsum(run.step_times_s)
+    reason = None if run.step_times_s else NO_STEP
+    throughput = definitions.token_throughput
+    summary.compute("tt_tokens_per_param_s", lambda: throughput(tokens, facts.parameters, time_s), reason)
+    summary.compute("tt_tokens_per_active_param_s", lambda: throughput(tokens, facts.parameters_active, time_s), reason)
+    summary.compute("tokens_per_s", lambda: throughput(tokens, 1, time_s), reason)
+    summary.compute("tokens_per_s_per_device", lambda: throughput(tokens, facts.devices, time_s), reason)
+
+
+def _energy(summary: Summary, run: RunMeasurement) -> None:
+    energy_j = run.energy_j
+    reason = run.unavailable.get("energy_j", "not measured") if energy_j is None else None
+    summary.put("energy_j", energy_j, reason or "")
+    summary.put("aec_w", run.power_w, reason or NO_STEP)
+    summary.put("power_w_sum", run.power_w_sum, reason or NO_STEP)
+    summary.put("energy_scope", run.energy_scope, reason or "")
+    summary.put("energy_source", run.energy_source, reason or "")
+    joules = energy_j or 0.0
+    summary.compute("energy_j_per_token", lambda: definitions.energy_per_token(joules, run.tokens), reason)
+    summary.compute("energy_j_per_step", lambda: joules / len(run.step_times_s), reason)
+    summary.compute("tokens_per_j", lambda: 1 / definitions.energy_per_token(joules, run.tokens), reason)
+
+
+def _flops(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
+    peak = facts.peak_flops
+    reason = facts.peak_flops_source if peak is None else None if run.step_times_s else NO_STEP
+    summary.put("peak_flops", peak, facts.peak_flops_source)
+    summary.put("peak_flops_source", None if peak is None else facts.peak_flops_source, facts.peak_flops_source)
+    for name, flops_per_token in (
+        ("mfu", facts.flops_per_token),
+        ("mfu_full_square", facts.flops_per_token_full_square),
+        ("hfu", facts.flops_per_token_hardware),
+    ):
+        flops = flops_per_token * run.tokens
+        formula = partial(definitions.flops_utilization, flops, run.window_s, facts.devices, peak or 0.0)
+        summary.compute(name, formula, reason)
+
+
+def _quality(summary: Summary, quality: Quality) -> None:
+    summary.put("train_loss", quality.train_loss, quality.reasons.get("train_loss", "no step was trained"))
+    loss, tokens, size = quality.validation_loss, quality.validation_tokens, quality.validation_bytes
+    no_validation = quality.reasons.get("validation_loss", "no validation ran")
+    summary.put("validation_loss", loss, no_validation)
+    if loss is None or not math.isfinite(loss):
+        for name in ("perplexity", "bits_per_byte"):
+            summary.put(name, None, summary.unavailable["validation_loss"])
+        return
+    summary.compute("perplexity", lambda: definitions.perplexity(loss), None)
+    if tokens is None or size is None:
+        why = quality.reasons.get("validation_bytes", "the validation text's size in bytes is not known")
+        summary.put("bits_per_byte", None, why)
+        return
+    summary.compute("bits_per_byte", lambda: definitions.bits_per_byte(loss, tokens, size), None)
