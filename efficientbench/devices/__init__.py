@@ -1,0 +1,1 @@
+"""Devices: what this machine has, behind one interface. Knows torch, not megatron."""

@@ -1,0 +1,120 @@
+"""The interface of a device type, and which one a run gets.
+
+Together with model/kernels/ this package is the only place that names device types and their collective backends.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("fp32", "bf16", "fp16")
+"""Compute dtypes by the names that configurations use."""
+
+
+class DeviceError(ValueError):
+    """The machine lacks what the run asks for; the message is for the user."""
+
+
+class Device(ABC):
+    """One device type of this machine. Methods that need torch import it; finding and counting need not."""
+
+    type: str
+    """Device type by torch's name."""
+    backend: str
+    """Backend of torch.distributed for this device type."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Devices that this process may use; 0 where there are none."""
+
+    @abstractmethod
+    def unavailable_reason(self) -> str | None:
+        """Why runs cannot use this device type here, or None."""
+
+    @abstractmethod
+    def prepare(self, local_rank: int) -> torch.device:
+        """Make `local_rank`'s device current and ready for the engine; called once, before megatron is imported."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work that was queued on the current device."""
+
+    @abstractmethod
+    def unsupported_dtypes(self) -> dict[str, str]:
+        """Compute dtypes that the device lacks, each with its reason."""
+
+    @abstractmethod
+    def memory_capacity_bytes(self) -> int | None:
+        """Memory of one device, in bytes; None where the host's memory is the device's."""
+
+    @abstractmethod
+    def allocator(self) -> AllocatorStatistics | None:
+        """Peak memory of torch's allocator on the current device; None where torch has no such allocator."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Product names of the devices, in index order."""
+
+    def check(self, dtype: str) -> None:
+        """Refuse a dtype that the device lacks.
+
+        Raises:
+            DeviceError: with the reason and the dtypes that would do.
+        """
+        unsupported = self.unsupported_dtypes()
+        if dtype in unsupported:
+            supported = ", ".join(name for name in DTYPES if name not in unsupported)
+            raise DeviceError(f"training.dtype={dtype}: {unsupported[dtype]}; this device computes in {supported}")
+
+
+class AllocatorStatistics(ABC):
+    """Counters of torch's caching allocator, in bytes, since the last reset."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Start counting peaks again."""
+
+    @abstractmethod
+    def allocated_bytes(self) -> int:
+        """Bytes in tensors now."""
+
+    @abstractmethod
+    def peak_allocated_bytes(self) -> int:
+        """Largest number of bytes in tensors."""
+
+    @abstractmethod
+    def peak_reserved_bytes(self) -> int:
+        """Largest number of bytes taken from the device."""
+
+
+def all_devices() -> list[Device]:
+    """Every known device type, accelerators first, in the order in which `auto` tries them."""
+    from efficientbench.devices.cpu import CPU
+    from efficientbench.devices.cuda import CUDA
+    from efficientbench.devices.npu import NPU
+
+    return [CUDA(), NPU(), CPU()]
+
+
+def find_device(name: str = "auto") -> Device:
+    """The device type called `name`; `auto` is the first accelerator that can be used, else the CPU.
+
+    Raises:
+        DeviceError: an unknown name, or a device type that this machine cannot use, with the reason.
+    """
+    devices = {device.type: device for device in all_devices()}
+    if name == "auto":
+        return next(device for device in devices.values() if device.unavailable_reason() is None)
+    if name not in devices:
+        near = difflib.get_close_matches(name, [*devices, "auto"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise DeviceError(f"device={name} is not one of auto, {', '.join(devices)}{hint}")
+    reason = devices[name].unavailable_reason()
+    if reason is not None:
+        raise DeviceError(f"device={name} cannot be used here: {reason}")
+    return devices[name]

@@ -1,0 +1,91 @@
+"""NVIDIA GPUs through torch.cuda and NCCL."""
+
+from __future__ import annotations
+
+import glob
+from typing import TYPE_CHECKING
+
+from efficientbench.devices.base import AllocatorStatistics, Device
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CUDA(Device):
+    """NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+
+    type = "cuda"
+    backend = "nccl"
+
+    def unavailable_reason(self) -> str | None:
+        # The device files spare a machine without GPUs the seconds that importing torch takes.
+        if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/dxg"):
+            return "no NVIDIA driver's device file (/dev/nvidia0) on this machine"
+        import torch
+
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} was built without CUDA"
+        if not torch.cuda.is_available():
+            return f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no usable GPU; nvidia-smi tells more"
+        return None
+
+    def count(self) -> int:
+        import torch
+
+        return torch.cuda.device_count() if self.unavailable_reason() is None else 0
+
+    def prepare(self, local_rank: int) -> torch.device:
+        import torch
+
+        torch.cuda.set_device(local_rank)
+        return torch.device(self.type, local_rank)
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def unsupported_dtypes(self) -> dict[str, str]:
+        import torch
+
+        if torch.cuda.get_device_capability()[0] >= 8:
+            return {}
+        name = torch.cuda.get_device_name()
+        return {"bf16": f"{name} has no bf16 arithmetic (it came with compute capability 8.0)"}
+
+    def memory_capacity_bytes(self) -> int | None:
+        import torch
+
+        return int(torch.cuda.get_device_properties(0).total_memory)
+
+    def allocator(self) -> AllocatorStatistics | None:
+        return CUDAAllocator()
+
+    def names(self) -> list[str]:
+        import torch
+
+        return [torch.cuda.get_device_name(index) for index in range(self.count())]
+
+
+class CUDAAllocator(AllocatorStatistics):
+    """torch.cuda's caching allocator on the current GPU."""
+
+    def reset_peak(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+    def allocated_bytes(self) -> int:
+        import torch
+
+        return torch.cuda.memory_allocated()
+
+    def peak_allocated_bytes(self) -> int:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+
+    def peak_reserved_bytes(self) -> int:
+        import torch
+
+        return torch.cuda.max_memory_reserved()

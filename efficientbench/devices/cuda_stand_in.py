@@ -1,0 +1,153 @@
+"""Lets megatron-core train on a CPU: answers for torch.cuda, which it asks for by name in hundreds of places.
+
+`install` changes torch for the whole process and must run before megatron is imported. `torch.cuda.is_available()`
+stays False, so that code which asks first takes its CPU path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+class Event:
+    """An event on a device where everything has happened already."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+    def record(self, stream: Stream | None = None) -> None:
+        pass
+
+    def wait(self, stream: Stream | None = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    """The CPU's only stream; all objects are equal. A class, since other libraries annotate with it."""
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.device = CPU
+
+    def wait_stream(self, stream: Stream) -> None:
+        pass
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)
+
+
+class DefaultGenerators(Sequence[torch.Generator]):
+    """torch.cuda.default_generators, whatever the index: the CPU has one generator."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.default_generator
+
+    def __len__(self) -> int:
+        return 1
+
+
+class FactoriesOnCPU(TorchFunctionMode):
+    """Turns `device="cuda"` and `pin_memory=True` of factory calls into plain CPU memory."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None and (isinstance(device, int) or str(device).startswith("cuda")):
+                kwargs["device"] = CPU
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+        return func(*args, **(kwargs or {}))
+
+
+def install() -> None:
+    """Answer for torch.cuda with the CPU, once per process."""
+    if torch.cuda.current_device is _current_device:
+        return
+    answers: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": Event,
+        "current_device": _current_device,
+        # torch._dynamo wants a function of its own behind each name.
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "empty_cache": lambda: None,
+        "current_stream": lambda device=None: Stream(),
+        "default_stream": lambda device=None: Stream(),
+        "stream": _stream_context,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: (0, 0),
+        "get_rng_state": _get_rng_state,
+        "set_rng_state": _set_rng_state,
+        "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
+        "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
+        "default_generators": DefaultGenerators(),
+        "memory_allocated": lambda device=None: 0,
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda callback, **options: callback(),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.cuda.random.get_rng_state = _get_rng_state
+    torch.cuda.random.set_rng_state = _set_rng_state
+    torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign]
+    FactoriesOnCPU().__enter__()
+
+
+def _current_device() -> torch.device:
+    return CPU
+
+
+@contextlib.contextmanager
+def _stream_context(stream: object) -> Iterator[None]:
+    yield
+
+
+def _get_rng_state(device: object = "cuda") -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, device: object = "cuda") -> None:
+    torch.set_rng_state(state)
+
+
+_tensor_type = torch.Tensor.type
+
+
+def _type_by_cuda_name(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+    # The engine's optimizers compare type names with those of CUDA tensors.
+    answer = _tensor_type(self, *arguments, **options)
+    # FactoriesOnCPU passes through here a second time.
+    if not isinstance(answer, str) or answer.startswith("torch.cuda."):
+        return answer
+    return answer.replace("torch.", "torch.cuda.", 1)

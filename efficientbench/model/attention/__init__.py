@@ -1,0 +1,14 @@
+"""Attention variants, one a file. A new one: its file, a line here, its configuration, its formulas in cost.py."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from efficientbench.config.schema import ModelConfig
+from efficientbench.model.attention import gqa
+from efficientbench.model.position import build_position
+
+
+def attention_spec(model: ModelConfig) -> ModuleSpec:
+    """The attention that the configuration names, with its positional encoding."""
+    return {"gqa": gqa.spec}[model.attention.kind](build_position(model))

@@ -1,0 +1,64 @@
+"""Grouped-query attention (arXiv 2305.13245): MQA with one group, MHA with as many groups as heads."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from efficientbench.model.kernels.attention import causal_attention
+from efficientbench.model.position.rope import Rope
+
+
+class CoreAttention(MegatronModule):
+    """Positional encoding and causal attention, between the projections that megatron's SelfAttention holds."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        cp_comm_type: str | None = None,
+        softmax_scale: float | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        position: Rope,
+    ) -> None:
+        super().__init__(config)
+        self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
+        self.position = position
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: None = None,
+        packed_seq_params: None = None,
+    ) -> torch.Tensor:
+        """query [S, B, heads, D], key and value [S, B, groups, D] of this tensor-parallel rank → [S, B, heads · D]."""
+        query, key = self.position.encode(query, key)
+        return causal_attention(query, key, value, self.scale)
+
+
+def spec(position: Rope) -> ModuleSpec:
+    """ModuleSpec of the whole attention layer, projections included."""
+    return ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=functools.partial(CoreAttention, position=position),
+            linear_proj=RowParallelLinear,
+        ),
+    )

@@ -1,0 +1,99 @@
+"""This pipeline stage's model.
+
+S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+from efficientbench.config.layout import padded_vocab_size
+from efficientbench.config.schema import RunConfig
+from efficientbench.model import megatron_patches
+from efficientbench.model.initial_weights import initialize
+from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
+from efficientbench.model.layer_spec import block_spec, transformer_config
+
+
+class GPT(GPTModel):
+    """megatron's GPTModel, with a loss that never holds the logits of a batch."""
+
+    def __init__(
+        self, config: TransformerConfig, spec: TransformerBlockSubmodules, vocab_size: int, seq_len: int
+    ) -> None:
+        super().__init__(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
+            max_sequence_length=seq_len,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=True,
+            # Positions are the attention's matter: see model/position.
+            position_embedding_type="none",
+        )
+        self.unpadded_vocab_size = vocab_size
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        loss_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One micro-batch through this stage.
+
+        Args:
+            tokens: [B, S]; read by the first stage only.
+            labels, loss_mask: [B, S]; read by the last stage.
+
+        Returns:
+            Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
+            scalar; else, without labels, this rank's logits [B, S, V].
+        """
+        embedded = self.embedding(tokens, position_ids=None) if self.pre_process else None
+        hidden = self.decoder(hidden_states=embedded, attention_mask=None)
+        if not self.post_process:
+            return hidden
+        if self.config.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
+        else:
+            hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
+        weight, first_token = self._output_weight()
+        if labels is None or loss_mask is None:
+            return torch.matmul(hidden, weight.t()).transpose(0, 1)
+        return linear_cross_entropy(
+            hidden.flatten(0, 1),
+            weight,
+            labels.t().flatten(),
+            loss_mask.t().flatten().float(),
+            first_token,
+            self.tp_group,
+        )
+
+    def _output_weight(self) -> tuple[torch.Tensor, int]:
+        """This rank's rows of the tied output embedding without padding, and the first row's token id."""
+        weight = self.shared_embedding_or_output_weight()
+        first_token = self.tp_group.rank() * weight.shape[0]
+        return weight[: max(self.unpadded_vocab_size - first_token, 0)], first_token
+
+
+def build_stage(config: RunConfig, device: torch.device) -> GPT:
+    """The part of the model that this rank computes, on its device, with its initial weights.
+
+    Needs the process groups of training/groups.py.
+    """
+    megatron_patches.apply()
+    with device:
+        model = GPT(
+            transformer_config(config), block_spec(config.model), config.model.vocab_size, config.training.seq_len
+        )
+    initialize(model, config.model, config.training.seed)
+    return model

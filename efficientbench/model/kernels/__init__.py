@@ -1,0 +1,1 @@
+"""Which kernel serves this device: the arithmetic of the models, apart from their structure."""

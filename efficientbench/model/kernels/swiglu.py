@@ -1,0 +1,36 @@
+"""SwiGLU (arXiv 2002.05202): silu(gate) · up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+NAME = "torch elementwise, activation recomputed in backward"
+
+
+class SwiGLU(torch.autograd.Function):
+    """Keeps only its input for the backward pass, which computes the activation again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad.chunk(2, dim=-1)
+        torch.mul(grad_outputs[0], F.silu(gate), out=grad_up)
+        grad_gate.copy_(torch.ops.aten.silu_backward(grad_outputs[0] * up, gate))
+        return grad
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up for gate_up [..., 2 · F] = gate, up side by side; returns [..., F]."""
+    activated: torch.Tensor = SwiGLU.apply(gate_up)
+    return activated

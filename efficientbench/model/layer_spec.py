@@ -1,0 +1,77 @@
+"""From configuration to what megatron builds models from: TransformerConfig and ModuleSpec."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from efficientbench.config.schema import ModelConfig, RunConfig
+from efficientbench.model.attention import attention_spec
+from efficientbench.model.feed_forward import SwiGLUFeedForward
+from efficientbench.model.norm import RMSNorm
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def transformer_config(config: RunConfig) -> TransformerConfig:
+    """megatron's description of the model and of how its ranks share it."""
+    model, parallel = config.model, config.parallel
+    dtype = TORCH_DTYPES[config.training.dtype]
+    return TransformerConfig(
+        num_layers=model.layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.heads,
+        num_query_groups=model.attention.query_groups,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn_hidden_size,
+        add_bias_linear=False,
+        add_qkv_bias=model.attention.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_epsilon,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # megatron's own initial weights depend on the layout: initial_weights.py draws them instead. Not by
+        # perform_initialization=False, which would also leave parameters unmarked as tensor-parallel.
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        gradient_accumulation_fusion=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=config.training.dtype == "bf16",
+        fp16=config.training.dtype == "fp16",
+        tensor_model_parallel_size=parallel.tp,
+        sequence_parallel=parallel.sp,
+        pipeline_model_parallel_size=parallel.pp,
+    )
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def block_spec(model: ModelConfig) -> TransformerBlockSubmodules:
+    """The decoder: every layer alike, with a final norm."""
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=attention_spec(model),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=ModuleSpec(
+                module=SwiGLUFeedForward,
+                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * model.layers, layer_norm=RMSNorm)

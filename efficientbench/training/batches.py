@@ -1,0 +1,133 @@
+"""From tokens on disk to micro-batches, in an order that no layout changes.
+
+B = micro-batch, S = sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.training.errors import TrainingError
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The little that megatron's datasets ask of a tokenizer."""
+
+    vocab_size: int
+    eod: int
+    unique_identifiers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch of one data-parallel rank, on its device."""
+
+    tokens: torch.Tensor
+    """[B, S]"""
+    labels: torch.Tensor
+    """[B, S]: the tokens that follow."""
+    loss_mask: torch.Tensor
+    """[B, S] float32: 0 leaves a position out of the loss."""
+
+
+class Batches:
+    """Training and validation micro-batches of this rank."""
+
+    def __init__(
+        self, config: RunConfig, steps: int, prefix: Path, vocabulary: Vocabulary, device: torch.device
+    ) -> None:
+        """Build or open the sample index; all ranks must call this together.
+
+        Args:
+            config: the run.
+            steps: optimizer steps that the training split must serve, in as many epochs as that takes.
+            prefix: the tokenized corpus, `<prefix>.bin` and `<prefix>.idx`.
+            vocabulary: the tokenizer's facts.
+            device: where batches go.
+
+        Raises:
+            TrainingError: a split without documents, or shorter than one sequence.
+        """
+        self.config, self.device = config, device
+        training = config.training
+        self.validation_samples = training.validation_batches * training.global_batch_size
+        sizes = (steps * training.global_batch_size, self.validation_samples, None)
+        self.training, self.validation = _open_datasets(config, sizes, prefix, vocabulary)
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that one rank computes in an optimizer step."""
+        training = self.config.training
+        replicas = parallel_state.get_data_parallel_world_size()
+        return training.global_batch_size // (training.micro_batch_size * replicas)
+
+    def training_step(self, step: int) -> Iterator[Batch]:
+        """This rank's micro-batches of one optimizer step; steps count from 1."""
+        return self._micro_batches(self.training, (step - 1) * self.config.training.global_batch_size)
+
+    def validation_step(self, index: int) -> Iterator[Batch]:
+        """This rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
+        return self._micro_batches(self.validation, index * self.config.training.global_batch_size)
+
+    def _micro_batches(self, dataset: GPTDataset, first: int) -> Iterator[Batch]:
+        size = self.config.training.micro_batch_size
+        rank = parallel_state.get_data_parallel_rank()
+        for index in range(self.micro_batches):
+            start = first + (rank * self.micro_batches + index) * size
+            samples = [dataset[sample] for sample in range(start, start + size)]
+            tokens, labels, loss_mask = (
+                torch.stack([sample[key] for sample in samples]).to(self.device, non_blocking=True)
+                for key in ("tokens", "labels", "loss_mask")
+            )
+            yield Batch(tokens, labels, loss_mask)
+
+
+def _open_datasets(
+    config: RunConfig, sizes: tuple[int, int, None], prefix: Path, vocabulary: Vocabulary
+) -> tuple[GPTDataset, GPTDataset]:
+    cache = Path(config.data.cache).absolute() / "index"
+    dataset_config = GPTDatasetConfig(
+        random_seed=config.training.seed,
+        sequence_length=config.training.seq_len,
+        blend=([str(prefix)], None),
+        split=",".join(f"{part:g}" for part in config.data.split),
+        path_to_cache=str(cache),
+        tokenizer=vocabulary,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    with _locked(cache):
+        training, validation, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, dataset_config).build()
+    for name, dataset in (("training", training), ("validation", validation)):
+        if dataset is None:
+            raise TrainingError(
+                f"{prefix}: the {name} split (data.split={list(config.data.split)}) has no document; "
+                "more documents or another split would give it some"
+            )
+    return training, validation
+
+
+@contextlib.contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    # megatron's builder lets rank 0 write the index first, but knows nothing of other runs.
+    if dist.get_rank() != 0:
+        yield
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,5 @@
+"""Errors whose message is for the user."""
+
+
+class TrainingError(ValueError):
+    """The run cannot train as configured."""

@@ -1,0 +1,61 @@
+"""What happens during training, for those who listen: monitor, logs, records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepStarted:
+    """An optimizer step begins; steps count from 1."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    """An optimizer step is over on this rank; the values are those of all ranks together."""
+
+    step: int
+    loss: float
+    """Mean training loss per token, in nats."""
+    gradient_norm: float | None
+    """Global norm before clipping; None where fp16 overflowed."""
+    learning_rate: float
+    tokens: int
+    """Loss-bearing tokens in the step, over all ranks."""
+    skipped: bool
+    """Whether the optimizer left the weights as they were because fp16 gradients overflowed."""
+
+
+@dataclass(frozen=True)
+class ValidationStarted:
+    """A validation begins after `step` steps."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class ValidationEnded:
+    """A validation is over."""
+
+    step: int
+    loss: float
+    """Mean loss per token, in nats."""
+    tokens: int
+    utf8_bytes: int | None
+    """UTF-8 bytes of the predicted tokens; None where the tokenizer does not tell."""
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    """No step follows."""
+
+    steps: int
+    stopped: bool
+    """Whether it was asked to stop before its last step."""
+
+
+Event = StepStarted | StepEnded | ValidationStarted | ValidationEnded | TrainingEnded
+Listener = Callable[[Event], None]

@@ -1,0 +1,64 @@
+"""Process groups: made and destroyed here alone."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from efficientbench.config.schema import ParallelConfig
+
+TIMEOUT = datetime.timedelta(minutes=10)
+"""How long a collective may wait for a rank."""
+
+
+@contextlib.contextmanager
+def world(backend: str) -> Iterator[None]:
+    """torch.distributed over the ranks that the launcher's environment describes (RANK, WORLD_SIZE, MASTER_*)."""
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
+    """megatron's process groups for one layout, over all ranks of the world."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        create_gloo_process_groups=False,
+        distributed_timeout_minutes=int(TIMEOUT.total_seconds() // 60),
+    )
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    dist.barrier()
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Element-wise sum over all ranks, in place."""
+    dist.all_reduce(values)
+    return values
+
+
+def holds_loss() -> bool:
+    """Whether this rank's copy of the loss is the one to count: last stage, first tensor-parallel rank."""
+    return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
+
+
+def reads_batches() -> bool:
+    """Whether this rank's pipeline stage needs tokens or labels."""
+    return parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage()

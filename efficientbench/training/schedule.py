@@ -1,0 +1,17 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+from efficientbench.config.schema import TrainingConfig
+
+
+def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
+    """Linear warm-up, then half a cosine from the peak to the minimum; steps count from 1 (arXiv 1608.03983, eq. 5)."""
+    warmup = round(training.lr_warmup_fraction * steps)
+    if step <= warmup:
+        return training.learning_rate * step / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    depth = 0.5 * (1 + math.cos(math.pi * progress))
+    return training.min_learning_rate + (training.learning_rate - training.min_learning_rate) * depth

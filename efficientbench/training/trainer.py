@@ -1,0 +1,136 @@
+"""The training loop on megatron's pipeline schedules. It emits events and computes no metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.training import groups
+from efficientbench.training.batches import Batch, Batches
+from efficientbench.training.events import (
+    Event,
+    Listener,
+    StepEnded,
+    StepStarted,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+from efficientbench.training.optimizer import set_learning_rate
+from efficientbench.training.schedule import learning_rate
+
+LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+class Trainer:
+    """Trains one model stage together with all other ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        steps: int,
+        model: DistributedDataParallel,
+        optimizer: MegatronOptimizer,
+        batches: Batches,
+        listeners: list[Listener],
+        token_bytes: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            config: the run.
+            steps: optimizer steps in all.
+            model, optimizer, batches: of this rank.
+            listeners: called with every event, in order.
+            token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell.
+        """
+        self.config, self.steps = config, steps
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.listeners, self.token_bytes = listeners, token_bytes
+        model.config.grad_scale_func = optimizer.scale_loss
+        model.config.finalize_model_grads_func = finalize_model_grads
+
+    def train(self, stop_requested: Callable[[], bool]) -> None:
+        """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop."""
+        interval = self.config.training.validation_interval
+        step, stopped = 0, False
+        while step < self.steps and not stopped:
+            step += 1
+            stopped = self.train_step(step, stop_requested())
+            if not stopped and (step == self.steps or (interval and step % interval == 0)):
+                self.validate(step)
+        self._emit(TrainingEnded(step, stopped))
+
+    def train_step(self, step: int, stop: bool = False) -> bool:
+        """One optimizer step; returns whether any rank asked to stop."""
+        self._emit(StepStarted(step))
+        rate = learning_rate(self.config.training, step, self.steps)
+        set_learning_rate(self.optimizer, rate)
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        sums = self._forward_backward(self.batches.training_step(step), forward_only=False)
+        updated, gradient_norm, _ = self.optimizer.step()
+        loss, tokens, _, stops = self._over_ranks(sums, float(stop))
+        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), skipped=not updated))
+        return stops > 0
+
+    def validate(self, step: int) -> None:
+        """Mean loss over the validation batches."""
+        self._emit(ValidationStarted(step))
+        self.model.eval()
+        with torch.no_grad():
+            sums = sum(
+                self._forward_backward(self.batches.validation_step(index), forward_only=True)
+                for index in range(self.config.training.validation_batches)
+            )
+        self.model.train()
+        loss, tokens, utf8_bytes, _ = self._over_ranks(sums, 0.0)
+        counted = int(utf8_bytes) if self.token_bytes is not None else None
+        self._emit(ValidationEnded(step, loss / tokens, int(tokens), counted))
+
+    def _forward_backward(self, batches: Iterator[Batch], forward_only: bool) -> torch.Tensor:
+        """Sums of loss, tokens and UTF-8 bytes [3] over this rank's micro-batches; zeros where it has no loss."""
+        training = self.config.training
+        stored = get_forward_backward_func()(
+            forward_step_func=self._forward_step,
+            data_iterator=batches if groups.reads_batches() else None,
+            model=[self.model],
+            num_microbatches=self.batches.micro_batches,
+            seq_length=training.seq_len,
+            micro_batch_size=training.micro_batch_size,
+            forward_only=forward_only,
+        )
+        if not groups.holds_loss():
+            return torch.zeros(3, dtype=torch.float64, device=self.batches.device)
+        return torch.stack(stored).sum(dim=0)
+
+    def _forward_step(
+        self, batches: Iterator[Batch] | None, model: DistributedDataParallel
+    ) -> tuple[torch.Tensor, LossFunction | None]:
+        if batches is None:
+            return model(None), None
+        batch = next(batches)
+        output = model(batch.tokens, batch.labels, batch.loss_mask)
+        return output, partial(self._loss, batch)
+
+    def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        tokens = batch.loss_mask.sum()
+        utf8_bytes = torch.zeros_like(tokens)
+        if self.token_bytes is not None and not self.model.training:
+            utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
+        sums = torch.stack([loss.detach().double(), tokens.double(), utf8_bytes.double()])
+        # A clone, because the schedules divide the loss in place.
+        return loss.clone(), tokens.int(), sums
+
+    def _over_ranks(self, sums: torch.Tensor, flag: float) -> list[float]:
+        values = torch.cat([sums, sums.new_tensor([flag])])
+        return [float(value) for value in groups.sum_over_ranks(values).tolist()]
+
+    def _emit(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
