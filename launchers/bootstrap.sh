@@ -53,7 +53,7 @@ _bootstrap_serves() { # python extras...; whether this interpreter imports our p
     shift
     command -v "$python" >/dev/null || return 1
     (cd / && "$python" - "$_bootstrap_root" "$@" 2>/dev/null) <<'PYTHON'
-import importlib.util, os, sys
+import importlib.util, os, shutil, sys
 root, extras = sys.argv[1], sys.argv[2:]
 def found(name):
     try:
@@ -64,7 +64,8 @@ needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil
 needed += [{"dev": "pytest", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
 own = found("efficientbench")
 own_root = own and own.origin and os.path.dirname(os.path.dirname(os.path.realpath(own.origin)))
-sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and own_root == root and all(map(found, needed))))
+sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and own_root == root
+              and shutil.which("efficientbench") and all(map(found, needed))))
 PYTHON
 }
 

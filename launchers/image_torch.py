@@ -1,9 +1,10 @@
 """Finds a torch with an accelerator in the interpreter that runs this file, and writes pins that leave it in place.
 
-``python3 launchers/image_torch.py CONSTRAINTS OUTPUT`` is run by bootstrap.sh with the machine's own interpreter, before
-anything of ours is installed: standard library only. Exit status 0: such a torch is there, OUTPUT holds the pins to
-install beside it, and stdout names it (first line, for people), its metadata folder (second line) and the folders that
-a virtual environment has to see (further lines, if this interpreter is itself in one). Exit status 3: there is none.
+``python3 launchers/image_torch.py CONSTRAINTS OUTPUT`` is run by bootstrap.sh with the machine's own interpreter,
+before anything of ours is installed: standard library only. Exit status 0: such a torch is there, OUTPUT holds the pins
+to install beside it, and stdout names it (first line, for people), its metadata folder (second line) and the folders
+that a virtual environment has to see (further lines, if this interpreter is itself in one). Exit status 3: there is
+none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def normalized(name: str) -> str:
 
 
 def requirement_name(requirement: str) -> str:
-    """The distribution's normalized name at the start of a requirement line such as ``numpy<2; python_version<"3.12"``."""
+    """The normalized name that a requirement line such as ``numpy<2; python_version<"3.12"`` begins with."""
     match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)
     if match is None:
         raise ValueError(f"no distribution name in requirement {requirement!r}")

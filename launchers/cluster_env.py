@@ -1,0 +1,67 @@
+"""The nodes of a run, as the cluster's scheduler describes them in environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launchers.errors import LaunchError
+
+DEFAULT_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Several nodes that run one training together; node 0 is the master, where the others meet."""
+
+    nodes: int
+    node_rank: int
+    master_address: str
+    master_port: int = DEFAULT_MASTER_PORT
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Cluster:
+        """Reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE (number of nodes) and RANK (this node's rank).
+
+        These are the meanings that PAI-DLC gives them; NNODES and NODE_RANK serve as well.
+        Raises LaunchError with every missing or wrong variable at once.
+        """
+        problems: list[str] = []
+        master_address = environ.get("MASTER_ADDR", "").strip()
+        if not master_address:
+            problems.append("MASTER_ADDR is not set: it names the host of node 0")
+        nodes = _integer(environ, ("WORLD_SIZE", "NNODES"), "the number of nodes", problems)
+        node_rank = _integer(environ, ("RANK", "NODE_RANK"), "this node's rank", problems)
+        master_port: int | None = DEFAULT_MASTER_PORT
+        if environ.get("MASTER_PORT", "").strip():
+            master_port = _integer(environ, ("MASTER_PORT",), "node 0's port", problems)
+
+        if nodes is not None and nodes < 1:
+            problems.append(f"WORLD_SIZE is {nodes}: the number of nodes is at least 1")
+        elif nodes is not None and node_rank is not None and not 0 <= node_rank < nodes:
+            problems.append(f"RANK is {node_rank}: with {nodes} nodes it lies between 0 and {nodes - 1}")
+        if master_port is not None and not 1 <= master_port <= 65535:
+            problems.append(f"MASTER_PORT is {master_port}: a port lies between 1 and 65535")
+        if problems or nodes is None or node_rank is None or master_port is None:
+            raise LaunchError("several nodes (dlc) are described by environment variables: " + "; ".join(problems))
+        return cls(nodes, node_rank, master_address, master_port)
+
+
+def _integer(environ: Mapping[str, str], names: tuple[str, ...], meaning: str, problems: list[str]) -> int | None:
+    """The one value that the variables ``names`` agree on, or ``None`` with the reason added to ``problems``."""
+    given = {name: environ[name].strip() for name in names if environ.get(name, "").strip()}
+    if not given:
+        problems.append(f"{' or '.join(names)} is not set: {meaning}")
+        return None
+    values = {}
+    for name, text in given.items():
+        try:
+            values[name] = int(text)
+        except ValueError:
+            problems.append(f"{name} is {text!r}: {meaning} is a whole number")
+            return None
+    if len(set(values.values())) > 1:
+        told = " and ".join(f"{name}={value}" for name, value in values.items())
+        problems.append(f"{told} contradict each other: both are {meaning}")
+        return None
+    return next(iter(values.values()))
