@@ -1,0 +1,247 @@
+"""What a model costs: parameters, FLOPs, cache and memory, as pure formulas; no torch.
+
+H = hidden size, F = feed-forward width, D = head dimension, V = vocabulary, S = sequence, t = tensor-parallel ranks.
+A new attention or positional encoding adds one entry to ATTENTION or POSITION below, found by its `kind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from efficientbench.config.layout import Layout, padded_vocab_size
+from efficientbench.config.schema import ModelConfig, RunConfig
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """One attention layer's formulas, projections included. Counts are of elements, not bytes."""
+
+    parameters: Callable[[ModelConfig], int]
+    projection_flops: Callable[[ModelConfig], int]
+    """Forward FLOPs per token in the projections."""
+    score_flops: Callable[[ModelConfig, int], int]
+    """Forward FLOPs per token in scores and their product with the values, over keys of the full square."""
+    cached: Callable[[ModelConfig], int]
+    """Elements that decoding keeps per token."""
+    saved: Callable[[ModelConfig, int], int]
+    """(model, t) → elements per token that one rank keeps from forward to backward, the layer's input left out."""
+
+
+@dataclass(frozen=True)
+class PositionCost:
+    """A positional encoding's formulas."""
+
+    parameters: Callable[[ModelConfig], int]
+
+
+def _gqa_qkv(model: ModelConfig) -> int:
+    return (model.heads + 2 * model.attention.query_groups) * model.head_dim
+
+
+def _gqa_parameters(model: ModelConfig) -> int:
+    bias = _gqa_qkv(model) if model.attention.qkv_bias else 0
+    return (_gqa_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
+
+
+def _gqa_saved(model: ModelConfig, tp: int) -> int:
+    """QKV (the values are a view of it), rotated queries and keys, and the output."""
+    groups = max(model.attention.query_groups // tp, 1)
+    heads = model.heads // tp
+    return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
+
+
+ATTENTION = {
+    "gqa": AttentionCost(
+        parameters=_gqa_parameters,
+        projection_flops=lambda model: 2 * model.hidden_size * (_gqa_qkv(model) + model.heads * model.head_dim),
+        score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
+        cached=lambda model: 2 * model.attention.query_groups * model.head_dim,
+        saved=_gqa_saved,
+    ),
+}
+
+POSITION = {"rope": PositionCost(parameters=lambda model: 0)}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of the whole model, vocabulary unpadded, by part. Input and output embedding are one."""
+
+    embedding: int
+    position: int
+    attention: int
+    feed_forward: int
+    norms: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.position + self.attention + self.feed_forward + self.norms
+
+    @property
+    def active(self) -> int:
+        """Parameters that compute for each token; all of them in a dense model."""
+        return self.total
+
+
+def parameters(model: ModelConfig) -> Parameters:
+    """Parameters by part; equal to `transformers.Qwen2ForCausalLM`'s with the same shapes."""
+    return Parameters(
+        embedding=model.vocab_size * model.hidden_size,
+        position=POSITION[model.position.kind].parameters(model),
+        attention=model.layers * ATTENTION[model.attention.kind].parameters(model),
+        feed_forward=model.layers * 3 * model.hidden_size * model.ffn_hidden_size,
+        norms=(2 * model.layers + 1) * model.hidden_size,
+    )
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs per token. A multiply-add is two; matmuls only, logits included, the embedding's lookup not."""
+
+    forward: int
+    """Causal attention counted halved: the work that has to be done (Megatron's convention)."""
+    forward_full_square: int
+    """Attention over the full square, as PaLM (arXiv 2204.02311, appendix B), nanochat and torchtitan count."""
+
+    @property
+    def training(self) -> int:
+        """Forward, and twice as much backward; no recomputation."""
+        return 3 * self.forward
+
+    @property
+    def training_full_square(self) -> int:
+        return 3 * self.forward_full_square
+
+    @property
+    def training_hardware(self) -> int:
+        """What the device computes: `training` and what is recomputed, which is nothing."""
+        return self.training
+
+
+def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
+    """FLOPs per token at sequences of `seq_len` tokens, averaged over their positions."""
+    attention = ATTENTION[model.attention.kind]
+    feed_forward = 2 * 3 * model.hidden_size * model.ffn_hidden_size
+    logits = 2 * model.hidden_size * model.vocab_size
+    linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
+    scores = model.layers * attention.score_flops(model, seq_len)
+    return Flops(forward=linear + scores // 2, forward_full_square=linear + scores)
+
+
+def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
+    """Bytes that decoding keeps for each token, over all layers."""
+    return model.layers * ATTENTION[model.attention.kind].cached(model) * BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Peak memory of one rank in training, by part, in bytes."""
+
+    weights: int
+    gradients: int
+    """float32, the sums over micro-batches."""
+    master_weights: int
+    """float32 copies that the optimizer updates; none where the weights themselves are float32."""
+    adam_moments: int
+    activations: int
+    """Kept from forward to backward, for all micro-batches in flight."""
+    workspace: int
+    """The most that the loss, or a layer's backward pass, needs for a moment."""
+    runtime: int
+    """Interpreter, libraries, communication buffers, and what the allocator holds beyond tensors."""
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def memory_by_stage(config: RunConfig, layout: Layout, runtime_bytes: int) -> tuple[RankMemory, ...]:
+    """Peak memory of a rank of each pipeline stage; the ranks of one stage are alike.
+
+    `runtime_bytes` is the device type's fixed part.
+    """
+    return tuple(_rank_memory(config, layout, stage, runtime_bytes) for stage in range(layout.pp))
+
+
+def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: int) -> RankMemory:
+    """State as megatron-core's DistributedDataParallel and (distributed) optimizer hold it: weights in the compute
+    dtype, one float32 gradient buffer, and per data-parallel rank a share of float32 masters and Adam's moments."""
+    count = _rank_parameters(config, layout, stage)
+    dtype_bytes = BYTES[config.training.dtype]
+    sharded = -(-count // layout.dp) if config.parallel.distributed_optimizer else count
+    return RankMemory(
+        weights=count * dtype_bytes,
+        gradients=count * 4,
+        master_weights=0 if dtype_bytes == 4 else sharded * 4,
+        adam_moments=sharded * 8,
+        activations=_activation_bytes(config, layout, stage),
+        workspace=_workspace_bytes(config, layout, stage),
+        runtime=runtime_bytes,
+    )
+
+
+def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
+    """Parameters on one rank; with several stages, the tied embedding is on the first and on the last."""
+    model, tp = config.model, layout.tp
+    split = ATTENTION[model.attention.kind].parameters(model) + 3 * model.hidden_size * model.ffn_hidden_size
+    count = layout.layers_per_stage * (split // tp + 2 * model.hidden_size)
+    if stage == 0:
+        count += POSITION[model.position.kind].parameters(model)
+    if stage in (0, layout.pp - 1):
+        count += _rank_embedding(config, layout)
+    if stage == layout.pp - 1:
+        count += model.hidden_size
+    return count
+
+
+def _rank_embedding(config: RunConfig, layout: Layout) -> int:
+    return padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp * config.model.hidden_size
+
+
+def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
+    """Elements kept per layer and token: both norms' inputs and outputs, attention's own, the feed-forward layer's
+    gate, up and product. 1F1B holds as many micro-batches as there are stages from this one on."""
+    model, training, tp = config.model, config.training, layout.tp
+    residual = model.hidden_size // tp if layout.sp else model.hidden_size
+    layer = 4 * residual + ATTENTION[model.attention.kind].saved(model, tp) + 3 * model.ffn_hidden_size // tp
+    per_token = layout.layers_per_stage * layer
+    if stage == layout.pp - 1:
+        per_token += 2 * residual
+    tokens = training.micro_batch_size * training.seq_len
+    in_flight = min(layout.pp - stage, layout.micro_batches)
+    return in_flight * tokens * per_token * BYTES[training.dtype]
+
+
+def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
+    """Passing tensors: a layer's backward pass (gradients of gate, up, product and residual) beside the output
+    embedding's gradient that waits for the lookup's, or the loss."""
+    model, training = config.model, config.training
+    dtype_bytes = BYTES[training.dtype]
+    tokens = training.micro_batch_size * training.seq_len
+    layer = tokens * (3 * model.ffn_hidden_size // layout.tp + 2 * model.hidden_size) * dtype_bytes
+    embedding = _rank_embedding(config, layout) * dtype_bytes
+    first, last = stage == 0, stage == layout.pp - 1
+    waiting = embedding if last else 0
+    lookup = waiting + embedding if first else 0
+    return max(waiting + layer, lookup, loss_workspace_bytes(config, layout) if last else 0)
+
+
+def loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
+    """The loss over blocks of tokens: logits of one block (compute dtype, float32, and their gradient), the output
+    embedding's float32 gradient, one block's contribution to it, and the gradient of the hidden states."""
+    training = config.training
+    dtype_bytes = BYTES[training.dtype]
+    copies = 4 if dtype_bytes == 4 else 4 + 2 * dtype_bytes
+    embedding = _rank_embedding(config, layout)
+    tokens = training.micro_batch_size * training.seq_len
+    rows = padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp
+    block = min(max(LOSS_BLOCK_ELEMENTS // rows, 1), tokens) * rows
+    contribution = 0 if dtype_bytes == 4 else embedding * dtype_bytes
+    return block * copies + embedding * 4 + contribution + tokens * config.model.hidden_size * dtype_bytes
+
+
+LOSS_BLOCK_ELEMENTS = 2**24
+"""Logits in one block of the loss; model/kernels/cross_entropy.py takes its blocks from here."""
