@@ -92,8 +92,6 @@ def build_stage(config: RunConfig, device: torch.device) -> GPT:
     """
     megatron_patches.apply()
     with device:
-        model = GPT(
-            transformer_config(config), block_spec(config.model), config.model.vocab_size, config.training.seq_len
-        )
+        model = GPT(transformer_config(config), block_spec(config), config.model.vocab_size, config.training.seq_len)
     initialize(model, config.model, config.training.seed)
     return model

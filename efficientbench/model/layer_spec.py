@@ -12,7 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from efficientbench.config.schema import ModelConfig, RunConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.model.attention import attention_spec
 from efficientbench.model.feed_forward import SwiGLUFeedForward
 from efficientbench.model.norm import RMSNorm
@@ -58,8 +58,9 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def block_spec(model: ModelConfig) -> TransformerBlockSubmodules:
-    """The decoder: every layer alike, with a final norm."""
+def block_spec(config: RunConfig) -> TransformerBlockSubmodules:
+    """The layers of one pipeline stage, all alike, and the norm that follows the last stage's."""
+    model = config.model
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -74,4 +75,4 @@ def block_spec(model: ModelConfig) -> TransformerBlockSubmodules:
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * model.layers, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=[layer] * (model.layers // config.parallel.pp), layer_norm=RMSNorm)

@@ -1,0 +1,138 @@
+"""What the ranks of a pool run: a few training steps in one layout, and what came out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from efficientbench.config.schema import RunConfig
+
+
+@dataclass
+class Piece:
+    """One rank's part of a parameter's gradient."""
+
+    tensor: torch.Tensor
+    dim: int | None
+    stride: int
+
+
+@dataclass
+class Outcome:
+    """A few steps on one rank."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    validation_losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Piece] = field(default_factory=dict)
+    tp_rank: int = 0
+    pp_rank: int = 0
+    dp_rank: int = 0
+
+
+def write_corpus(prefix: Path, vocab_size: int, documents: int = 60, length: int = 120) -> None:
+    """Random tokens that repeat often enough to be learned, in megatron's format."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    random = np.random.default_rng(0)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for _ in range(documents):
+        builder.add_document(torch.from_numpy(random.zipf(1.5, length) % vocab_size), [length])
+    builder.finalize(f"{prefix}.idx")
+
+
+def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
+    """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
+    from megatron.core import parallel_state
+
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.events import Event, StepEnded, ValidationEnded
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    outcome = Outcome()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepEnded):
+            outcome.losses.append(event.loss)
+            outcome.norms.append(event.gradient_norm or float("nan"))
+        elif isinstance(event, ValidationEnded):
+            outcome.validation_losses.append(event.loss)
+
+    device = torch.device("cpu")
+    with groups.model_parallel(config.parallel, config.training.seed):
+        outcome.tp_rank = parallel_state.get_tensor_model_parallel_rank()
+        outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
+        outcome.dp_rank = parallel_state.get_data_parallel_rank()
+        model = wrap_data_parallel(build_stage(config, device), config)
+        optimizer = build_optimizer(model, config)
+        batches = Batches(config, steps, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        step = optimizer.step
+
+        def step_after_keeping_gradients() -> object:
+            if not outcome.gradients:
+                outcome.gradients = _gradients(model)
+            return step()
+
+        optimizer.step = step_after_keeping_gradients
+        Trainer(config, steps, model, optimizer, batches, [listen]).train(lambda: False)
+    return outcome
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, Piece]:
+    from efficientbench.model.initial_weights import global_parameters
+
+    for buffer in model.buffers:
+        _gather_reduced_shards(buffer)
+    return {
+        name: Piece(
+            parameter.main_grad.clone(),
+            parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None,
+            getattr(parameter, "partition_stride", 1),
+        )
+        for name, parameter in global_parameters(model.module).items()
+    }
+
+
+def _gather_reduced_shards(buffer: object) -> None:
+    # The distributed optimizer leaves each rank only its own shard of each bucket reduced.
+    import torch.distributed as dist
+
+    group = buffer.data_parallel_group  # type: ignore[attr-defined]
+    if not buffer.ddp_config.use_distributed_optimizer or group.size() == 1:  # type: ignore[attr-defined]
+        return
+    for bucket in buffer.buckets:  # type: ignore[attr-defined]
+        shard = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+        dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+
+
+def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch.Tensor]:
+    """Every parameter's full gradient, put together from the tensor-parallel ranks of the first replica."""
+    stages: dict[int, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.dp_rank == 0:
+            stages.setdefault(outcome.pp_rank, []).append(outcome)
+    whole: dict[str, torch.Tensor] = {}
+    for stage in stages.values():
+        stage.sort(key=lambda outcome: outcome.tp_rank)
+        for name in stage[0].gradients:
+            gradient = _join([outcome.gradients[name] for outcome in stage])
+            if name == "embedding.word_embeddings.weight":
+                gradient = gradient[:vocab_size]
+            # The tied embedding lies on two stages, which must agree.
+            assert name not in whole or torch.equal(whole[name], gradient), name
+            whole[name] = gradient
+    return whole
+
+
+def _join(parts: list[Piece]) -> torch.Tensor:
+    dim, stride = parts[0].dim, parts[0].stride
+    if dim is None:
+        return parts[0].tensor
+    chunks = [part.tensor.chunk(stride, dim=dim) for part in parts]
+    return torch.cat([torch.cat([chunk[index] for chunk in chunks], dim=dim) for index in range(stride)], dim=dim)

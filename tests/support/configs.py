@@ -1,0 +1,27 @@
+"""Small configurations that keep the structure of the real ones."""
+
+from __future__ import annotations
+
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+
+TINY = [
+    "model.layers=2",
+    "model.hidden_size=48",
+    "model.heads=4",
+    "model.head_dim=12",
+    "model.ffn_hidden_size=80",
+    "model.vocab_size=131",
+    "training.seq_len=16",
+    "training.micro_batch_size=2",
+    "training.global_batch_size=8",
+    "training.dtype=fp32",
+    "training.steps=10",
+    "measurement.warmup_steps=0",
+    "parallel.dp=1",
+]
+
+
+def tiny(name: str, *overrides: str) -> RunConfig:
+    """The run called `name` with shapes that take milliseconds."""
+    return resolve(name, smoke=True, overrides=[*TINY, *overrides])

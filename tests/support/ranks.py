@@ -1,0 +1,77 @@
+"""Pools of gloo ranks that stay up, since an empty start of two costs several seconds.
+
+A pool of N ranks is one world of torch.distributed; each call runs one function on all of its ranks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+CALL_TIMEOUT_S = 180
+
+
+class Ranks:
+    """One world of ranks on this machine's CPU."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.folder = tempfile.TemporaryDirectory()
+        self.connections: list[Connection] = []
+        self.processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = (rank, size, os.path.join(self.folder.name, "store"), theirs)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """`function(*arguments)` on every rank; their answers in the order of ranks. Raises the first failure."""
+        for connection in self.connections:
+            connection.send((function, arguments))
+        answers = []
+        for rank, connection in enumerate(self.connections):
+            if not connection.poll(CALL_TIMEOUT_S):
+                raise TimeoutError(f"rank {rank} gave no answer to {function.__name__} in {CALL_TIMEOUT_S} s")
+            failure, answer = connection.recv()
+            if failure:
+                raise AssertionError(f"rank {rank}:\n{failure}")
+            answers.append(answer)
+        return answers
+
+    def close(self) -> None:
+        """End all ranks."""
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.folder.cleanup()
+
+
+def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+
+    from efficientbench.devices.cpu import CPU
+
+    warnings.filterwarnings("ignore", module="megatron")
+    torch.set_num_threads(1)
+    CPU().prepare(rank)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    while True:
+        function, arguments = connection.recv()
+        try:
+            connection.send((None, function(*arguments)))
+        except BaseException:
+            connection.send((traceback.format_exc(), None))
