@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from metrics.definitions import window_length_s
 from metrics.errors import MetricsError
 from metrics.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
+from metrics.sensors.base import Scope
 
-# Where an accelerator was measured, figures are of it and never mixed with the host's.
-_DEVICE_SCOPES = ("gpu", "npu", "host")
-_ENERGY_SCOPES = {"gpu": "gpu", "npu": "npu", "host": "node"}
+# Figures of an accelerator are never replaced by the host's, nor mixed with them.
+_SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
@@ -19,136 +19,143 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
 
     Times are the largest over the ranks, step by step; tokens are summed; a physical device seen by several ranks
     counts once, by the reading that says most. A figure over devices needs all of them: where one lacks it, the
-    figure is None with that device's reason.
+    figure is None with that device's reason. The figures are of the accelerators where any rank had a sensor for
+    them, even one that failed; else of the host.
 
     Raises:
-        MetricsError: no rank at all, or ranks that measured different steps.
+        MetricsError: no rank at all, ranks that measured different steps, or different processes of one host.
     """
     if not ranks:
         raise MetricsError("there is no rank's measurement to merge")
-    numbers = [step.number for step in ranks[0].steps]
-    for rank in ranks:
+    _require_same_steps(ranks)
+    by_step = zip(*(rank.steps for rank in ranks), strict=True)
+    everything = _once_each(device for rank in ranks for device in rank.devices)
+    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
+    scope = next((scope for scope in _SCOPES if scope in scopes), None)
+    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
+    devices = _Figures(ranks, everything, scope, "no sensor for it was in use")
+    allocators = _Figures(ranks, everything, "allocator", no_allocator)
+    memory_gb = devices.all("amu_gb")
+    fractions = devices.memory_fractions()
+    energy_j = devices.all("energy_j")
+    power_w = devices.all("aec_w")
+    allocated_gb = allocators.all("amu_gb")
+    allocators.rename("amu_gb", "allocated_mean_gb")
+    if "aec_w" in devices.unavailable:
+        devices.unavailable["power_w_sum"] = devices.unavailable["aec_w"]
+    return RunMeasurement(
+        ranks=len(ranks),
+        window_s=max(window_length_s(rank.windows) for rank in ranks),
+        step_times_s=tuple(max(step.time_s for step in same) for same in by_step),
+        tokens=sum(step.tokens for rank in ranks for step in rank.steps),
+        device_scope=scope,
+        device_names=tuple(device.info.name for device in devices.devices),
+        memory_kind=_joined(device.info.memory_kind for device in devices.devices),
+        memory_idle_gb=_mean(devices.all("memory_idle_gb")),
+        amu_gb=_mean(memory_gb),
+        amu_gb_max=max(memory_gb, default=None),
+        amu_fraction=_mean(fractions),
+        amu_fraction_max=max(fractions, default=None),
+        pcu=_mean(devices.all("pcu")),
+        aec_w=_mean(power_w),
+        power_w_sum=math.fsum(power_w) if power_w else None,
+        energy_j=math.fsum(energy_j) if energy_j else None,
+        energy_source=_joined(device.energy_source for device in devices.devices if device.energy_source),
+        peak_used_bytes=_largest(devices.all("peak_used_bytes")),
+        peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
+        peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
+        allocated_mean_gb=_mean(allocated_gb),
+        sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
+        unavailable={**devices.unavailable, **allocators.unavailable},
+    )
+
+
+def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
+    first = ranks[0]
+    numbers = [step.number for step in first.steps]
+    for rank in ranks[1:]:
         if [step.number for step in rank.steps] != numbers:
             raise MetricsError(
-                f"rank {rank.rank} measured {len(rank.steps)} steps and rank {ranks[0].rank} {len(numbers)}, or others "
-                "by number: every rank must begin, end and pause at the same steps"
+                f"rank {first.rank} measured {len(numbers)} steps and rank {rank.rank} {len(rank.steps)}, or others by "
+                "number: every rank must begin, pause and end at the same steps"
             )
-    step_times_s = tuple(
-        max(step.time_s for step in same) for same in zip(*(rank.steps for rank in ranks), strict=True)
-    )
-    everything = [device for rank in ranks for device in rank.devices]
-    devices = _once_each(everything)
-    scope = next((scope for scope in _DEVICE_SCOPES if any(device.scope == scope for device in devices)), None)
-    failures = {name: why for rank in ranks for name, why in rank.sensor_failures.items()}
-    window_s = max(window_length_s(rank.windows) for rank in ranks)
-    return _Merger(ranks, devices, scope, failures, window_s).result(step_times_s)
 
 
 def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
     """One reading for each uuid: the one with the fewest gaps, then the most samples."""
     best: dict[str, DeviceMeasurement] = {}
     for device in devices:
-        other = best.get(device.uuid)
-        if other is None or (-len(device.unavailable), device.samples) > (-len(other.unavailable), other.samples):
-            best[device.uuid] = device
+        other = best.setdefault(device.info.uuid, device)
+        if sorted(device.info.processes) != sorted(other.info.processes):
+            raise MetricsError(
+                f"ranks measured different processes of {device.info.uuid} ({list(other.info.processes)} and "
+                f"{list(device.info.processes)}): give each sensor of a host the ids of all the run's processes there"
+            )
+        if (-len(device.unavailable), device.samples) > (-len(other.unavailable), other.samples):
+            best[device.info.uuid] = device
     return [best[uuid] for uuid in sorted(best)]
 
 
-class _Merger:
-    """Gathers figures over devices, and the reasons for those that are missing."""
+class _Figures:
+    """Gathers figures over the devices of one scope, and the reasons for those that are missing."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankMeasurement],
-        devices: list[DeviceMeasurement],
-        scope: str | None,
-        failures: dict[str, str],
-        window_s: float,
+        self, ranks: Sequence[RankMeasurement], devices: list[DeviceMeasurement], scope: Scope | None, no_sensor: str
     ) -> None:
-        self.ranks = ranks
-        self.scope = scope
         self.devices = [device for device in devices if device.scope == scope]
-        self.allocators = [device for device in devices if device.scope == "allocator"]
-        self.failures = failures
-        self.window_s = window_s
         self.unavailable: dict[str, str] = {}
+        self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
 
-    def result(self, step_times_s: tuple[float, ...]) -> RunMeasurement:
-        memory = self._over(self.devices, "memory_mean_bytes")
-        fractions = self._fractions(memory)
-        peaks = self._over(self.devices, "memory_peak_bytes")
-        utilization = self._over(self.devices, "utilization")
-        energy = self._over(self.devices, "energy_j")
-        powers = [energy_j / self.window_s for energy_j in energy] if self.window_s > 0 else []
-        for name in ("power_w", "power_w_sum"):
-            if "energy_j" in self.unavailable:
-                self.unavailable[name] = self.unavailable["energy_j"]
-        allocated = self._over(self.allocators, "peak_allocated_bytes")
-        reserved = self._over(self.allocators, "peak_reserved_bytes")
-        allocated_mean = self._over(self.allocators, "memory_mean_bytes", "allocated_mean_bytes")
-        sources = {device.energy_source for device in self.devices if device.energy_source is not None}
-        idle = [device.memory_idle_bytes for device in self.devices if device.memory_idle_bytes is not None]
-        intervals = [device.sample_interval_s for device in self.devices if device.sample_interval_s is not None]
-        return RunMeasurement(
-            ranks=len(self.ranks),
-            window_s=self.window_s,
-            step_times_s=step_times_s,
-            tokens=sum(step.tokens for rank in self.ranks for step in rank.steps),
-            scope=self.scope,
-            device_names=tuple(device.name for device in self.devices),
-            memory_mean_bytes=_mean(memory),
-            memory_mean_bytes_max=max(memory, default=None),
-            memory_fraction=_mean(fractions),
-            memory_fraction_max=max(fractions, default=None),
-            memory_idle_bytes=_mean(idle),
-            memory_peak_bytes=max(peaks, default=None),
-            utilization=_mean(utilization),
-            power_w=_mean(powers),
-            power_w_sum=math.fsum(powers) if powers else None,
-            energy_j=math.fsum(energy) if energy else None,
-            energy_scope=_ENERGY_SCOPES[self.scope] if energy and self.scope is not None else None,
-            energy_source=" and ".join(sorted(sources)) if energy else None,
-            peak_allocated_bytes=max((int(value) for value in allocated), default=None),
-            peak_reserved_bytes=max((int(value) for value in reserved), default=None),
-            allocated_mean_bytes=_mean(allocated_mean),
-            sample_interval_s=max(intervals, default=None),
-            unavailable=self.unavailable,
-        )
-
-    def _over(self, devices: list[DeviceMeasurement], name: str, as_name: str | None = None) -> list[float]:
-        """That figure of each device, or nothing and a reason where any device lacks it."""
-        if not devices:
-            self.unavailable[as_name or name] = self._no_devices(name)
+    def all(self, name: str) -> list[float]:
+        """That figure of each device, or nothing and a reason where a device is missing or lacks it."""
+        if self._no_devices is not None:
+            self.unavailable[name] = self._no_devices
             return []
         values = []
-        for device in devices:
+        for device in self.devices:
             value = getattr(device, name)
             if value is None:
-                reason = device.unavailable.get(name, "not measured")
-                self.unavailable[as_name or name] = reason if len(devices) == 1 else f"{device.uuid}: {reason}"
+                reason = device.unavailable[name]
+                self.unavailable[name] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
                 return []
             values.append(value)
         return values
 
-    def _fractions(self, memory: list[float]) -> list[float]:
-        capacities = [device.memory_capacity_bytes for device in self.devices]
-        if not memory:
-            self.unavailable["memory_fraction"] = self.unavailable["memory_mean_bytes"]
-            return []
-        if not all(capacities):
-            self.unavailable["memory_fraction"] = "the device's memory capacity is not known"
-            return []
-        return [used / capacity for used, capacity in zip(memory, capacities, strict=True) if capacity]
+    @staticmethod
+    def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
+        """The failure of a sensor that found no device: nobody knows which, so that a sum would lack it unseen."""
+        for rank in ranks:
+            if any(device.scope == scope for device in rank.devices):
+                continue
+            for sensor in rank.sensors:
+                if sensor.scope == scope:
+                    reason = sensor.failure or f"{sensor.name}: found no device"
+                    return reason if len(ranks) == 1 else f"rank {rank.rank}: {reason}"
+        return None
 
-    def _no_devices(self, name: str) -> str:
-        if self.failures:
-            return "; ".join(
-                why if why.startswith(sensor) else f"{sensor}: {why}" for sensor, why in sorted(self.failures.items())
-            )
-        if name.startswith("peak_") and self.scope == "host":
-            return "the host has no device allocator"
-        return "no sensor for it was in use"
+    def memory_fractions(self) -> list[float]:
+        """AMU over capacity for each device, or nothing and a reason."""
+        used_gb = self.all("amu_gb")
+        capacities = [device.info.memory_capacity_bytes for device in self.devices]
+        if not used_gb:
+            self.unavailable["amu_fraction"] = self.unavailable["amu_gb"]
+        elif not all(capacities):
+            self.unavailable["amu_fraction"] = "a device's memory capacity is not known"
+            return []
+        return [gb * 1e9 / capacity for gb, capacity in zip(used_gb, capacities, strict=False) if capacity]
+
+    def rename(self, name: str, new_name: str) -> None:
+        if name in self.unavailable:
+            self.unavailable[new_name] = self.unavailable.pop(name)
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _largest(values: Sequence[float]) -> int | None:
+    return int(max(values)) if values else None
+
+
+def _joined(kinds: Iterable[str]) -> str | None:
+    return " and ".join(sorted(set(kinds))) or None

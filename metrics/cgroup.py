@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -23,16 +22,20 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
     return min(limits)
 
 
-def usable_cores(root: Path = _ROOT) -> float:
-    """The cores that this process may keep busy: its affinity, or a CPU quota where that allows less."""
-    cores = float(len(os.sched_getaffinity(0)))
+def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
+    """The cores that processes may keep busy together: those of their affinity, or a CPU quota that allows less.
+
+    Args:
+        pids: the processes, 0 being this one; all are taken to share this one's cgroup.
+    """
+    cores = float(len(set().union(*(os.sched_getaffinity(pid) for pid in pids))))
     for folder in _folders(root, "cpu"):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:
             quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             cores = min(cores, int(quota) / int(period))
-    return cores if cores > 0 and math.isfinite(cores) else 1.0
+    return cores
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:

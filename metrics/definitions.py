@@ -36,8 +36,8 @@ def window_length_s(windows: Windows) -> float:
     return sum(end - begin for begin, end in windows)
 
 
-def integrate(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> tuple[float, float]:
-    """The trapezoidal integral of an irregularly sampled signal over the windows, and the seconds it covers.
+def integrate(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float:
+    """The trapezoidal integral of an irregularly sampled signal over the windows.
 
     The signal runs straight from sample to sample by their own time stamps; a window's edge between two samples
     cuts the line there. Time before the first or after the last sample is not covered, never guessed.
@@ -48,14 +48,14 @@ def integrate(times_s: Sequence[float], values: Sequence[float], windows: Window
         windows: the intervals to integrate over.
 
     Returns:
-        (integral in u · s, covered time in s).
+        The integral over what the samples cover of the windows, u · s.
 
     Raises:
         MetricsError: the lengths differ or the time stamps run backwards.
     """
     if len(times_s) != len(values):
         raise MetricsError(f"{len(times_s)} time stamps for {len(values)} samples: each sample needs one")
-    integral = covered_s = 0.0
+    integral = 0.0
     for begin, end in windows:
         first = max(bisect_right(times_s, begin) - 1, 0)
         for i in range(first, len(times_s) - 1):
@@ -65,19 +65,24 @@ def integrate(times_s: Sequence[float], values: Sequence[float], windows: Window
             if left >= end:
                 break
             low, high = max(left, begin), min(right, end)
-            if high <= low:
-                continue
-            slope = (values[i + 1] - values[i]) / (right - left)
-            middle = values[i] + slope * ((low + high) / 2 - left)
-            integral += middle * (high - low)
-            covered_s += high - low
-    return integral, covered_s
+            if high > low:
+                slope = (values[i + 1] - values[i]) / (right - left)
+                middle = values[i] + slope * ((low + high) / 2 - left)
+                integral += middle * (high - low)
+    return integral
+
+
+def covered_s(times_s: Sequence[float], windows: Windows) -> float:
+    """The time inside the windows that lies between the first and the last sample, s."""
+    if not times_s:
+        return 0.0
+    return sum(max(min(times_s[-1], end) - max(times_s[0], begin), 0.0) for begin, end in windows)
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:
     """(1/T) ∫ value dt over the part of the windows that the samples cover; None where they cover none of it."""
-    integral, covered_s = integrate(times_s, values, windows)
-    return integral / covered_s if covered_s > 0 else None
+    seconds = covered_s(times_s, windows)
+    return integrate(times_s, values, windows) / seconds if seconds > 0 else None
 
 
 def average_memory_utilization(times_s: Sequence[float], used_bytes: Sequence[float], windows: Windows) -> float | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from metrics.sensors.base import DeviceInfo, Scope
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -24,21 +26,17 @@ class StepTime:
 class DeviceMeasurement:
     """One device over the measured window. None: `unavailable` says why, under the field's name."""
 
-    uuid: str
-    name: str
-    scope: str
-    """'gpu', 'npu', 'host' or 'allocator'."""
-    sensor: str
-    memory_capacity_bytes: int | None
-    memory_idle_bytes: float | None
+    info: DeviceInfo
+    scope: Scope
+    memory_idle_gb: float | None
     """The first reading, taken at the monitor's start."""
-    memory_mean_bytes: float | None
-    memory_peak_bytes: float | None
-    """The largest sample inside the window."""
-    utilization: float | None
+    amu_gb: float | None
+    pcu: float | None
+    aec_w: float | None
     energy_j: float | None
     energy_source: str | None
     """'counter' (a register of the device) or 'integrated power' (polled, trapezoidal)."""
+    peak_used_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     samples: int
@@ -46,6 +44,16 @@ class DeviceMeasurement:
     sample_interval_s: float | None
     """The mean interval achieved inside the window; longer than asked for where sampling is costly."""
     unavailable: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SensorState:
+    """How one sensor fared."""
+
+    name: str
+    scope: Scope
+    failure: str | None
+    """Why it gave nothing, or stopped; None: it worked to the end."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +65,7 @@ class RankMeasurement:
     """Measured intervals on this rank's monotonic clock, s."""
     steps: tuple[StepTime, ...]
     devices: tuple[DeviceMeasurement, ...]
-    sensor_failures: dict[str, str]
-    """Sensor name → why it gave nothing, or stopped."""
-    warmup_steps: int
+    sensors: tuple[SensorState, ...]
 
 
 @dataclass(frozen=True)
@@ -71,25 +77,27 @@ class RunMeasurement:
     step_times_s: tuple[float, ...]
     """The largest over the ranks, step by step."""
     tokens: int
-    scope: str | None
+    device_scope: Scope | None
     """What the device figures below are of: 'gpu', 'npu' or 'host'."""
     device_names: tuple[str, ...]
     """One name for each physical device measured."""
-    memory_mean_bytes: float | None
-    memory_mean_bytes_max: float | None
-    memory_fraction: float | None
-    memory_fraction_max: float | None
-    memory_idle_bytes: float | None
-    memory_peak_bytes: float | None
-    utilization: float | None
-    power_w: float | None
-    """Mean over the devices."""
+    memory_kind: str | None
+    """How the memory used was counted: see `DeviceInfo`."""
+    memory_idle_gb: float | None
+    amu_gb: float | None
+    """Mean over the devices, as are the fraction, `pcu` and `aec_w`."""
+    amu_gb_max: float | None
+    amu_fraction: float | None
+    amu_fraction_max: float | None
+    pcu: float | None
+    aec_w: float | None
     power_w_sum: float | None
     energy_j: float | None
-    energy_scope: str | None
     energy_source: str | None
+    peak_used_bytes: int | None
+    """Of the device that used most, as are the allocator's two."""
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
-    allocated_mean_bytes: float | None
+    allocated_mean_gb: float | None
     sample_interval_s: float | None
     unavailable: dict[str, str]

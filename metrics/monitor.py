@@ -162,8 +162,7 @@ class EfficiencyMonitor:
                 windows=windows,
                 steps=tuple(self._steps),
                 devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
-                sensor_failures={s.sensor.name: s.failure for s in self._samplers if s.failure is not None},
-                warmup_steps=self._warmup_steps,
+                sensors=tuple(sampler.state() for sampler in self._samplers),
             )
         return self._measurement
 

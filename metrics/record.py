@@ -84,11 +84,15 @@ class Metrics(BaseModel):
     perplexity: float | None
     bits_per_byte: float | None
     # The names above are settled and keep their places in every table; further ones follow.
+    device_scope: str | None
+    """What AMU, PCU, AEC and peak_memory_device_bytes are of: 'gpu', 'npu' or 'host'."""
     amu_gb_max: float | None
     """Of the device that used most."""
     amu_fraction_max: float | None
     memory_idle_gb: float | None
     """Mean over devices before the model was built."""
+    memory_kind: str | None
+    """How the memory used was counted: 'driver' (all of the device), 'pss' or 'rss' (the run's processes)."""
     memory_allocated_mean_gb: float | None
     """The allocator's own mean over the window."""
     al_s_std: float | None

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable
 
 from metrics.definitions import Windows
-from metrics.measurement import DeviceMeasurement
-from metrics.sensors.base import Counters, Sample, Sensor
-from metrics.series import DeviceSeries
+from metrics.measurement import DeviceMeasurement, SensorState
+from metrics.sensors.base import Counters, Peaks, Sample, Sensor
+from metrics.series import DeviceSeries, Interval
 
 MAXIMUM_SHARE_OF_A_CORE = 0.002
 """Sampling may take this much of one core: a tenth of a second of reading buys 50 s of silence."""
+
+PATIENCE_S = 10.0
+"""A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
 
 
 class SensorSampler:
@@ -23,31 +26,29 @@ class SensorSampler:
     """
 
     def __init__(self, sensor: Sensor, interval_s: float, clock: Callable[[], float]) -> None:
-        self.sensor = sensor
         self.failure: str | None = None
         self.interval_s = interval_s
         """The interval in use: the one asked for, or longer where a sample costs much."""
+        self._sensor = sensor
         self._asked_interval_s = interval_s
         self._clock = clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._series: dict[str, DeviceSeries] = {}
-        self._begin_counters: dict[str, Counters] = {}
-        self._counters_read_s = 0.0
+        self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
 
     def start(self) -> None:
         """Open the sensor, take the first sample (the idle baseline), start the thread."""
 
         def open_sensor() -> None:
-            self.sensor.open()
-            for info in self.sensor.devices():
-                self._series[info.uuid] = DeviceSeries(info, self.sensor.scope, self.sensor.name)
+            self._sensor.open()
+            self._series = {info.uuid: DeviceSeries(info, self._sensor.scope) for info in self._sensor.devices()}
 
         self._guarded(open_sensor)
         self.sample()
         if self.failure is None:
-            self._thread = threading.Thread(target=self._run, name=f"metrics-{self.sensor.name}", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=f"metrics-{self._sensor.name}", daemon=True)
             self._thread.start()
 
     def sample(self) -> None:
@@ -55,66 +56,75 @@ class SensorSampler:
         self._guarded(self._sample)
 
     def begin_interval(self) -> None:
-        """Note the counters at the beginning of a measured interval."""
+        """Note the counters at the beginning of a measured interval, and begin anew with the peaks."""
 
         def read() -> None:
-            self.sensor.reset_peaks()
-            self._counters_read_s = self._clock()
-            self._begin_counters = self.sensor.counters()
+            self._sensor.reset_peaks()
+            counters = self._sensor.counters()
+            self._begin = self._clock(), counters
 
-        self._begin_counters = {}
+        self._begin = 0.0, {}
         self._guarded(read)
 
     def end_interval(self) -> None:
-        """Note the counters at the end of a measured interval."""
+        """Note the counters and peaks at the end of a measured interval."""
+        read_s = 0.0
         counters: dict[str, Counters] = {}
-        read_s = self._counters_read_s
+        peaks: dict[str, Peaks] = {}
 
         def read() -> None:
-            nonlocal read_s
+            nonlocal read_s, counters, peaks
+            counters = self._sensor.counters()
             read_s = self._clock()
-            counters.update(self.sensor.counters())
+            peaks = self._sensor.peaks()
 
         self._guarded(read)
+        begin_s, begin_counters = self._begin
         for uuid, series in self._series.items():
-            series.add_edges(self._begin_counters.get(uuid), counters.get(uuid), read_s - self._counters_read_s)
+            begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
+            series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
     def stop(self) -> None:
         """End the thread and close the sensor."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=10)
-        failure = self.failure
-        self.failure = None
-        self._guarded(self.sensor.close)
+            self._thread.join(timeout=PATIENCE_S)
+        failure, self.failure = self.failure, None
+        self._guarded(self._sensor.close)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
         """The newest sample of each device."""
         return [series.latest for series in self._series.values() if series.latest is not None]
 
+    def state(self) -> SensorState:
+        """How the sensor fared."""
+        return SensorState(self._sensor.name, self._sensor.scope, self.failure)
+
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
-        """Each device over the windows."""
-        with self._lock:
-            reasons = dict(getattr(self.sensor, "unavailable", {}))
-            return [series.measure(windows, reasons, self.failure) for series in self._series.values()]
+        """Each device over the windows; called after `stop`."""
+        return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval_s) and self.failure is None:
             self.sample()
 
     def _sample(self) -> None:
-        begin = time.thread_time()
-        for sample in self.sensor.sample(self._clock()):
+        begin_s = time.thread_time()
+        for sample in self._sensor.sample(self._clock()):
             self._series[sample.device].add(sample)
-        cost_s = time.thread_time() - begin
+        cost_s = time.thread_time() - begin_s
         self.interval_s = max(self._asked_interval_s, cost_s / MAXIMUM_SHARE_OF_A_CORE)
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            if self.failure is not None:
-                return
-            try:
-                call()
-            except Exception as error:
-                self.failure = f"{self.sensor.name}: {str(error) or type(error).__name__}"
+        if self.failure is not None:
+            return
+        if not self._lock.acquire(timeout=PATIENCE_S):
+            self.failure = f"{self._sensor.name}: the driver has not answered for {PATIENCE_S:g} s"
+            return
+        try:
+            call()
+        except Exception as error:
+            self.failure = f"{self._sensor.name}: {str(error) or type(error).__name__}"
+        finally:
+            self._lock.release()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from metrics.definitions import Windows, integrate, window_length_s
+from metrics import definitions
+from metrics.definitions import BYTES_PER_GB, Windows, covered_s, window_length_s
 from metrics.measurement import DeviceMeasurement
-from metrics.sensors.base import Counters, DeviceInfo, Sample
+from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
 """Share of the window that samples must cover before their mean stands for the whole of it."""
+
+NO_STEP = "no step was measured"
 
 
 @dataclass
@@ -37,116 +41,119 @@ class Signal:
             inside += self.values[first : bisect_left(self.times_s, end) + 1]
         return max(inside, default=None)
 
-    def mean_in(self, windows: Windows) -> tuple[float | None, str]:
-        """The time average over the windows, or None and why."""
-        length_s = window_length_s(windows)
-        if length_s <= 0:
-            return None, "no step was measured"
-        integral, covered_s = integrate(self.times_s, self.values, windows)
-        if covered_s < MINIMUM_COVERAGE * length_s:
-            return None, f"readings cover {covered_s:.3g} s of the {length_s:.3g} s measured"
-        return integral / covered_s, ""
+    def too_sparse_in(self, windows: Windows) -> str | None:
+        """Why the samples cannot stand for the windows, or None where they can."""
+        length_s, seen_s = window_length_s(windows), covered_s(self.times_s, windows)
+        if seen_s >= MINIMUM_COVERAGE * length_s:
+            return None
+        return f"readings cover {seen_s:.3g} s of the {length_s:.3g} s measured"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a device's own registers said of one measured interval."""
+
+    begin: Counters
+    end: Counters
+    apart_s: float
+    """Between both readings, which may wait for a sample under way."""
+    peaks: Peaks
 
 
 class DeviceSeries:
-    """Gathers one device's samples and its counters at the edges of each measured interval."""
+    """Gathers one device's samples, and its registers for each measured interval."""
 
-    def __init__(self, info: DeviceInfo, scope: str, sensor: str) -> None:
-        self.info = info
-        self.scope = scope
-        self.sensor = sensor
+    def __init__(self, info: DeviceInfo, scope: Scope) -> None:
         self.latest: Sample | None = None
-        self._idle_bytes: float | None = None
-        self._signals = {"memory": Signal(), "utilization": Signal(), "power": Signal()}
-        self._edges: list[tuple[Counters, Counters, float]] = []
+        self._info = info
+        self._scope: Scope = scope
+        self._idle_gb: float | None = None
+        self._memory = Signal()
+        self._utilization = Signal()
+        self._power = Signal()
+        self._intervals: list[Interval] = []
 
     def add(self, sample: Sample) -> None:
-        if self.latest is None:
-            self._idle_bytes = sample.memory_used_bytes
+        if self.latest is None and sample.memory_used_bytes is not None:
+            self._idle_gb = sample.memory_used_bytes / BYTES_PER_GB
         self.latest = sample
-        self._signals["memory"].add(sample.time_s, sample.memory_used_bytes)
-        self._signals["utilization"].add(sample.time_s, sample.utilization)
-        self._signals["power"].add(sample.time_s, sample.power_w)
+        self._memory.add(sample.time_s, sample.memory_used_bytes)
+        self._utilization.add(sample.time_s, sample.utilization)
+        self._power.add(sample.time_s, sample.power_w)
 
-    def add_edges(self, begin: Counters | None, end: Counters | None, apart_s: float) -> None:
-        """Counters read `apart_s` from each other at both ends of a measured interval; None: it did not answer."""
-        self._edges.append((begin or Counters(), end or Counters(), apart_s))
+    def add_interval(self, interval: Interval) -> None:
+        self._intervals.append(interval)
 
     def measure(self, windows: Windows, unavailable: dict[str, str], failure: str | None) -> DeviceMeasurement:
         """What this device did over the windows.
 
         Args:
-            windows: the measured intervals; one pair of counters was added for each.
-            unavailable: the sensor's own reasons, by field of Sample or Counters.
+            windows: the measured intervals; one `Interval` was added for each.
+            unavailable: the sensor's own reasons, by field of Sample, Counters or Peaks.
             failure: why the sensor stopped early, if it did.
         """
         reasons: dict[str, str] = {}
 
-        def because(quantity: str, otherwise: str) -> str:
-            return unavailable.get(quantity) or failure or otherwise
+        def averaged(figure: str, quantity: str, signal: Signal, formula: Callable[..., float | None]) -> float | None:
+            """A mean of samples, or None and the nearest reason: the sensor's, its failure, the samples' own."""
+            why = signal.too_sparse_in(windows) if windows else NO_STEP
+            if why is None:
+                return formula(signal.times_s, signal.values, windows)
+            reasons[figure] = unavailable.get(quantity) or failure or why
+            return None
 
-        memory_mean, why = self._signals["memory"].mean_in(windows)
-        if memory_mean is None:
-            reasons["memory_mean_bytes"] = reasons["memory_peak_bytes"] = because("memory_used_bytes", why)
-        utilization, why = self._utilization(windows)
-        if utilization is None:
-            reasons["utilization"] = because("utilization", why)
-        energy_j, energy_source, why = self._energy(windows)
+        amu_gb = averaged("amu_gb", "memory_used_bytes", self._memory, definitions.average_memory_utilization)
+        if self._idle_gb is None:
+            reasons["memory_idle_gb"] = unavailable.get("memory_used_bytes") or failure or "the first sample lacks it"
+        window_s = window_length_s(windows)
+        busy_s = self._growth("busy_s", windows)
+        if busy_s is None:
+            pcu = averaged("pcu", "utilization", self._utilization, definitions.peak_compute_utilization)
+        else:
+            pcu = busy_s / window_s
+        energy_j, energy_source = self._growth("energy_j", windows), "counter"
         if energy_j is None:
-            reasons["energy_j"] = because("power_w", why)
-        allocated, reserved = self._peak("peak_allocated_bytes"), self._peak("peak_reserved_bytes")
-        for name, value in (("peak_allocated_bytes", allocated), ("peak_reserved_bytes", reserved)):
-            if value is None:
-                reasons[name] = because(name, "no step was measured")
-        samples = max(signal.count_in(windows) for signal in self._signals.values())
+            power_w = averaged("energy_j", "power_w", self._power, definitions.time_average)
+            energy_j, energy_source = None if power_w is None else power_w * window_s, "integrated power"
+        if energy_j is None:
+            reasons["aec_w"] = reasons["energy_j"]
+        peak_used = self._peak("used_bytes") or self._memory.largest_in(windows)
+        peaks = {
+            "peak_used_bytes": None if peak_used is None or amu_gb is None else int(peak_used),
+            "peak_allocated_bytes": self._peak("allocated_bytes"),
+            "peak_reserved_bytes": self._peak("reserved_bytes"),
+        }
+        for figure, peak in peaks.items():
+            if peak is None:
+                quantity = figure.removeprefix("peak_")
+                reasons[figure] = unavailable.get(quantity) or failure or reasons.get("amu_gb", NO_STEP)
+        samples = max(signal.count_in(windows) for signal in (self._memory, self._utilization, self._power))
         return DeviceMeasurement(
-            uuid=self.info.uuid,
-            name=self.info.name,
-            scope=self.scope,
-            sensor=self.sensor,
-            memory_capacity_bytes=self.info.memory_capacity_bytes,
-            memory_idle_bytes=self._idle_bytes,
-            memory_mean_bytes=memory_mean,
-            memory_peak_bytes=None if memory_mean is None else self._signals["memory"].largest_in(windows),
-            utilization=utilization,
+            info=self._info,
+            scope=self._scope,
+            memory_idle_gb=self._idle_gb,
+            amu_gb=amu_gb,
+            pcu=pcu,
+            aec_w=None if energy_j is None else definitions.average_energy_consumption(energy_j, window_s),
             energy_j=energy_j,
-            energy_source=energy_source,
-            peak_allocated_bytes=allocated,
-            peak_reserved_bytes=reserved,
+            energy_source=None if energy_j is None else energy_source,
+            **peaks,
             samples=samples,
-            sample_interval_s=window_length_s(windows) / samples if samples else None,
+            sample_interval_s=window_s / samples if samples else None,
             unavailable=reasons,
         )
 
-    def _utilization(self, windows: Windows) -> tuple[float | None, str]:
-        busy_s = self._growth("busy_s", windows)
-        if busy_s is not None and window_length_s(windows) > 0:
-            return busy_s / window_length_s(windows), ""
-        return self._signals["utilization"].mean_in(windows)
-
-    def _energy(self, windows: Windows) -> tuple[float | None, str | None, str]:
-        counted_j = self._growth("energy_j", windows)
-        if counted_j is not None:
-            return counted_j, "counter", ""
-        mean_power_w, why = self._signals["power"].mean_in(windows)
-        if mean_power_w is None:
-            return None, None, why
-        return mean_power_w * window_length_s(windows), "integrated power", ""
-
     def _growth(self, counter: str, windows: Windows) -> float | None:
-        """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge.
-
-        A reading may wait for a sample under way, so the growth between readings is scaled to the window's length.
-        """
+        """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""
         grown = 0.0
-        for (begin_s, end_s), (begin, end, apart_s) in zip(windows, self._edges, strict=True):
-            first, last = getattr(begin, counter), getattr(end, counter)
-            if first is None or last is None or last < first or apart_s <= 0:
+        for (begin_s, end_s), interval in zip(windows, self._intervals, strict=True):
+            first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
+            if first is None or last is None or last < first or interval.apart_s <= 0:
                 return None
-            grown += (last - first) * (end_s - begin_s) / apart_s
-        return grown if self._edges else None
+            grown += (last - first) * (end_s - begin_s) / interval.apart_s
+        return grown if windows else None
 
-    def _peak(self, counter: str) -> int | None:
-        """The largest peak read at the end of an interval; None where one was not read."""
-        peaks = [getattr(end, counter) for _, end, _ in self._edges]
+    def _peak(self, name: str) -> int | None:
+        """The largest over the intervals; None where one was not read."""
+        peaks = [getattr(interval.peaks, name) for interval in self._intervals]
         return None if not peaks or None in peaks else max(peaks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -28,7 +29,7 @@ class StepLog:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             _cut_torn_line(path)
         except OSError as error:
             raise MetricsError(f"{path}: cannot be opened ({error.strerror})") from None
@@ -51,9 +52,10 @@ class StepLog:
                 line[name] = value
         if not_finite:
             line["not_finite"] = not_finite
+        content = json.dumps(line, allow_nan=False).encode() + b"\n"
         try:
-            self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._file.flush()
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise MetricsError(f"{self._path}: cannot be written ({error.strerror})") from None
 

@@ -12,8 +12,7 @@ from metrics import definitions
 from metrics.errors import MetricsError
 from metrics.measurement import RunMeasurement
 from metrics.record import Metrics
-
-NO_STEP = "no step was measured"
+from metrics.series import NO_STEP
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def nothing_measured(reason: str) -> Summary:
 def summarize(run: RunMeasurement, facts: RunFacts, quality: Quality) -> Summary:
     """Every figure of a record, absent ones with their reasons."""
     summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
-    _memory(summary, run)
+    _devices(summary, run)
     _latency(summary, run)
     _throughput(summary, run, facts)
     _energy(summary, run)
@@ -96,28 +95,22 @@ def summarize(run: RunMeasurement, facts: RunFacts, quality: Quality) -> Summary
     return summary
 
 
-def _memory(summary: Summary, run: RunMeasurement) -> None:
-    def gb(value: float | None) -> float | None:
-        return None if value is None else value / definitions.BYTES_PER_GB
+def _devices(summary: Summary, run: RunMeasurement) -> None:
+    def put(name: str, value: Any, reason_of: str) -> None:
+        summary.put(name, value, run.unavailable.get(reason_of, "not measured"))
 
-    absent = run.unavailable.get
-    no_memory = absent("memory_mean_bytes", "not measured")
-    no_fraction = absent("memory_fraction", "not measured")
-    summary.put("amu_gb", gb(run.memory_mean_bytes), no_memory)
-    summary.put("amu_gb_max", gb(run.memory_mean_bytes_max), no_memory)
-    summary.put("amu_fraction", run.memory_fraction, no_fraction)
-    summary.put("amu_fraction_max", run.memory_fraction_max, no_fraction)
-    summary.put("memory_idle_gb", gb(run.memory_idle_bytes), no_memory)
-    summary.put(
-        "memory_allocated_mean_gb", gb(run.allocated_mean_bytes), absent("allocated_mean_bytes", "not measured")
-    )
-    for name, value, key in (
-        ("peak_memory_allocated_bytes", run.peak_allocated_bytes, "peak_allocated_bytes"),
-        ("peak_memory_reserved_bytes", run.peak_reserved_bytes, "peak_reserved_bytes"),
-        ("peak_memory_device_bytes", run.memory_peak_bytes, "memory_peak_bytes"),
-    ):
-        summary.put(name, None if value is None else int(value), absent(key, "not measured"))
-    summary.put("pcu", run.utilization, absent("utilization", "not measured"))
+    put("amu_gb", run.amu_gb, "amu_gb")
+    put("amu_gb_max", run.amu_gb_max, "amu_gb")
+    put("amu_fraction", run.amu_fraction, "amu_fraction")
+    put("amu_fraction_max", run.amu_fraction_max, "amu_fraction")
+    put("memory_idle_gb", run.memory_idle_gb, "memory_idle_gb")
+    put("memory_kind", run.memory_kind, "amu_gb")
+    put("memory_allocated_mean_gb", run.allocated_mean_gb, "allocated_mean_gb")
+    put("peak_memory_device_bytes", run.peak_used_bytes, "peak_used_bytes")
+    put("peak_memory_allocated_bytes", run.peak_allocated_bytes, "peak_allocated_bytes")
+    put("peak_memory_reserved_bytes", run.peak_reserved_bytes, "peak_reserved_bytes")
+    put("pcu", run.pcu, "pcu")
+    summary.put("device_scope", run.device_scope, "no sensor of a device was in use")
     summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
 
 
@@ -151,9 +144,9 @@ def _energy(summary: Summary, run: RunMeasurement) -> None:
     energy_j = run.energy_j
     reason = run.unavailable.get("energy_j", "not measured") if energy_j is None else None
     summary.put("energy_j", energy_j, reason or "")
-    summary.put("aec_w", run.power_w, reason or NO_STEP)
-    summary.put("power_w_sum", run.power_w_sum, reason or NO_STEP)
-    summary.put("energy_scope", run.energy_scope, reason or "")
+    summary.put("aec_w", run.aec_w, reason or "")
+    summary.put("power_w_sum", run.power_w_sum, reason or "")
+    summary.put("energy_scope", None if energy_j is None else run.device_scope, reason or "")
     summary.put("energy_source", run.energy_source, reason or "")
     joules = energy_j or 0.0
     summary.compute("energy_j_per_token", lambda: definitions.energy_per_token(joules, run.tokens), reason)

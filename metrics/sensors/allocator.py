@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from metrics.sensors.base import DeviceInfo, Peaks, Sample, Scope, Sensor
 from metrics.sensors.host import host_uuid
 
 
@@ -37,7 +37,7 @@ class AllocatorSensor(Sensor):
         self.unavailable = {"utilization": reason, "power_w": reason, "energy_j": reason}
         self._memory = memory
         self._device = device
-        self._info = DeviceInfo(f"ALLOCATOR-{host_uuid()}-{os.getpid()}-{device}", device_name, None)
+        self._info = DeviceInfo(f"ALLOCATOR-{host_uuid()}-{os.getpid()}-{device}", device_name, None, "allocated")
 
     def open(self) -> None:
         self._memory.memory_allocated(self._device)
@@ -48,13 +48,10 @@ class AllocatorSensor(Sensor):
     def sample(self, time_s: float) -> list[Sample]:
         return [Sample(time_s, self._info.uuid, self._memory.memory_allocated(self._device))]
 
-    def counters(self) -> dict[str, Counters]:
-        return {
-            self._info.uuid: Counters(
-                peak_allocated_bytes=self._memory.max_memory_allocated(self._device),
-                peak_reserved_bytes=self._memory.max_memory_reserved(self._device),
-            )
-        }
-
     def reset_peaks(self) -> None:
         self._memory.reset_peak_memory_stats(self._device)
+
+    def peaks(self) -> dict[str, Peaks]:
+        allocated = self._memory.max_memory_allocated(self._device)
+        reserved = self._memory.max_memory_reserved(self._device)
+        return {self._info.uuid: Peaks(allocated_bytes=allocated, reserved_bytes=reserved)}

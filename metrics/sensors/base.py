@@ -17,6 +17,10 @@ class DeviceInfo:
     uuid: str
     name: str
     memory_capacity_bytes: int | None
+    memory_kind: str
+    """How memory is counted: 'driver' (all of the device), 'pss' or 'rss' (processes), 'allocated' (torch's own)."""
+    processes: tuple[int, ...] = ()
+    """The processes that the readings are of; empty where they are of the whole device."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Counters:
-    """Registers that only ever grow, read at a window's edges: their difference is exact, however rare samples are.
-
-    The peaks are those since the last `reset_peaks`.
-    """
+    """Registers that only ever grow, read at a window's edges: their difference is exact, however rare samples are."""
 
     energy_j: float | None = None
     busy_s: float | None = None
     """Seconds of full use: a device half busy for 10 s adds 5."""
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The largest memory since `reset_peaks`, where the device keeps that itself."""
+
+    used_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
 
 
 class Sensor(ABC):
@@ -54,10 +62,10 @@ class Sensor(ABC):
     """
 
     name: str
-    """What the sensor is called in records and reasons: 'nvml', 'host', 'allocator'."""
+    """What the sensor is called in reasons: 'nvml', 'host', 'allocator'."""
     scope: Scope
     unavailable: dict[str, str]
-    """Field of Sample or Counters → why this sensor never fills it; known once `open` has returned."""
+    """Field of Sample, Counters or Peaks → why this sensor never fills it; known once `open` has returned."""
 
     @abstractmethod
     def open(self) -> None:
@@ -76,8 +84,12 @@ class Sensor(ABC):
         return {}
 
     def reset_peaks(self) -> None:
-        """Begin anew with the peaks that `counters` reports."""
+        """Begin anew with the peaks."""
         return
+
+    def peaks(self) -> dict[str, Peaks]:
+        """The peaks by device uuid; empty where the sensor keeps none."""
+        return {}
 
     def close(self) -> None:
         """Let go of the driver. Called once, also after a failure."""

@@ -12,16 +12,19 @@ import psutil
 
 from metrics.cgroup import memory_limit_bytes, usable_cores
 from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
 
-_NO_ALLOCATOR = "the host has no device allocator; memory is that of the run's processes"
+_ENDED = (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess)
+"""What reading of a process raises that has ended since the processes were last looked up."""
 
 
 class HostSensor(Sensor):
     """Memory = Σ PSS of the run's processes against the container's limit; utilization = CPU time / (cores × time).
 
     PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once.
-    Where the kernel does not give it, the sum is of RSS, `memory_kind` is 'rss', and shared pages count n times.
+    Where the kernel does not give it, the sum is of RSS, the device's `memory_kind` says 'rss', and shared pages
+    count n times. The peak is the kernel's own high-water mark of each process (VmHWM) less what it shares, summed;
+    beginning anew with it also resets what `getrusage` calls maxrss.
 
     Args:
         pids: every process of the run on this host, one for each rank; their children (data workers) are found and
@@ -33,50 +36,73 @@ class HostSensor(Sensor):
     scope: Scope = "host"
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
-        self.memory_kind = "pss"
-        self.unavailable: dict[str, str] = {}
-        self._roots = tuple(pids) if pids is not None else (os.getpid(),)
-        self._processes: list[psutil.Process] = []
-        self._cores = 1.0
-        self._device: DeviceInfo | None = None
-        self._last: tuple[float, float] | None = None
-
-    def open(self) -> None:
-        """Find the processes; raises MetricsError where none of them runs."""
-        self._find_processes()
-        if not self._processes:
-            raise MetricsError(f"none of the run's processes {list(self._roots)} runs on this host")
-        try:
-            _pss_bytes(os.getpid())
-        except OSError:
-            self.memory_kind = "rss"
-        self._cores = usable_cores()
-        self._device = DeviceInfo(host_uuid(), processor_name(), memory_limit_bytes())
-        no_power = "no power or energy sensor for the host is in use"
+        no_power, no_allocator = "no sensor for the host's power was in use", "the host has no device allocator"
         self.unavailable = {
             "power_w": no_power,
             "energy_j": no_power,
-            "peak_allocated_bytes": _NO_ALLOCATOR,
-            "peak_reserved_bytes": _NO_ALLOCATOR,
+            "allocated_bytes": no_allocator,
+            "reserved_bytes": no_allocator,
         }
+        self._roots = tuple(pids) if pids is not None else (os.getpid(),)
+        self._processes: list[psutil.Process] = []
+        self._cores = 1.0
+        self._has_pss = True
+        self._has_peaks = True
+        self._devices: list[DeviceInfo] = []
+        self._last: tuple[float, float] | None = None
+
+    def open(self) -> None:
+        """Find the processes; raises MetricsError where one of them does not run here."""
+        missing = [pid for pid in self._roots if not psutil.pid_exists(pid)]
+        if missing:
+            raise MetricsError(f"no process {missing[0]} runs on this host, to be measured as one of the run's")
+        self._find_processes()
+        self._has_pss = Path("/proc/self/smaps_rollup").exists()
+        self._cores = usable_cores(self._roots)
+        kind = "pss" if self._has_pss else "rss"
+        self._devices = [DeviceInfo(host_uuid(), processor_name(), memory_limit_bytes(), kind, self._roots)]
 
     def devices(self) -> list[DeviceInfo]:
-        return [] if self._device is None else [self._device]
+        return self._devices
 
     def sample(self, time_s: float) -> list[Sample]:
         """Memory now, and utilization since the last sample (none at the first)."""
-        used_bytes = sum(self._memory_bytes(process) for process in self._processes)
+        used_bytes = sum(self._memory_bytes(process.pid) for process in self._processes)
         busy_s = self._busy_s()
         utilization = None
         if self._last is not None and time_s > self._last[0]:
             utilization = max(busy_s - self._last[1], 0.0) / (time_s - self._last[0])
         self._last = (time_s, busy_s)
-        return [Sample(time_s, host_uuid(), used_bytes, utilization)]
+        return [Sample(time_s, self._devices[0].uuid, used_bytes, utilization)]
 
     def counters(self) -> dict[str, Counters]:
-        # Walking all processes of the machine is too dear for each sample; the edges of the window will do.
+        # To walk all processes of the machine is too dear for each sample; the edges of the window will do.
         self._find_processes()
-        return {host_uuid(): Counters(busy_s=self._busy_s())}
+        return {self._devices[0].uuid: Counters(busy_s=self._busy_s())}
+
+    def reset_peaks(self) -> None:
+        self._find_processes()
+        for process in self._processes:
+            try:
+                # 5: "reset the peak resident set size to the current one" (proc(5), since Linux 4.0).
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+            except _ENDED:
+                continue
+            except OSError:
+                self._has_peaks = False
+                return
+
+    def peaks(self) -> dict[str, Peaks]:
+        if not self._has_peaks:
+            return {}
+        used_bytes = 0
+        for process in self._processes:
+            try:
+                status = _kilobytes(Path(f"/proc/{process.pid}/status"))
+                used_bytes += status["VmHWM"] - status["VmRSS"] + self._memory_bytes(process.pid)
+            except (*_ENDED, KeyError):  # a process that is ending has no memory to speak of
+                continue
+        return {self._devices[0].uuid: Peaks(used_bytes=used_bytes)}
 
     def _find_processes(self) -> None:
         found: dict[int, psutil.Process] = {}
@@ -89,11 +115,13 @@ class HostSensor(Sensor):
                 continue
         self._processes = list(found.values())
 
-    def _memory_bytes(self, process: psutil.Process) -> int:
+    def _memory_bytes(self, pid: int) -> int:
         try:
-            return _pss_bytes(process.pid) if self.memory_kind == "pss" else process.memory_info().rss
-        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
-            return 0  # it has ended since the processes were last looked up
+            if self._has_pss:
+                return _kilobytes(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", 0)
+            return _kilobytes(Path(f"/proc/{pid}/status")).get("VmRSS", 0)
+        except _ENDED:
+            return 0
 
     def _busy_s(self) -> float:
         """Processor seconds of all processes, and of children that they have waited for, over the cores."""
@@ -122,9 +150,11 @@ def processor_name() -> str:
     return f"{platform.machine()} processor"
 
 
-def _pss_bytes(pid: int) -> int:
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    raise FileNotFoundError(f"/proc/{pid}/smaps_rollup gives no Pss")
+def _kilobytes(path: Path) -> dict[str, int]:
+    """The lines 'Name:  12 kB' of a file under /proc, in bytes."""
+    sizes = {}
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            sizes[name] = int(value.removesuffix(" kB")) * 1024
+    return sizes

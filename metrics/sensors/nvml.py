@@ -70,8 +70,8 @@ class NvmlSensor(Sensor):
             uuid = self._nvml.nvmlDeviceGetUUID(handle)
             capacity = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
             self._handles[uuid] = handle
-            self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity))
-        self.unavailable = {"peak_allocated_bytes": _NOT_NVML, "peak_reserved_bytes": _NOT_NVML}
+            self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity, "driver"))
+        self.unavailable = {"allocated_bytes": _NOT_NVML, "reserved_bytes": _NOT_NVML}
         for quantity in _QUESTIONS:
             for uuid, handle in self._handles.items():
                 try:
