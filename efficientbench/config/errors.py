@@ -18,7 +18,7 @@ class ConfigError(ValueError):
         if len(self.problems) == 1:
             message = self.problems[0]
         else:
-            message = "\n  ".join([f"{len(self.problems)} problems in the configuration:", *self.problems])
+            message = "\n  ".join([f"{len(self.problems)} problems:", *self.problems])
         super().__init__(message)
 
 

@@ -1,0 +1,130 @@
+"""The command line. Bodies are thin, and import what they need when called, so that help and mistakes answer fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from efficientbench.config.schema import RunConfig
+
+app = typer.Typer(
+    help="Trains language models that differ in one architectural choice and measures what each choice costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+MODES = ("dsw", "dlc")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[dsw|dlc] [key=value]...",
+        help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
+        "and RANK describe them; key=value: a key of the configuration, like training.seq_len=1024",
+    ),
+]
+Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
+Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="JSONL or text to train on")]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
+
+
+@app.command()
+def run(name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None) -> None:
+    """Train, evaluate, measure and record one run."""
+    config, mode = _resolve(name, words or [], smoke, data, tokenizer)
+    from efficientbench.run import run as run_config
+
+    raise typer.Exit(run_config(config, mode))
+
+
+@app.command()
+def plan(name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None) -> None:
+    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
+    config, _ = _resolve(name, words or [], smoke, data, tokenizer)
+    from rich.console import Console
+
+    from efficientbench.plan import assumed_layout, make_plan, print_plan
+
+    print_plan(make_plan(config, assumed_layout(config)), Console())
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")]) -> None:
+    """Write report.csv from the records of a folder, and print the table."""
+    from rich.console import Console
+
+    from metrics.report.csv import write_csv
+    from metrics.report.load import load_records
+    from metrics.report.table import print_table
+
+    records, damaged = load_records(folder)
+    write_csv(records, folder / "report.csv")
+    print_table(records, Console())
+    for line in damaged:
+        print(f"warning: {line}", file=sys.stderr)
+    print(folder / "report.csv")
+
+
+@app.command()
+def scripts(
+    check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
+) -> None:
+    """Write the run_*.sh of every run in the matrix."""
+    from efficientbench.scripts import check_scripts, write_scripts
+
+    check_scripts() if check else write_scripts()
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
+    from efficientbench.doctor import doctor as examine
+
+    raise typer.Exit(examine())
+
+
+def _resolve(
+    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None
+) -> tuple[RunConfig, str]:
+    """The configuration and the mode that the words of a command line ask for."""
+    from efficientbench.config.load import resolve
+
+    modes = [word for word in words if word in MODES]
+    overrides = [word for word in words if word not in MODES]
+    overrides += [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
+    return resolve(name, smoke, overrides), modes[-1] if modes else MODES[0]
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """The errors whose text is a message for the user."""
+    from data_tools.errors import DataError
+    from efficientbench.config.errors import ConfigError
+    from efficientbench.devices.base import DeviceError
+    from efficientbench.training.errors import TrainingError
+    from launchers.errors import LaunchError
+    from metrics.errors import MetricsError
+
+    return ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError
+
+
+def main() -> None:
+    """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
+    try:
+        app()
+    except Exception as error:
+        if not isinstance(error, _user_errors()):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What a run will be, before anything starts: its model, its length, its layout and the memory that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from efficientbench import cost
+from efficientbench.config.budget import Budget, plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's figures, all of them computed from its configuration."""
+
+    config: RunConfig
+    layout: Layout
+    budget: Budget
+    parameters: cost.Parameters
+    flops: cost.Flops
+    memory: tuple[cost.RankMemory, ...]
+    """Peak of a rank of each pipeline stage."""
+
+    def node_memory_bytes(self) -> int:
+        """Peak of the ranks of one node together, of the node with most; stages are the grid's slowest dimension."""
+        per_stage = self.layout.tp * self.layout.dp
+        ranks = [self.memory[rank // per_stage].total for rank in range(self.layout.world_size)]
+        per_node = self.layout.ranks_per_node
+        return max(sum(ranks[first : first + per_node]) for first in range(0, len(ranks), per_node))
+
+    def rank_memory_bytes(self) -> int:
+        """Peak of the rank with most."""
+        return max(stage.total for stage in self.memory)
+
+
+def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int = cost.HOST_RUNTIME_BYTES) -> Plan:
+    """The plan of a run on a layout; `runtime_bytes` is what a rank of its device type needs besides tensors.
+
+    Raises ConfigError when the budget cannot serve measurement.
+    """
+    return Plan(
+        config=config,
+        layout=layout,
+        budget=plan_budget(config),
+        parameters=cost.parameters(config.model),
+        flops=cost.flops_per_token(config.model, config.training.seq_len),
+        memory=cost.memory_by_stage(config, layout, runtime_bytes),
+    )
+
+
+def assumed_layout(config: RunConfig) -> Layout:
+    """The least layout of a configuration, for a plan that looks at no device: an unset dp is 1."""
+    return Layout.of(config, devices=1, oversubscribe=True)
+
+
+def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
+    """Refuses a run whose estimate is above what the machine has.
+
+    Args:
+        plan: of the run.
+        capacity_bytes: memory of one device or, with `shared`, of a node whose ranks share it (a CPU).
+        shared: whether all ranks of a node share `capacity_bytes`.
+
+    Raises:
+        ConfigError: with the estimate, the capacity, and those changes that would make it fit.
+    """
+    needed = _needed(plan, shared)
+    if needed <= capacity_bytes:
+        return
+    stage = max(plan.memory, key=lambda each: each.total)
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in _parts(stage) if size >= 1e7)
+    who = "the ranks of a node together need" if shared and plan.layout.ranks_per_node > 1 else "a rank needs"
+    where = "this machine has" if shared else "a device has"
+    remedies = list(_remedies(plan, capacity_bytes, shared))
+    helps = f"what would help: {'; '.join(remedies)}" if remedies else "nothing short of another model would help"
+    raise ConfigError(
+        f"{plan.config.name} does not fit: {who} about {gigabytes(needed)} and {where} {gigabytes(capacity_bytes)} "
+        f"(largest rank: {parts}); {helps}"
+    )
+
+
+def _needed(plan: Plan, shared: bool) -> int:
+    return plan.node_memory_bytes() if shared else plan.rank_memory_bytes()
+
+
+def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
+    """Of each kind of change, the mildest that makes the run fit; none of a kind where none does."""
+    for changes in (_smoke(plan), _smaller_micro_batch(plan), _shorter_sequence(plan), _more_ranks(plan)):
+        for text, config in changes:
+            try:
+                layout = Layout.of(config, plan.layout.world_size, plan.layout.nodes, oversubscribe=True)
+                other = make_plan(config, layout, plan.memory[0].runtime)
+            except ConfigError:
+                continue
+            if _needed(other, shared) <= capacity_bytes:
+                yield text
+                break
+
+
+# Grids that a remedy may name.
+TP_SIZES = (1, 2, 4, 8)
+PP_SIZES = (1, 2, 4, 8, 16)
+
+Changes = Iterator[tuple[str, RunConfig]]
+
+
+def _smoke(plan: Plan) -> Changes:
+    if not plan.config.smoke:
+        yield "--smoke", resolve(f"{plan.config.variant}_{plan.config.size}", smoke=True)
+
+
+def _smaller_micro_batch(plan: Plan) -> Changes:
+    for size in range(plan.config.training.micro_batch_size - 1, 0, -1):
+        yield f"training.micro_batch_size={size}", _with(plan, "training", {"micro_batch_size": size})
+
+
+def _shorter_sequence(plan: Plan) -> Changes:
+    seq_len = plan.config.training.seq_len // 2
+    while seq_len >= 128:
+        yield f"training.seq_len={seq_len}", _with(plan, "training", {"seq_len": seq_len})
+        seq_len //= 2
+
+
+def _more_ranks(plan: Plan) -> Changes:
+    """Larger grids on the same nodes: the fewest ranks first, of these data parallelism before stages before tensor
+    parallelism, which communicates most."""
+    layout = plan.layout
+    grids = [
+        (tp * pp * dp, tp, pp, dp)
+        for tp in (layout.tp, *TP_SIZES)
+        for pp in (layout.pp, *PP_SIZES)
+        for dp in (layout.dp, 2 * layout.dp, 4 * layout.dp, 8 * layout.dp)
+        if tp * pp * dp > layout.world_size
+    ]
+    for ranks, tp, pp, dp in sorted(set(grids)):
+        changes = {"tp": tp, "pp": pp, "dp": dp, "sp": layout.sp and tp > 1}
+        yield f"parallel.tp={tp} parallel.pp={pp} parallel.dp={dp} ({ranks} ranks)", _with(plan, "parallel", changes)
+
+
+def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
+    changed = getattr(plan.config, part).model_copy(update=changes)
+    return plan.config.model_copy(update={part: changed})
+
+
+def _parts(memory: cost.RankMemory) -> list[tuple[str, int]]:
+    return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
+
+
+def gigabytes(size_bytes: float) -> str:
+    """Bytes as text, in GB of 10^9 bytes."""
+    return f"{size_bytes / 1e9:.2f} GB"
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints the plan as two tables and the notes that belong to it."""
+    from rich.table import Table
+
+    run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
+    for row in _run_rows(plan):
+        run.add_row(*row)
+    console.print(run)
+    memory = Table(title="peak memory of a rank, GB", title_justify="left")
+    memory.add_column("part")
+    for stage in range(plan.layout.pp):
+        memory.add_column(f"stage {stage}" if plan.layout.pp > 1 else "estimate", justify="right")
+    columns = [_parts(stage) for stage in plan.memory]
+    for row_index, (name, _) in enumerate(columns[0]):
+        memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
+    memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
+    console.print(memory)
+    if plan.budget.extended:
+        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
+
+
+def _run_rows(plan: Plan) -> list[tuple[str, str]]:
+    config, layout, budget = plan.config, plan.layout, plan.budget
+    training = config.training
+    grid = f"{layout.world_size} = tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
+    batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
+    return [
+        ("parameters, total", f"{plan.parameters.total:,}"),
+        ("parameters, active", f"{plan.parameters.active:,}"),
+        ("FLOPs per token, training", f"{plan.flops.training:,}"),
+        ("  attention as full square", f"{plan.flops.training_full_square:,}"),
+        ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
+        ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
+        ("batch, in sequences", f"{batch} {layout.dp}"),
+        ("tokens per step", f"{budget.tokens_per_step:,}"),
+        ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
+        ("tokens", f"{budget.tokens:,}"),
+        ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
+        ("layers per stage", f"{layout.layers_per_stage:,}"),
+        ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
+    ]

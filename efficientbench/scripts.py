@@ -1,0 +1,58 @@
+"""Writes `experiments/<suite>/run_<name>.sh`, one for each run of the matrix."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.matrix import EXPERIMENTS, RunName, load_matrix
+
+TEMPLATE = """\
+#!/usr/bin/env bash
+# Trains, measures and reports {name}. Written by `efficientbench scripts` from experiments/matrix.yaml.
+#
+#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH] [key=value ...]
+set -euo pipefail
+exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name} "$@"
+"""
+
+
+def write_scripts(folder: Path = EXPERIMENTS) -> None:
+    """Writes every script below `folder`, and removes those of runs that the matrix no longer has."""
+    scripts = _scripts(folder)
+    for path, text in scripts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.chmod(0o755)
+        os.replace(beside, path)
+    for path in _present(folder) - scripts.keys():
+        path.unlink()
+
+
+def check_scripts(folder: Path = EXPERIMENTS) -> None:
+    """Raises ConfigError that names every script below `folder` which `write_scripts` would change."""
+    scripts = _scripts(folder)
+    problems = [f"{path} is of no run in the matrix" for path in sorted(_present(folder) - scripts.keys())]
+    for path, text in scripts.items():
+        if not path.is_file():
+            problems.append(f"{path} is missing")
+        elif path.read_text(encoding="utf-8") != text:
+            problems.append(f"{path} is not what the matrix gives")
+        elif not os.access(path, os.X_OK):
+            problems.append(f"{path} is not executable")
+    if problems:
+        raise ConfigError(f"{'; '.join(problems)}: `efficientbench scripts` writes them anew")
+
+
+def _scripts(folder: Path) -> dict[Path, str]:
+    return {folder / run.suite / f"run_{run.name}.sh": _text(run) for run in load_matrix().runs}
+
+
+def _text(run: RunName) -> str:
+    return TEMPLATE.format(name=run.name, suite=run.suite)
+
+
+def _present(folder: Path) -> set[Path]:
+    return {path for suite in load_matrix().suites for path in (folder / suite).glob("run_*.sh")}
