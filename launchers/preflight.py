@@ -17,7 +17,7 @@ from launchers.errors import LaunchError
 
 # Nodes set themselves up before they come here, and schedulers do not start them all at once.
 TIME_LIMIT_S = 600.0
-RETRY_S = 0.5
+RETRY_S = 0.2
 TELL_AFTER_S = 30.0
 GREETING = "efficientbench"
 
@@ -44,6 +44,8 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
         _warn_if_elsewhere(cluster)
         told_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
+            for rank in [rank for rank, connection in arrived.items() if not _is_open(connection)]:
+                del arrived[rank]
             missing = [str(rank) for rank in range(1, cluster.nodes) if rank not in arrived]
             if time.monotonic() > deadline_s:
                 raise LaunchError(
@@ -66,18 +68,23 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
 def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
     """Adds the node behind a new connection; port scanners and the like are ignored."""
     connection.settimeout(2.0)
-    with contextlib.suppress(OSError, ValueError):
+    try:
         words = connection.makefile("r", encoding="ascii", errors="replace").readline(80).split()
-        if len(words) != 3 or words[0] != GREETING:
-            return
-        nodes, node_rank = int(words[1]), int(words[2])
-        if nodes != cluster.nodes:
-            connection.sendall(f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} here\n".encode("ascii"))
-            raise LaunchError(f"WORLD_SIZE is {nodes} on node {node_rank} and {cluster.nodes} here, on node 0")
-        if node_rank in arrived and _is_open(arrived[node_rank]):
-            connection.sendall(f"RANK is {node_rank} on two nodes\n".encode("ascii"))
-            raise LaunchError(f"RANK is {node_rank} on two nodes: every node needs its own")
-        arrived[node_rank] = connection
+        greeting, nodes, node_rank = words[0], int(words[1]), int(words[2])
+    except (OSError, ValueError, IndexError):
+        return
+    if greeting != GREETING:
+        return
+    problem = None
+    if nodes != cluster.nodes:
+        problem = f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
+    elif not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank])):
+        problem = f"RANK is {node_rank} on two nodes, and every node needs its own"
+    if problem is not None:
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{problem}\n".encode("ascii"))
+        raise LaunchError(problem)
+    arrived[node_rank] = connection
 
 
 def _is_open(connection: socket.socket) -> bool:

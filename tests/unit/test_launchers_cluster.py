@@ -1,0 +1,135 @@
+"""What a scheduler's environment says of the nodes, and how the nodes find each other before training."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from launchers.cluster_env import Cluster
+from launchers.errors import LaunchError
+from launchers.preflight import preflight
+
+
+def test_pai_dlc_variables_name_the_nodes() -> None:
+    environ = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "3"}
+    assert Cluster.from_environment(environ) == Cluster(4, 3, "job-master-0", 23456)
+
+
+def test_aliases_and_default_port() -> None:
+    environ = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "0"}
+    assert Cluster.from_environment(environ) == Cluster(2, 0, "10.0.0.1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({}, ["MASTER_ADDR is not set", "WORLD_SIZE or NNODES is not set", "RANK or NODE_RANK is not set"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "two", "RANK": "0"}, ["WORLD_SIZE is 'two'"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "2"}, ["RANK is 2", "between 0 and 1"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "0", "RANK": "0"}, ["number of nodes is at least 1"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "70000"}, ["MASTER_PORT is 70000"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "x"}, ["MASTER_PORT is 'x'"]),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "NNODES": "3", "RANK": "0"}, ["WORLD_SIZE=2 and NNODES=3"]),
+    ],
+)
+def test_every_wrong_variable_is_named(environ: dict[str, str], told: list[str]) -> None:
+    with pytest.raises(LaunchError) as error:
+        Cluster.from_environment(environ)
+    for words in told:
+        assert words in str(error.value)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        return int(holder.getsockname()[1])
+
+
+def started(cluster: Cluster, time_limit_s: float) -> Future[None]:
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(preflight, cluster, time_limit_s)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def test_all_nodes_meet(port: int) -> None:
+    late_master = threading.Event()
+    others = [started(Cluster(3, rank, "127.0.0.1", port), 20) for rank in (1, 2)]
+    assert not late_master.wait(0.3), "the others retry while the master is not there yet"
+    assert not any(other.done() for other in others)
+    preflight(Cluster(3, 0, "127.0.0.1", port), 20)
+    for other in others:
+        other.result(timeout=5)
+    with socket.socket() as free_again:
+        free_again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free_again.bind(("", port))
+        free_again.listen()
+
+
+def test_no_node_goes_on_before_all_are_there(port: int) -> None:
+    master = started(Cluster(3, 0, "127.0.0.1", port), 0.7)
+    one = started(Cluster(3, 1, "127.0.0.1", port), 1.2)
+    with pytest.raises(LaunchError, match="node 2 of 3 did not reach 127.0.0.1:"):
+        master.result(timeout=10)
+    with pytest.raises(LaunchError, match=f"could not meet node 0 at 127.0.0.1:{port}"):
+        one.result(timeout=10)
+
+
+def test_a_closed_port_is_named(port: int) -> None:
+    with pytest.raises(LaunchError, match=f"port {port} is closed"):
+        preflight(Cluster(2, 1, "127.0.0.1", port), 0.3)
+
+
+def test_an_unknown_host_is_named(port: int) -> None:
+    with pytest.raises(LaunchError, match=r"'no-such-host\.invalid' does not resolve"):
+        preflight(Cluster(2, 1, "no-such-host.invalid", port), 0.3)
+    with pytest.raises(LaunchError, match=r"'no-such-host\.invalid' does not resolve"):
+        preflight(Cluster(2, 0, "no-such-host.invalid", port), 0.3)
+
+
+def test_a_taken_port_is_named_on_the_master() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {taken} is taken"):
+            preflight(Cluster(2, 0, "127.0.0.1", taken), 0.3)
+
+
+def test_nodes_that_disagree_are_refused_on_both_sides(port: int) -> None:
+    master = started(Cluster(2, 0, "127.0.0.1", port), 10)
+    with pytest.raises(LaunchError, match="WORLD_SIZE is 2 on node 0 and 3 on node 1"):
+        preflight(Cluster(3, 1, "127.0.0.1", port), 10)
+    with pytest.raises(LaunchError, match="WORLD_SIZE is 2 on node 0 and 3 on node 1"):
+        master.result(timeout=10)
+
+
+def test_two_nodes_with_one_rank_are_refused(port: int) -> None:
+    master = started(Cluster(3, 0, "127.0.0.1", port), 10)
+    twins = [started(Cluster(3, 1, "127.0.0.1", port), 0.7) for _ in range(2)]
+    with pytest.raises(LaunchError, match="RANK is 1 on two nodes"):
+        master.result(timeout=10)
+    errors = [str(twin.exception(timeout=10)) for twin in twins]
+    assert sum("RANK is 1 on two nodes" in error for error in errors) == 1
+
+
+def test_strangers_at_the_port_are_ignored(port: int) -> None:
+    master = started(Cluster(2, 0, "127.0.0.1", port), 10)
+    for _ in range(100):
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
+                stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            break
+        except ConnectionRefusedError:
+            threading.Event().wait(0.05)
+    preflight(Cluster(2, 1, "127.0.0.1", port), 10)
+    master.result(timeout=5)
+
+
+def test_one_node_needs_no_meeting() -> None:
+    preflight(Cluster(1, 0, "no-such-host.invalid", 1), 0.1)

@@ -1,0 +1,296 @@
+"""The supervision of real processes: who failed, who is ended, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from launchers.errors import LaunchError
+from launchers.launch import launch, rank_environment
+from launchers.worker_process import module_command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def worker(folder: Path, body: str) -> list[str]:
+    """The command of a worker that knows ``rank`` and says on disk that it is ready, and how it ended."""
+    script = folder / "worker.py"
+    script.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
+        "def ready():\n"
+        "    (folder / f'ready_{rank}').write_text(str(os.getpid()))\n"
+        "def note(text):\n"
+        "    with (folder / f'notes_{rank}').open('a') as notes:\n"
+        "        notes.write(text)\n" + textwrap.dedent(body)
+    )
+    return [sys.executable, str(script)]
+
+
+class Launcher:
+    """A launcher in a process and session of its own, as a terminal would start it."""
+
+    def __init__(self, folder: Path, body: str, ranks: int, stop_grace_s: float) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        program = (
+            # A shell's background jobs ignore Ctrl-C, and so would what they start.
+            "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+            "from pathlib import Path; from launchers.launch import launch; "
+            f"sys.exit(launch({worker(folder, body)!r}, {ranks}, None, Path({str(folder)!r}), {stop_grace_s}))"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def worker_pids(self) -> list[int]:
+        """Waits until every rank is ready."""
+        files = [self._folder / f"ready_{rank}" for rank in range(self._ranks)]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+        return [int(file.read_text()) for file in files]
+
+    def interrupt_from_terminal(self) -> None:
+        """Ctrl-C: the terminal signals every process of the foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def finish(self) -> tuple[int, str]:
+        _, stderr = self.process.communicate(timeout=20)
+        return self.process.returncode, stderr
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+STOPPABLE = """
+def stop(number, frame):
+    note(signal.Signals(number).name + ' ')
+    time.sleep(0.3)
+    note('saved')
+    sys.exit(0)
+signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
+ready()
+time.sleep(60)
+"""
+
+
+def test_every_rank_gets_its_place(tmp_path: Path) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR")
+    body = f"import json\nnote(json.dumps([os.environ[name] for name in {names!r}]))"
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 0
+    places = [json.loads((tmp_path / f"notes_{rank}").read_text()) for rank in range(2)]
+    assert places == [[str(rank), "2", str(rank), "2", "0", "1", "127.0.0.1"] for rank in range(2)]
+
+
+def test_rank_0_has_the_terminal_and_the_others_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "print(f'out {rank}')\nprint(f'err {rank}', file=sys.stderr)"
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 0
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("out 0\n", "err 0\n")
+    assert sorted((tmp_path / "log" / "rank_1.out").read_text().split("\n")) == ["", "err 1", "out 1"]
+
+
+def test_a_rank_that_dies_ends_all_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = """
+    if rank == 1:
+        print('Traceback and so on'); sys.exit('ValueError: the third layer is crooked')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    time.sleep(60)
+    """
+    started_s = time.monotonic()
+    assert launch(worker(tmp_path, body), 3, None, tmp_path / "log") == 1
+    assert time.monotonic() - started_s < 4
+    message = capfd.readouterr().err
+    assert message.count("error:") == 1
+    assert "error: rank 1: ended with exit status 1" in message
+    assert message.rstrip().endswith("ValueError: the third layer is crooked")
+
+
+def test_ranks_that_hang_are_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launchers.launch.FAILURE_GRACE_S", 0.5)
+    body = """
+    if rank == 0:
+        while not (folder / 'ready_1').exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    time.sleep(60)
+    """
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 1
+    assert "error: rank 0: ended by SIGSEGV" in capfd.readouterr().err
+    assert not is_alive(int((tmp_path / "ready_1").read_text()))
+
+
+def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # Rank 1 reports first and is slow to end; rank 0 notices, reports and ends at once.
+    body = """
+    from launchers.error_file import report_error
+    if rank == 1:
+        report_error('the data file is cut off', 1)
+        (folder / 'reported').touch()
+        time.sleep(1); sys.exit(1)
+    while not (folder / 'reported').exists():
+        time.sleep(0.01)
+    report_error('connection closed by peer', 1)
+    os._exit(1)
+    """
+    assert launch([*worker(tmp_path, body)], 2, None, tmp_path / "log") == 1
+    message = capfd.readouterr().err
+    assert "error: rank 1: the data file is cut off" in message
+    assert "peer" not in message
+
+
+def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "from launchers.error_file import report_error\nreport_error('data.idx is corrupt', 2)\nsys.exit(2)"
+    assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 2
+    assert capfd.readouterr().err == "error: data.idx is corrupt\n"
+
+
+def test_ctrl_c_is_passed_on_once_and_ranks_may_save(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
+    launcher.worker_pids()
+    launcher.interrupt_from_terminal()
+    code, message = launcher.finish()
+    assert code == 130
+    assert "error" not in message
+    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGINT saved"] * 2
+
+
+def test_sigterm_is_passed_on(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
+    launcher.worker_pids()
+    launcher.process.terminate()
+    assert launcher.finish()[0] == 143
+    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
+
+
+IGNORES = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+ready()
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, IGNORES, ranks=2, stop_grace_s=0.5)
+    pids = launcher.worker_pids()
+    launcher.process.terminate()
+    code, message = launcher.finish()
+    assert code == 143
+    assert "killed before they had ended: ranks 0, 1" in message
+    assert not any(map(is_alive, pids))
+
+
+def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, IGNORES, ranks=1, stop_grace_s=60)
+    (pid,) = launcher.worker_pids()
+    launcher.interrupt_from_terminal()
+    time.sleep(0.3)
+    assert is_alive(pid)
+    launcher.interrupt_from_terminal()
+    assert launcher.finish()[0] == 130
+    assert not is_alive(pid)
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, IGNORES, ranks=2, stop_grace_s=60)
+    pids = launcher.worker_pids()
+    launcher.process.kill()
+    launcher.finish()
+    wait_for(lambda: not any(map(is_alive, pids)), limit_s=5)
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '60']).pid))"
+    assert launch(worker(tmp_path, body), 1, None, tmp_path / "log") == 0
+    helper = int((tmp_path / "notes_0").read_text())
+    wait_for(lambda: not is_alive(helper), limit_s=5)
+
+
+def test_signal_handlers_are_given_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    launch(worker(tmp_path, "pass"), 1, None, tmp_path / "log")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_command_that_cannot_start_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="rank 0 cannot be started: .*no-such-program"):
+        launch([str(tmp_path / "no-such-program")], 1, None, tmp_path / "log")
+    with pytest.raises(LaunchError, match="at least 1"):
+        launch([sys.executable], 0, None, tmp_path / "log")
+
+
+def test_cores_are_shared_among_the_ranks_unless_told_otherwise() -> None:
+    from launchers.cluster_env import Cluster
+
+    cluster = Cluster(1, 0, "127.0.0.1", 1)
+    cores = len(os.sched_getaffinity(0))
+    assert rank_environment(cluster, 0, cores, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert "OMP_NUM_THREADS" not in rank_environment(cluster, 0, 1, {})
+    assert rank_environment(cluster, 0, 2, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+
+
+def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> None:
+    for name in ("metrics", "launchers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+    (tmp_path / "site" / "probe").mkdir(parents=True)
+    (tmp_path / "site" / "probe" / "__main__.py").write_text("import sys, launchers.errors; print(sys.argv[1:])")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
+    command = module_command("probe", "a", "b")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['a', 'b']\n", "")
+
+
+def test_the_launchers_load_no_torch() -> None:
+    program = "import sys, launchers.launch, launchers.preflight, launchers.error_file; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(4)]
+    body = """
+    note(os.environ['MASTER_PORT'])
+    ready()
+    while len(list(folder.parent.glob('*/ready_0'))) < 4:
+        time.sleep(0.02)
+    """
+    launchers = []
+    for folder in folders:
+        folder.mkdir()
+        launchers.append(Launcher(folder, body, ranks=1, stop_grace_s=1))
+    with ThreadPoolExecutor() as pool:
+        assert [code for code, _ in pool.map(Launcher.finish, launchers)] == [0] * 4
+    assert len({(folder / "notes_0").read_text() for folder in folders}) == 4
