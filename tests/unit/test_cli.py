@@ -1,0 +1,120 @@
+"""The command line as a user meets it: fast, without torch where none is needed, and clear about mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from efficientbench.cli import _resolve
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "efficientbench.cli", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        check=False,
+    )
+
+
+def cpu_seconds(*words: str) -> float:
+    """The least processor time of three calls: what a call takes where nothing else runs."""
+
+    def once() -> float:
+        before = os.times()
+        command(*words)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("words", "limit_s"), [(("--help",), 0.3), (("run", "gqa_1.5B", "seq_len=64"), 0.5), (("plan", "gqa_1.5B"), 0.5)]
+)
+def test_answers_fast(words: tuple[str, ...], limit_s: float) -> None:
+    assert cpu_seconds(*words) < limit_s
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "gqa_1.5B", "seq_len=64"], ["plan", "gqa_1.5B"], ["scripts", "--check"]]
+)
+def test_starts_without_torch(words: list[str]) -> None:
+    program = (
+        "import sys; from efficientbench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'megatron' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "gqa_1.5B", "seq_len=64"], "error: seq_len: unknown key; did you mean training.seq_len?\n"),
+        (["run", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?\n"),
+        (["run", "nsa_3B", "--smoke"], "error: nsa_3B: the variant 'nsa' is not built yet; built are mqa_0.5B, "),
+        (["plan", "gqa_1.5B", "dls"], "error: 'dls': an override is written key=value, like training.seq_len=1024"),
+        (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
+        (
+            ["plan", "gqa_1.5B", "training.tokens=1"],
+            "error: training.tokens: 1 tokens at 32,768 a step are 1 of the 15",
+        ),
+        (["report", "/nowhere/at/all"], "error: /nowhere/at/all: there is no such folder"),
+        (["run", "gqa_1.5B", "--smok"], "No such option"),
+    ],
+)
+def test_mistakes_end_with_one_message(words: list[str], message: str) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    done = command("run", "gqa_1.5B", "--smoke", "seq_len=64", "dlc", "training.dtype=int8")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 2 problems:\n  seq_len: unknown key")
+    assert "training.dtype: 'int8'" in done.stderr
+
+
+def test_plan_prints_the_model() -> None:
+    done = command("plan", "--smoke", "gqa_0.5B", "training.seq_len=64")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "plan of gqa_0.5B_smoke" in done.stdout
+    assert "64 tokens" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "steps"),
+    [
+        ([], "dsw", 60),
+        (["dsw"], "dsw", 60),
+        (["dlc", "training.steps=20"], "dlc", 20),
+        (["training.steps=20", "dlc"], "dlc", 20),
+    ],
+)
+def test_mode_and_overrides_in_any_order(words: list[str], mode: str, steps: int) -> None:
+    config, found = _resolve("gqa_1.5B", words, smoke=True, data=None, tokenizer=None)
+    assert (found, config.training.steps) == (mode, steps)
+
+
+def test_data_and_tokenizer_are_keys_of_the_configuration() -> None:
+    config, _ = _resolve("gqa_1.5B", [], smoke=False, data="a b=c.jsonl", tokenizer="folder")
+    assert (config.data.path, config.data.tokenizer) == ("a b=c.jsonl", "folder")

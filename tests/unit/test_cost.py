@@ -1,0 +1,174 @@
+"""The formulas of cost.py against the published figures, transformers' Qwen2 and torch's own FLOP counter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from efficientbench import cost
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import ModelConfig, RunConfig
+
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM
+
+PUBLISHED = {
+    "gqa_0.5B": 494_032_768,
+    "gqa_1.5B": 1_543_714_304,
+    "gqa_3B": 3_085_938_688,
+    "mqa_0.5B": 491_277_184,
+    "mqa_1.5B": 1_532_697_088,
+    "mqa_3B": 3_067_055_104,
+    "rope_1.5B": 1_543_714_304,
+    "dense_1.5B": 1_543_714_304,
+    "dense_3B": 3_085_938_688,
+}
+
+
+def qwen2_on_meta(model: ModelConfig) -> Qwen2ForCausalLM:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.ffn_hidden_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.attention.query_groups,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        return Qwen2ForCausalLM(config)
+
+
+def layout_of(config: RunConfig) -> Layout:
+    return Layout.of(config, devices=1, oversubscribe=True)
+
+
+def memory_of(name: str, *overrides: str) -> tuple[cost.RankMemory, ...]:
+    config = resolve(name, overrides=overrides)
+    return cost.memory_by_stage(config, layout_of(config))
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_published_parameters(name: str, count: int) -> None:
+    found = cost.parameters(resolve(name).model)
+    assert (found.total, found.active) == (count, count)
+
+
+@pytest.mark.parametrize("name", ["gqa_0.5B", "mqa_3B"])
+@pytest.mark.parametrize("smoke", [False, True])
+def test_parameters_equal_qwen2(name: str, smoke: bool) -> None:
+    model = resolve(name, smoke).model
+    assert cost.parameters(model).total == qwen2_on_meta(model).num_parameters()
+
+
+@pytest.mark.parametrize(("name", "seq_len"), [("gqa_0.5B", 2048), ("mqa_1.5B", 512), ("gqa_1.5B", 1)])
+def test_flops_equal_those_that_torch_counts(name: str, seq_len: int) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = resolve(name).model
+    tokens = torch.zeros(1, seq_len, dtype=torch.long, device="meta")
+    # A mask of its own keeps transformers from looking at values, which meta tensors lack.
+    mask = torch.zeros(1, 1, seq_len, seq_len, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        qwen2_on_meta(model)(tokens, attention_mask=mask, position_ids=tokens)
+    flops = cost.flops_per_token(model, seq_len)
+    assert flops.forward_full_square * seq_len == counter.get_total_flops()
+    assert flops.training_full_square == 3 * flops.forward_full_square
+
+
+def test_causal_attention_is_counted_halved() -> None:
+    model = resolve("gqa_1.5B").model
+    short, long = cost.flops_per_token(model, 1024), cost.flops_per_token(model, 3072)
+    # Scores and their product with the values: 2 FLOPs × 2 matmuls × heads × head dim × S / 2, in each layer.
+    assert long.forward - short.forward == 28 * 2 * 12 * 128 * 2048
+    assert long.forward_full_square - short.forward_full_square == 2 * (long.forward - short.forward)
+
+
+def test_kv_cache() -> None:
+    assert cost.kv_cache_bytes_per_token(resolve("gqa_1.5B").model, "bf16") == 28 * 2 * 2 * 128 * 2
+    assert cost.kv_cache_bytes_per_token(resolve("mqa_1.5B").model, "fp32") == 28 * 2 * 1 * 128 * 4
+
+
+def test_state_by_dtype() -> None:
+    count = PUBLISHED["gqa_0.5B"]
+    (bf16,), (fp32,) = memory_of("gqa_0.5B"), memory_of("gqa_0.5B", "training.dtype=fp32")
+    state = [
+        (each.weights / count, each.gradients / count, each.master_weights / count, each.adam_moments / count)
+        for each in (bf16, fp32)
+    ]
+    assert state == [(2, 4, 4, 8), (4, 4, 0, 8)]
+    assert fp32.activations == 2 * bf16.activations
+
+
+def test_data_parallel_ranks_share_the_optimizer_only_where_it_is_distributed() -> None:
+    (one,) = memory_of("gqa_0.5B")
+    (shared,) = memory_of("gqa_0.5B", "parallel.dp=2")
+    (whole,) = memory_of("gqa_0.5B", "parallel.dp=2", "parallel.distributed_optimizer=false")
+    assert (shared.master_weights, shared.adam_moments) == (one.master_weights // 2, one.adam_moments // 2)
+    assert (whole.weights, whole.master_weights, whole.adam_moments) == (
+        one.weights,
+        one.master_weights,
+        one.adam_moments,
+    )
+
+
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_stages_hold_the_model_once_and_the_tied_embedding_twice(stages: int) -> None:
+    memory = memory_of("gqa_1.5B", f"parallel.pp={stages}")
+    assert sum(stage.weights for stage in memory) == 2 * (PUBLISHED["gqa_1.5B"] + 151_936 * 1536)
+
+
+def test_earlier_stages_hold_more_micro_batches() -> None:
+    memory = memory_of("gqa_1.5B", "parallel.pp=4")
+    first, second, third, last = (stage.activations for stage in memory)
+    assert (first, second, third) == (4 * first // 4, 3 * first // 4, 2 * first // 4)
+    assert first // 4 < last < third  # the last stage's final norm
+    few = memory_of("gqa_1.5B", "parallel.pp=4", "training.global_batch_size=4")
+    assert few[0].activations == first // 2  # two micro-batches are all there are
+
+
+def test_tensor_parallel_ranks_share_matrices_and_vocabulary_but_not_norms() -> None:
+    (one,), (two,) = memory_of("gqa_1.5B"), memory_of("gqa_1.5B", "parallel.tp=2")
+    norms = (2 * 28 + 1) * 1536 * 2
+    assert two.weights - norms == (one.weights - norms) // 2
+    (split,) = memory_of("gqa_1.5B", "parallel.tp=2", "parallel.sp=true")
+    assert one.activations / 2 == split.activations < two.activations
+
+
+def test_activations_are_those_that_autograd_keeps(single_rank: None) -> None:
+    import torch
+
+    from efficientbench.model.gpt import build_stage
+
+    config = resolve("gqa_1.5B", True, ["training.dtype=fp32", "model.vocab_size=512"])
+    model = build_stage(config, torch.device("cpu"))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage  # alive, so that no address comes twice
+        return tensor
+
+    shape = (config.training.micro_batch_size, config.training.seq_len)
+    tokens = torch.zeros(shape, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(tokens, tokens, torch.ones(shape))
+    measured = sum(storage.nbytes() for storage in kept.values())
+    estimate = cost.memory_by_stage(config, layout_of(config))[0].activations
+    assert estimate == pytest.approx(measured, rel=0.15)
+
+
+def test_the_loss_takes_its_blocks_as_estimated() -> None:
+    from efficientbench.model.kernels import cross_entropy
+
+    assert cost.LOSS_BLOCK_ELEMENTS == cross_entropy.BLOCK_ELEMENTS

@@ -1,0 +1,81 @@
+"""Plans: what they print, and the refusal of runs that cannot fit, with remedies that do."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.plan import Plan, assumed_layout, check_fits, make_plan, print_plan
+
+
+def plan_of(name: str, *overrides: str, smoke: bool = False, devices: int | None = None, nodes: int = 1) -> Plan:
+    config = resolve(name, smoke, overrides)
+    layout = assumed_layout(config) if devices is None else Layout.of(config, devices, nodes)
+    return make_plan(config, layout)
+
+
+def refusal(plan: Plan, capacity_bytes: float, shared: bool) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_fits(plan, int(capacity_bytes), shared)
+    return str(caught.value)
+
+
+def test_printed_figures() -> None:
+    out = io.StringIO()
+    print_plan(plan_of("gqa_1.5B", "parallel.pp=2"), Console(file=out, width=100))
+    text = re.sub(r"\s+", " ", out.getvalue())
+    for figure in ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B"):
+        assert figure in text
+    assert "extended to 15 steps" in text
+
+
+def test_a_run_that_fits_is_let_through() -> None:
+    plan = plan_of("gqa_1.5B")
+    check_fits(plan, plan.rank_memory_bytes(), shared=False)
+    assert "does not fit" in refusal(plan, plan.rank_memory_bytes() - 1, shared=False)
+
+
+def test_ranks_of_a_node_share_a_cpus_memory() -> None:
+    plan = plan_of("gqa_0.5B", "parallel.dp=2")
+    capacity = 1.5 * plan.rank_memory_bytes()
+    check_fits(plan, int(capacity), shared=False)
+    assert "the ranks of a node together need about" in refusal(plan, capacity, shared=True)
+
+
+def test_the_fullest_node_counts() -> None:
+    plan = plan_of("gqa_1.5B", "parallel.pp=2", devices=2, nodes=2)
+    assert plan.layout.ranks_per_node == 2
+    assert plan.node_memory_bytes() == 2 * plan.memory[0].total > 2 * plan.memory[1].total
+
+
+@pytest.mark.parametrize(
+    ("name", "capacity_gb"), [("gqa_1.5B", 32), ("gqa_1.5B", 20), ("gqa_3B", 40), ("mqa_0.5B", 16)]
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_named_remedy_helps(name: str, capacity_gb: float, shared: bool) -> None:
+    message = refusal(plan_of(name), capacity_gb * 1e9, shared)
+    remedies = message.split("what would help: ")[1].split("; ")
+    assert "--smoke" in remedies
+    for remedy in remedies:
+        words = [word for word in remedy.split() if "=" in word]
+        check_fits(plan_of(name, *words, smoke=remedy == "--smoke"), int(capacity_gb * 1e9), shared)
+    assert any("ranks" in remedy for remedy in remedies) is not shared
+
+
+def test_only_what_helps_is_named() -> None:
+    assert refusal(plan_of("gqa_3B"), 1e9, shared=True).endswith("what would help: --smoke")
+    assert refusal(plan_of("gqa_3B", smoke=True), 1e8, shared=True).endswith(
+        "nothing short of another model would help"
+    )
+
+
+def test_the_refusal_names_the_figures() -> None:
+    message = refusal(plan_of("gqa_1.5B"), 16e9, shared=False)
+    assert "gqa_1.5B does not fit: a rank needs about 38." in message
+    assert "a device has 16.00 GB (largest rank: weights 3.09 GB, gradients 6.17 GB" in message

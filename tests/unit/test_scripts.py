@@ -1,0 +1,67 @@
+"""The scripts in experiments/ are what the matrix gives, and pass their words on untouched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.matrix import EXPERIMENTS, load_matrix
+from efficientbench.scripts import check_scripts, write_scripts
+
+
+def test_scripts_are_current() -> None:
+    check_scripts()
+
+
+def test_one_script_for_each_run(tmp_path: Path) -> None:
+    write_scripts(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")} == {
+        f"{run.suite}/run_{run.name}.sh" for run in load_matrix().runs
+    }
+    check_scripts(tmp_path)
+
+
+def test_whatever_is_out_of_date_is_named_and_mended(tmp_path: Path) -> None:
+    write_scripts(tmp_path)
+    folder = tmp_path / "attention_variants"
+    (folder / "run_gqa_3B.sh").unlink()
+    (folder / "run_mqa_3B.sh").write_text("exit 1\n")
+    (folder / "run_mla_3B.sh").chmod(0o644)
+    (folder / "run_old_3B.sh").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        check_scripts(tmp_path)
+    for words in ("gqa_3B.sh is missing", "mqa_3B.sh is not what", "mla_3B.sh is not executable", "old_3B.sh is of no"):
+        assert words in str(caught.value)
+    write_scripts(tmp_path)
+    check_scripts(tmp_path)
+
+
+def test_words_reach_the_launcher_untouched(tmp_path: Path) -> None:
+    root = tmp_path / "a folder; with $(odd) 'name'"
+    write_scripts(root / "experiments")
+    launcher = root / "launchers" / "run_named.sh"
+    launcher.parent.mkdir()
+    launcher.write_text('printf "%s\\n" "$@"\n')
+    words = ["dlc", "--smoke", "data.path=a b $(c) `d` *", ""]
+    done = subprocess.run(
+        [root / "experiments" / "moe_variants" / "run_dense_3B.sh", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.split("\n")[:-1] == ["dense_3B", *words]
+
+
+def test_shellcheck() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    scripts = sorted(EXPERIMENTS.rglob("run_*.sh"))
+    done = subprocess.run([shellcheck, *map(os.fspath, scripts)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
