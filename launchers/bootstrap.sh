@@ -93,7 +93,7 @@ _bootstrap_join() {
 
 # The likely cause of a failed installation, from pip's log.
 _bootstrap_explain() { # log
-    tail -n 15 "$1" | sed 's/^/    /' >&2
+    tail -n 8 "$1" | sed 's/^/    /' >&2
     if grep -qE 'No space left on device|Errno 28|Disk quota exceeded' "$1"; then
         _bootstrap_fail "no space left while installing into $_bootstrap_venv: free some (10 GB serve torch's CUDA" \
             "build, 3 GB its CPU build) and call again (log: $1)"
@@ -145,7 +145,7 @@ _bootstrap_install() { # log constraints extras...
     local heartbeat=$!
     # shellcheck disable=SC2064  # the process id of now is meant
     trap "kill $heartbeat 2>/dev/null || true" EXIT
-    _bootstrap_pip "$log" "$constraints" pip setuptools wheel || return 1
+    _bootstrap_pip "$log" "$constraints" pip "setuptools>=77" wheel || return 1
     # Plain top-level packages: with the default finder hooks, a folder of the same name in the working directory wins.
     _bootstrap_pip "$log" "$constraints" --no-build-isolation --config-settings editable_mode=compat \
         -e "$_bootstrap_root${extras:+[$extras]}"
