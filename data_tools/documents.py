@@ -77,13 +77,15 @@ def _jsonl_text(line: str, where: str) -> str:
     except RecursionError:
         raise DataError(f"{where}: the JSON is nested too deeply") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON object with the key {TEXT_KEY!r} is needed, not a {_json_type(row)}")
+        raise DataError(
+            f"{where}: a JSON object with the key {TEXT_KEY!r} is needed, the line holds: {_json_type(row)}"
+        )
     if TEXT_KEY not in row:
         keys = ", ".join(map(repr, row)) or "none"
         raise DataError(f"{where}: the key {TEXT_KEY!r} is missing; keys there: {keys}")
     text = row[TEXT_KEY]
     if not isinstance(text, str):
-        raise DataError(f"{where}: the key {TEXT_KEY!r} must hold a string, not a {_json_type(text)}")
+        raise DataError(f"{where}: the key {TEXT_KEY!r} must hold a string, it holds: {_json_type(text)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,0 +1,240 @@
+"""The whole way from a source to a prepared corpus: what it holds, that it is made once, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_tools.corpus import Corpus, load_corpus, prepare_corpus
+from data_tools.documents import read_documents
+from data_tools.errors import DataError
+from data_tools.indexed import bin_path, idx_path
+from data_tools.statistics import token_counts, unigram_entropy
+from data_tools.tokenizer import load_tokenizer, train_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [f"Document {number}: <|endoftext|> é\u0301 {'some text and more ' * number}" for number in range(50)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
+    train_tokenizer(DOCUMENTS, 300, folder)
+    return str(folder)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """`prepare_corpus(*arguments)` in a process of its own; it prints the corpus."""
+    code = (
+        f"import logging; from pathlib import Path, PosixPath; from data_tools.corpus import *; "
+        f"logging.basicConfig(level=logging.INFO); print(prepare_corpus(*{arguments!r}))"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+
+
+def test_the_embedded_sample(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    corpus = prepare_corpus(None, None, tmp_path / "cache", 4096)
+    first_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    assert prepare_corpus(None, None, tmp_path / "cache", 4096) == corpus
+    again_s = time.perf_counter() - begin
+    assert again_s < min(1.0, first_s / 4)
+    assert load_corpus(corpus.manifest) == corpus
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert corpus.source == f"embedded sample (Python {version} documentation)"
+    assert corpus.vocab_size == 4096
+    assert corpus.utf8_bytes is not None
+    assert 2.5 < corpus.utf8_bytes / corpus.tokens < 5, "bytes per token of English with 4,096 tokens"
+    # English with a vocabulary of this size: far from uniform (ln 4096 = 8.3), and far from trivial.
+    assert 5.5 < unigram_entropy(corpus.prefix, 4096) < 7.5
+
+
+def test_megatron_reads_the_documents_back(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    dataset = IndexedDataset(str(corpus.prefix))
+    backend = load_tokenizer(corpus.tokenizer_folder).backend
+    decoded = [backend.decode(dataset[i][:-1], skip_special_tokens=False) for i in range(len(dataset))]
+    assert decoded == DOCUMENTS
+    assert all(dataset[i][-1] == corpus.eod_id for i in range(len(dataset)))
+    assert sum(dataset.sequence_lengths) == corpus.tokens
+    assert len(dataset) == corpus.documents == len(DOCUMENTS)
+    assert corpus.token_bytes_path is not None
+    counts = token_counts(corpus.prefix, corpus.vocab_size)
+    assert counts[corpus.eod_id] == len(DOCUMENTS)
+    text_bytes = sum(len(document.encode()) for document in DOCUMENTS)
+    assert (counts * np.load(corpus.token_bytes_path)).sum() == corpus.utf8_bytes == text_bytes
+
+
+def test_the_cache_follows_content_not_names(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    corpus = prepare_corpus(source, tokenizer, cache, 300)
+    copy = Path(shutil.copy(source, tmp_path / "copy.jsonl"))
+    moved = shutil.copytree(tokenizer, tmp_path / "moved")
+    assert prepare_corpus(copy, str(moved), cache, 999) == replace(corpus, source=str(copy))
+    trained = prepare_corpus(source, None, cache, 290)
+    assert (trained.vocab_size, trained.prefix == corpus.prefix) == (290, False)
+    with source.open("a") as stream:
+        stream.write('{"text": "one more"}\n')
+    assert prepare_corpus(source, tokenizer, cache, 300).documents == corpus.documents + 1
+    assert len(left_in(cache)) == 3
+
+
+def test_a_prepared_folder_can_be_moved(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    (tmp_path / "cache").rename(tmp_path / "other")
+    moved = load_corpus(tmp_path / "other" / corpus.manifest.relative_to(tmp_path / "cache"))
+    assert bin_path(moved.prefix).is_file()
+    assert load_tokenizer(moved.tokenizer_folder).fingerprint == corpus.tokenizer_fingerprint
+    assert moved.token_bytes_path is not None
+    assert len(np.load(moved.token_bytes_path)) == moved.vocab_size
+
+
+def test_a_tokenized_pair_is_used_where_it_lies(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    other = tmp_path / "other"
+    for named in (corpus.prefix, bin_path(corpus.prefix), idx_path(corpus.prefix)):
+        assert prepare_corpus(named, None, other, 300) == corpus
+    assert prepare_corpus(corpus.prefix, tokenizer, other, 300) == corpus
+    train_tokenizer(["other text"], 300, tmp_path / "tokenizer")
+    with pytest.raises(DataError, match="tokens was made with another tokenizer than .*tokenizer: leave"):
+        prepare_corpus(corpus.prefix, str(tmp_path / "tokenizer"), other, 300)
+    assert not other.exists()
+
+
+def test_a_tokenized_pair_without_manifest_needs_its_tokenizer(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    corpus.manifest.unlink()
+    with pytest.raises(DataError, match=r"no tokens\.manifest\.json lies beside .* give the tokenizer that made it"):
+        prepare_corpus(corpus.prefix, None, tmp_path / "other", 300)
+    adopted = prepare_corpus(corpus.prefix, tokenizer, tmp_path / "other", 300)
+    assert load_corpus(adopted.manifest) == adopted == prepare_corpus(corpus.prefix, tokenizer, tmp_path / "other", 300)
+    own = {"manifest", "source", "tokenizer_folder", "token_bytes_path"}
+    for name in Corpus.__dataclass_fields__.keys() - own:
+        assert getattr(adopted, name) == getattr(corpus, name), name
+    train_tokenizer(["too few"], 257, tmp_path / "tokenizer")
+    with pytest.raises(DataError, match=r"tokens\.bin: byte \d+: token \d+ lies outside the tokenizer's vocabulary"):
+        prepare_corpus(corpus.prefix, str(tmp_path / "tokenizer"), tmp_path / "other", 300)
+
+
+def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> None:
+    cache = tmp_path / "cache"
+    with pytest.raises(DataError, match=r"none\.jsonl: no such file"):
+        prepare_corpus(tmp_path / "none.jsonl", tokenizer, cache, 300)
+    with pytest.raises(DataError, match=r"none\.idx is missing"):
+        prepare_corpus(tmp_path / "none.bin", tokenizer, cache, 300)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "good"}\n{"txt": "bad"}\n')
+    for chosen in (tokenizer, None):
+        with pytest.raises(DataError, match=r"bad\.jsonl:2: the key 'text' is missing; keys there: 'txt'"):
+            prepare_corpus(bad, chosen, cache, 300)
+    assert left_in(cache) == []
+    with pytest.raises(DataError, match=r"cannot be prepared in .*bad\.jsonl/cache: .*: Not a directory"):
+        prepare_corpus(None, tokenizer, bad / "cache", 300)
+
+
+@pytest.mark.parametrize("part", ["tokens.idx", "tokens.bin", "tokens.manifest.json", "token_bytes.npy", "tokenizer"])
+def test_a_damaged_cache_is_made_again(
+    source: Path, tokenizer: str, tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    path = corpus.prefix.parent / part
+    if part.endswith((".json", ".idx", ".bin")):
+        path.write_bytes(path.read_bytes()[:-8])
+    else:
+        path.rename(tmp_path / "away")
+    assert prepare_corpus(source, tokenizer, tmp_path / "cache", 300) == corpus
+    assert (part == "tokens.manifest.json") or part in caplog.text
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not JSON"),
+        ("[]", "is not a corpus manifest of format version 1"),
+        ('{"format_version": 0}', "is not a corpus manifest of format version 1"),
+        ('{"format_version": 1, "prefix": "tokens"}', "lacks the key 'vocab_size'"),
+    ],
+)
+def test_unusable_manifests_are_named(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "tokens.manifest.json"
+    with pytest.raises(DataError, match=r"tokens\.manifest\.json: no such manifest"):
+        load_corpus(path)
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        load_corpus(path)
+
+
+def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
+    processes = [start(None, None, tmp_path, 1024) for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0] != ""
+    logs = outputs[0][1] + outputs[1][1]
+    assert logs.count("INFO:data_tools.corpus:preparing") == 1
+    assert len(left_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("moment", ["tokenizer", "tokens.bin.partial", "tokens.bin"])
+def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp_path: Path, moment: str) -> None:
+    source = tmp_path / "data.txt"
+    source.write_text("\n\n".join(DOCUMENTS * 100))
+    undisturbed = prepare_corpus(source, tokenizer, tmp_path / "undisturbed", 300)
+    cache = tmp_path / "cache"
+    process = start(source, tokenizer, cache, 300)
+    while not list(cache.glob(f"corpus-*/{moment}")) and process.poll() is None:
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert [name for name in left_in(cache) if not name.endswith(".partial")] == []
+    again = prepare_corpus(source, tokenizer, cache, 300)
+    assert again.fingerprint == undisturbed.fingerprint
+    assert left_in(cache) == [again.prefix.parent.name]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_said_and_left_clean(small_disk: Path, tokenizer: str, tmp_path: Path) -> None:
+    source = tmp_path / "data.txt"
+    source.write_text("\n\n".join(DOCUMENTS * 100))
+    with pytest.raises(DataError) as caught:
+        prepare_corpus(source, tokenizer, small_disk, 300)
+    assert str(caught.value).startswith(f"no space left in {small_disk}: about 3 MB are needed, 0.5 MB are free;")
+    assert left_in(small_disk) == []
+    source.write_text("\n\n".join(DOCUMENTS))
+    assert prepare_corpus(source, tokenizer, small_disk, 300).documents == len(list(read_documents(source)))
