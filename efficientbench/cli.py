@@ -51,9 +51,9 @@ def plan(name: Name, words: Words = None, smoke: Smoke = False, data: Data = Non
     config, _ = _resolve(name, words or [], smoke, data, tokenizer)
     from rich.console import Console
 
-    from efficientbench.plan import assumed_layout, make_plan, print_plan
+    from efficientbench.plan import plan_anywhere, print_plan
 
-    print_plan(make_plan(config, assumed_layout(config)), Console())
+    print_plan(plan_anywhere(config), Console())
 
 
 @app.command()

@@ -14,9 +14,6 @@ from efficientbench.config.schema import ModelConfig, RunConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-HOST_RUNTIME_BYTES = 450_000_000
-"""A rank's process on a CPU before it holds a tensor: interpreter, torch, the engine, communication."""
-
 
 @dataclass(frozen=True)
 class AttentionCost:
@@ -161,9 +158,7 @@ class RankMemory:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def memory_by_stage(
-    config: RunConfig, layout: Layout, runtime_bytes: int = HOST_RUNTIME_BYTES
-) -> tuple[RankMemory, ...]:
+def memory_by_stage(config: RunConfig, layout: Layout, runtime_bytes: int) -> tuple[RankMemory, ...]:
     """Peak memory of a rank of each pipeline stage; the ranks of one stage are alike.
 
     `runtime_bytes` is the device type's fixed part.

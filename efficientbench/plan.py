@@ -12,6 +12,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import all_devices
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ class Plan:
         return max(stage.total for stage in self.memory)
 
 
-def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int = cost.HOST_RUNTIME_BYTES) -> Plan:
+def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
     """The plan of a run on a layout; `runtime_bytes` is what a rank of its device type needs besides tensors.
 
     Raises ConfigError when the budget cannot serve measurement.
@@ -56,9 +57,17 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int = cost.HOST_
     )
 
 
-def assumed_layout(config: RunConfig) -> Layout:
-    """The least layout of a configuration, for a plan that looks at no device: an unset dp is 1."""
-    return Layout.of(config, devices=1, oversubscribe=True)
+def plan_anywhere(config: RunConfig) -> Plan:
+    """The plan of a run without a look at this machine: on the device type that the configuration names, a CPU where
+    it names none, and as few data-parallel replicas as it allows.
+
+    Raises ConfigError, also for a device type that does not exist.
+    """
+    types = {device.type: device for device in all_devices()}
+    name = "cpu" if config.device == "auto" else config.device
+    if name not in types:
+        raise ConfigError(f"device: {name!r} is not one of auto, {', '.join(types)}")
+    return make_plan(config, Layout.of(config, devices=1, oversubscribe=True), types[name].runtime_bytes)
 
 
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
@@ -197,6 +206,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
         ("tokens", f"{budget.tokens:,}"),
         ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
+        *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
         ("layers per stage", f"{layout.layers_per_stage:,}"),
         ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
     ]

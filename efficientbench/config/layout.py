@@ -94,6 +94,8 @@ def _shape_problems(config: RunConfig) -> list[str]:
             f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
             "(model.attention.query_groups)"
         )
+    elif 2 * groups * model.head_dim % tp:
+        problems.append(f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}")
     if model.ffn_hidden_size % tp:
         problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")
     if parallel.sp and tp == 1:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,7 +17,7 @@ from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.matrix import Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.schema import Part, RunConfig
 
-__all__ = ["ConfigError", "read_config", "resolve", "same_model", "settable_keys", "write_config"]
+__all__ = ["ConfigError", "resolve", "same_model", "settable_keys"]
 
 # Decided by the run's name and by --smoke, so no override may say otherwise.
 _DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
@@ -68,25 +66,6 @@ def same_model(name: str) -> list[str]:
         for run in matrix.runs
         if run.built and run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
     ]
-
-
-def write_config(config: RunConfig, path: Path) -> None:
-    """Writes `config` as JSON, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, path)
-
-
-def read_config(path: Path) -> RunConfig:
-    """The configuration that `write_config` wrote; nothing is guessed or converted. Raises ConfigError."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        return RunConfig.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in _problems(error)]) from None
 
 
 def settable_keys() -> dict[str, FieldInfo]:

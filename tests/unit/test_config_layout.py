@@ -41,6 +41,7 @@ def test_set_dp_may_leave_devices_idle() -> None:
         (["parallel.dp=1"], 8, 2, "= 1 ranks cannot be spread evenly over 2 nodes"),
         (["parallel.tp=8"], 8, 1, "8 does not divide the 12 heads"),
         (["parallel.tp=3"], 3, 1, "3 is neither a divisor nor a multiple of the 2 query groups"),
+        (["parallel.tp=7", "model.heads=14", "model.attention.query_groups=1"], 7, 1, "widths 2 × 1 × 128"),
         (["parallel.tp=2", "model.ffn_hidden_size=8961"], 8, 1, "2 does not divide the feed-forward width 8961"),
         (["parallel.tp=2", "parallel.sp=1", "training.seq_len=33"], 8, 1, "tp 2 does not divide the sequence of 33"),
         (["parallel.sp=1"], 8, 1, "set parallel.tp above 1"),
@@ -92,7 +93,10 @@ def test_tokens_are_never_cut_short() -> None:
     ("overrides", "message"),
     [
         (["training.tokens=100000"], "100,000 tokens at 32,768 a step are 4 of the 15 steps that 5 of warm-up and 10 "),
-        (["training.tokens=100000"], "set training.tokens=491520, or lower measurement.warmup_steps or measurement.min"),
+        (
+            ["training.tokens=100000"],
+            "set training.tokens=491520, or lower measurement.warmup_steps or measurement.min",
+        ),
         (["training.steps=3"], "training.steps: 3 of the 15 steps"),
         (["training.steps=30", "training.tokens=1000000"], "both set the length; set one"),
     ],

@@ -11,13 +11,14 @@ from rich.console import Console
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.plan import Plan, assumed_layout, check_fits, make_plan, print_plan
+from efficientbench.plan import Plan, check_fits, make_plan, plan_anywhere, print_plan
 
 
 def plan_of(name: str, *overrides: str, smoke: bool = False, devices: int | None = None, nodes: int = 1) -> Plan:
     config = resolve(name, smoke, overrides)
-    layout = assumed_layout(config) if devices is None else Layout.of(config, devices, nodes)
-    return make_plan(config, layout)
+    if devices is None:
+        return plan_anywhere(config)
+    return make_plan(config, Layout.of(config, devices, nodes), runtime_bytes=450_000_000)
 
 
 def refusal(plan: Plan, capacity_bytes: float, shared: bool) -> str:
@@ -33,6 +34,12 @@ def test_printed_figures() -> None:
     for figure in ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B"):
         assert figure in text
     assert "extended to 15 steps" in text
+
+
+def test_the_runtime_is_that_of_the_named_device_type() -> None:
+    assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
+    with pytest.raises(ConfigError, match="device: 'tpu' is not one of auto, cuda, npu, cpu"):
+        plan_of("gqa_0.5B", "device=tpu")
 
 
 def test_a_run_that_fits_is_let_through() -> None:
