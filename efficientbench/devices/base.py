@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from efficientbench.devices.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
 DTYPES = ("fp32", "bf16", "fp16")
 """Compute dtypes by the names that configurations use."""
-
-
-class DeviceError(ValueError):
-    """The machine lacks what the run asks for; the message is for the user."""
 
 
 class Device(ABC):
@@ -27,6 +25,10 @@ class Device(ABC):
     """Device type by torch's name."""
     backend: str
     """Backend of torch.distributed for this device type."""
+    telemetry: str
+    """What tells memory, utilization and power of these devices, by the name of its sensor in metrics."""
+    runtime_bytes: int
+    """Memory that a rank takes beside its tensors."""
 
     @abstractmethod
     def count(self) -> int:
@@ -53,8 +55,8 @@ class Device(ABC):
         """Memory of one device, in bytes; None where the host's memory is the device's."""
 
     @abstractmethod
-    def allocator(self) -> AllocatorStatistics | None:
-        """Peak memory of torch's allocator on the current device; None where torch has no such allocator."""
+    def allocator(self) -> Any:
+        """torch's namespace with `memory_allocated` and its like for this device type; None where there is none."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -70,26 +72,6 @@ class Device(ABC):
         if dtype in unsupported:
             supported = ", ".join(name for name in DTYPES if name not in unsupported)
             raise DeviceError(f"training.dtype={dtype}: {unsupported[dtype]}; this device computes in {supported}")
-
-
-class AllocatorStatistics(ABC):
-    """Counters of torch's caching allocator, in bytes, since the last reset."""
-
-    @abstractmethod
-    def reset_peak(self) -> None:
-        """Start counting peaks again."""
-
-    @abstractmethod
-    def allocated_bytes(self) -> int:
-        """Bytes in tensors now."""
-
-    @abstractmethod
-    def peak_allocated_bytes(self) -> int:
-        """Largest number of bytes in tensors."""
-
-    @abstractmethod
-    def peak_reserved_bytes(self) -> int:
-        """Largest number of bytes taken from the device."""
 
 
 def all_devices() -> list[Device]:

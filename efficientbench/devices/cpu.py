@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from efficientbench.devices.base import AllocatorStatistics, Device
+from efficientbench.devices.base import Device
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,9 @@ class CPU(Device):
 
     type = "cpu"
     backend = "gloo"
+    telemetry = "host"
+    # Interpreter, torch, the engine and communication.
+    runtime_bytes = 450_000_000
 
     def unavailable_reason(self) -> str | None:
         return None
@@ -40,7 +43,7 @@ class CPU(Device):
     def memory_capacity_bytes(self) -> int | None:
         return None
 
-    def allocator(self) -> AllocatorStatistics | None:
+    def allocator(self) -> None:
         return None
 
     def names(self) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import glob
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import AllocatorStatistics, Device
+from efficientbench.devices.base import Device
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +16,9 @@ class CUDA(Device):
 
     type = "cuda"
     backend = "nccl"
+    telemetry = "nvml"
+    # Context, libraries and communication buffers; assumed, not measured.
+    runtime_bytes = 1_500_000_000
 
     def unavailable_reason(self) -> str | None:
         # The device files spare a machine without GPUs the seconds that importing torch takes.
@@ -58,34 +61,12 @@ class CUDA(Device):
 
         return int(torch.cuda.get_device_properties(0).total_memory)
 
-    def allocator(self) -> AllocatorStatistics | None:
-        return CUDAAllocator()
+    def allocator(self) -> Any:
+        import torch
+
+        return torch.cuda
 
     def names(self) -> list[str]:
         import torch
 
         return [torch.cuda.get_device_name(index) for index in range(self.count())]
-
-
-class CUDAAllocator(AllocatorStatistics):
-    """torch.cuda's caching allocator on the current GPU."""
-
-    def reset_peak(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-
-    def allocated_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.memory_allocated()
-
-    def peak_allocated_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.max_memory_allocated()
-
-    def peak_reserved_bytes(self) -> int:
-        import torch
-
-        return torch.cuda.max_memory_reserved()

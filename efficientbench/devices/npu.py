@@ -6,9 +6,9 @@ import glob
 import importlib
 import importlib.util
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import AllocatorStatistics, Device
+from efficientbench.devices.base import Device
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,9 @@ class NPU(Device):
 
     type = "npu"
     backend = "hccl"
+    telemetry = "npu_smi"
+    # Context, libraries and communication buffers; assumed, not measured.
+    runtime_bytes = 1_500_000_000
 
     def unavailable_reason(self) -> str | None:
         if not glob.glob("/dev/davinci[0-9]*"):
@@ -60,24 +63,8 @@ class NPU(Device):
     def memory_capacity_bytes(self) -> int | None:
         return int(torch_npu().get_device_properties(0).total_memory)
 
-    def allocator(self) -> AllocatorStatistics | None:
-        return NPUAllocator()
+    def allocator(self) -> Any:
+        return torch_npu()
 
     def names(self) -> list[str]:
         return [str(torch_npu().get_device_name(index)) for index in range(self.count())]
-
-
-class NPUAllocator(AllocatorStatistics):
-    """torch_npu's caching allocator on the current NPU."""
-
-    def reset_peak(self) -> None:
-        torch_npu().reset_peak_memory_stats()
-
-    def allocated_bytes(self) -> int:
-        return int(torch_npu().memory_allocated())
-
-    def peak_allocated_bytes(self) -> int:
-        return int(torch_npu().max_memory_allocated())
-
-    def peak_reserved_bytes(self) -> int:
-        return int(torch_npu().max_memory_reserved())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,9 @@ TIMEOUT = datetime.timedelta(minutes=10)
 def world(backend: str) -> Iterator[None]:
     """torch.distributed over the ranks that the launcher's environment describes (RANK, WORLD_SIZE, MASTER_*)."""
     dist.init_process_group(backend, timeout=TIMEOUT)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    # Not after an error: a rank that failed says so and ends, without waiting for the others.
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -46,6 +46,13 @@ def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
 def barrier() -> None:
     """Wait for all ranks."""
     dist.barrier()
+
+
+def gather(value: Any) -> list[Any]:
+    """`value` of every rank, in the order of ranks, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,11 @@ class Trainer:
         model.config.grad_scale_func = optimizer.scale_loss
         model.config.finalize_model_grads_func = finalize_model_grads
 
-    def train(self, stop_requested: Callable[[], bool]) -> None:
-        """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop."""
+    def train(self, stop_requested: Callable[[], bool]) -> bool:
+        """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop.
+
+        Returns whether it was.
+        """
         interval = self.config.training.validation_interval
         step, stopped = 0, False
         while step < self.steps and not stopped:
@@ -65,6 +68,7 @@ class Trainer:
             if not stopped and (step == self.steps or (interval and step % interval == 0)):
                 self.validate(step)
         self._emit(TrainingEnded(step, stopped))
+        return stopped
 
     def train_step(self, step: int, stop: bool = False) -> bool:
         """One optimizer step; returns whether any rank asked to stop."""

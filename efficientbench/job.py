@@ -1,0 +1,48 @@
+"""What the parent process hands to every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from efficientbench.config.budget import Budget
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, ready to start: everything that a rank needs besides its own number."""
+
+    config: RunConfig
+    layout: Layout
+    budget: Budget
+    corpus_manifest: Path
+    output: Path
+
+    def write(self, path: Path) -> None:
+        """As JSON, beside its place and then renamed."""
+        content = {
+            "config": self.config.model_dump(mode="json"),
+            "layout": asdict(self.layout),
+            "budget": asdict(self.budget),
+            "corpus_manifest": str(self.corpus_manifest),
+            "output": str(self.output),
+        }
+        beside = path.with_suffix(".partial")
+        beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
+        os.replace(beside, path)
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """What `write` wrote."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            config=RunConfig.model_validate(content["config"]),
+            layout=Layout(**content["layout"]),
+            budget=Budget(**content["budget"]),
+            corpus_manifest=Path(content["corpus_manifest"]),
+            output=Path(content["output"]),
+        )

@@ -1,0 +1,119 @@
+"""Writes what happens into `steps.jsonl` and TensorBoard, and keeps what the record needs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.listeners.measure import Measure
+from efficientbench.output_folder import OutputFolder
+from efficientbench.training.events import Event, StepEnded, TrainingEnded, ValidationEnded
+from metrics.definitions import BYTES_PER_GB, bits_per_byte, perplexity
+from metrics.report.tensorboard import TensorBoardLog
+from metrics.steplog import StepLog
+from metrics.summarize import Quality
+
+TRAIN_LOSS_STEPS = 10
+"""The record's training loss is the mean over this many last steps."""
+
+
+class Recorder:
+    """Rank 0's files, written as training goes on."""
+
+    def __init__(self, config: RunConfig, folder: OutputFolder, measure: Measure) -> None:
+        self.measure = measure
+        self.warmup_steps = config.measurement.warmup_steps
+        self.steps = StepLog(folder.steps)
+        self.tensorboard = TensorBoardLog(folder.tensorboard)
+        self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
+        self.validation: ValidationEnded | None = None
+        self.stopped = False
+        self._begin_s = time.monotonic()
+        self._tokens = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepEnded):
+            self._step(event)
+        elif isinstance(event, ValidationEnded):
+            self._validation(event)
+        elif isinstance(event, TrainingEnded):
+            self.stopped = event.stopped
+
+    def quality(self) -> Quality:
+        """What the model has learned, for the record."""
+        reasons = {}
+        if self.validation is None:
+            reasons["validation_loss"] = "the run ended before a validation"
+        elif self.validation.utf8_bytes is None:
+            reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
+        return Quality(
+            train_loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            validation_loss=self.validation.loss if self.validation else None,
+            validation_tokens=self.validation.tokens if self.validation else None,
+            validation_bytes=self.validation.utf8_bytes if self.validation else None,
+            reasons=reasons,
+        )
+
+    def close(self) -> None:
+        """Finish both files."""
+        self.steps.close()
+        self.tensorboard.close()
+
+    def _step(self, event: StepEnded) -> None:
+        self.losses.append(event.loss)
+        self._tokens += event.tokens
+        step_time_s = self.measure.step_time_s
+        sample = next(iter(self.measure.monitor.latest_samples()), None)
+        memory_used_bytes = sample.memory_used_bytes if sample else None
+        power_w = sample.power_w if sample else None
+        self.steps.write(
+            "step",
+            {
+                "step": event.step,
+                "measured": event.step > self.warmup_steps,
+                "loss": event.loss,
+                "learning_rate": event.learning_rate,
+                "grad_norm": event.gradient_norm,
+                "skipped": event.skipped,
+                "tokens": event.tokens,
+                "tokens_total": self._tokens,
+                "step_time_s": step_time_s,
+                "elapsed_s": time.monotonic() - self._begin_s,
+                "memory_used_bytes": memory_used_bytes,
+                "power_w": power_w,
+            },
+        )
+        self.tensorboard.scalars(
+            event.step,
+            {
+                "train/loss": event.loss,
+                "train/learning_rate": event.learning_rate,
+                "train/grad_norm": event.gradient_norm,
+                "train/tokens": self._tokens,
+                "efficiency/step_time_s": step_time_s,
+                "efficiency/tokens_per_s": event.tokens / step_time_s,
+                "memory/used_gb": memory_used_bytes / BYTES_PER_GB if memory_used_bytes is not None else None,
+                "energy/power_w": power_w,
+            },
+        )
+
+    def _validation(self, event: ValidationEnded) -> None:
+        self.validation = event
+        size = event.utf8_bytes
+        values = {
+            "loss": event.loss,
+            "perplexity": perplexity(event.loss),
+            "bits_per_byte": bits_per_byte(event.loss, event.tokens, size) if size else None,
+        }
+        self.steps.write(
+            "evaluation",
+            {
+                "step": event.step,
+                **values,
+                "tokens": event.tokens,
+                "tokens_total": self._tokens,
+                "elapsed_s": time.monotonic() - self._begin_s,
+            },
+        )
+        self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})

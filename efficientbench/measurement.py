@@ -1,0 +1,117 @@
+"""From a run to what metrics/ needs of it: sensors for its devices, facts about its model, and its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import metrics
+from efficientbench import cost
+from efficientbench.devices.base import Device
+from efficientbench.job import Job
+from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor
+from metrics.environment import collect_environment
+from metrics.hardware import peak_flops
+from metrics.measurement import RankMeasurement
+from metrics.record import RunRecord
+from metrics.sensors.base import Sensor
+from metrics.summarize import Quality, RunFacts, summarize
+
+PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
+
+
+def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> EfficiencyMonitor:
+    """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank."""
+    from efficientbench.training import groups
+
+    pids = groups.gather(os.getpid())
+    measurement = job.config.measurement
+    sensors: list[Sensor] = []
+    if measurement.enabled:
+        local_ranks = job.layout.ranks_per_node
+        first = rank - local_rank
+        if local_rank == 0 and device.telemetry == "nvml":
+            sensors.append(NvmlSensor(indices=range(local_ranks)))
+        elif local_rank == 0 and device.telemetry == "host":
+            sensors.append(HostSensor(pids[first : first + local_ranks]))
+        allocator = device.allocator()
+        if allocator is not None:
+            sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
+    return EfficiencyMonitor(
+        sensors,
+        device.synchronize,
+        groups.barrier,
+        warmup_steps=job.budget.warmup_steps,
+        sample_interval_s=measurement.sample_interval_s,
+        rank=rank,
+    )
+
+
+def run_facts(job: Job, device: Device) -> RunFacts:
+    """What is known of the run before it starts."""
+    config, layout = job.config, job.layout
+    parameters = cost.parameters(config.model)
+    flops = cost.flops_per_token(config.model, config.training.seq_len)
+    peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
+    if peak is None:
+        peak, source = peak_flops(device.names()[0], config.training.dtype)
+    shares_host = device.memory_capacity_bytes() is None
+    return RunFacts(
+        parameters=parameters.total,
+        parameters_active=parameters.active,
+        devices=layout.nodes if shares_host else layout.world_size,
+        flops_per_token=flops.training,
+        flops_per_token_full_square=flops.training_full_square,
+        flops_per_token_hardware=flops.training_hardware,
+        peak_flops=peak,
+        peak_flops_source=source,
+    )
+
+
+def build_record(
+    job: Job,
+    device: Device,
+    facts: RunFacts,
+    measured: Sequence[RankMeasurement],
+    quality: Quality,
+    stopped: bool,
+    started_at: datetime,
+    duration_s: float,
+) -> RunRecord:
+    """The record of a run that has ended, from the measurements of all its ranks."""
+    from efficientbench.model.kernels import kernel_names
+
+    config, layout = job.config, job.layout
+    summary = summarize(metrics.merge(measured), facts, quality)
+    return RunRecord(
+        run=f"{config.variant}_{config.size}",
+        variant=config.variant,
+        size=config.size,
+        smoke=config.smoke,
+        seed=config.training.seed,
+        parameters=facts.parameters,
+        parameters_active=facts.parameters_active,
+        flops_per_token=float(facts.flops_per_token),
+        devices=facts.devices,
+        device_name=device.names()[0],
+        dtype=config.training.dtype,
+        seq_len=config.training.seq_len,
+        micro_batch_size=config.training.micro_batch_size,
+        global_batch_size=config.training.global_batch_size,
+        tp=layout.tp,
+        pp=layout.pp,
+        dp=layout.dp,
+        ep=1,
+        cp=1,
+        **summary.values,
+        status="stopped" if stopped else "completed",
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=duration_s,
+        unavailable=summary.unavailable,
+        kernels=kernel_names(),
+        config=config.model_dump(mode="json"),
+        environment=collect_environment(PACKAGES, Path(__file__).parent),
+        paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},
+    )

@@ -1,0 +1,70 @@
+"""The folder of a run: what lies where in it, and that only one run writes there at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+
+WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint")
+
+
+class OutputFolder:
+    """`<suite>/<variant>_<size>/` with `record.json`, `steps.jsonl`, `tensorboard/`, `log/` and `checkpoint/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record = path / "record.json"
+        self.steps = path / "steps.jsonl"
+        self.config = path / "config.json"
+        self.tensorboard = path / "tensorboard"
+        self.log = path / "log"
+
+    @classmethod
+    def of(cls, config: RunConfig) -> OutputFolder:
+        """The folder of a run, below the suite's."""
+        return cls(Path(config.output).absolute() / config.name)
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Make the folder and hold it for this run; what an earlier run wrote moves to `previous/<time>/`.
+
+        Raises:
+            ConfigError: the folder cannot be written, or another run holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115, held while the run lasts
+        except OSError as error:
+            raise ConfigError(f"output: {self.path} cannot be written: {error.strerror}") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise ConfigError(
+                    f"output: {self.path} is in use by another run (process {holder}); wait for it, or choose another "
+                    "folder with output=FOLDER"
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            self._set_aside()
+            yield
+
+    def _set_aside(self) -> None:
+        found = [self.path / name for name in WRITTEN if (self.path / name).exists()]
+        if not found:
+            return
+        now = datetime.datetime.now(datetime.timezone.utc)
+        aside = self.path / "previous" / f"{now:%Y%m%dT%H%M%S.%fZ}"
+        aside.mkdir(parents=True)
+        for path in found:
+            path.rename(aside / path.name)

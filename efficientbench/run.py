@@ -1,0 +1,119 @@
+"""One run from its configuration to its record: checks, data, ranks, report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from data_tools.corpus import Corpus, prepare_corpus
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import Device, find_device
+from efficientbench.job import Job
+from efficientbench.output_folder import OutputFolder
+from efficientbench.plan import Plan, check_fits, gigabytes, make_plan
+from launchers.cluster_env import Cluster
+from launchers.launch import launch
+from launchers.preflight import preflight
+from launchers.worker_process import module_command
+from metrics.cgroup import memory_limit_bytes
+from metrics.record import read_record
+from metrics.report.table import print_table
+
+
+def run(config: RunConfig, mode: str) -> int:
+    """Train, measure and record `config`; returns the exit code.
+
+    Args:
+        config: the run.
+        mode: `dsw`, this machine alone, or `dlc`, the nodes that the environment describes.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
+    """
+    cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
+    device = find_device(config.device)
+    plan = plan_on(config, device, cluster.nodes if cluster else 1)
+    device.check(config.training.dtype)
+    _announce(plan, device)
+    if cluster is not None:
+        preflight(cluster)
+    folder = OutputFolder.of(config)
+    first_node = cluster is None or cluster.node_rank == 0
+    # The first node's parent holds the folder for all.
+    with folder.claimed() if first_node else contextlib.nullcontext():
+        corpus = _prepare_data(config)
+        job_file = folder.path / ("config.json" if first_node else f"config_node{cluster.node_rank}.json")
+        try:
+            Job(config, plan.layout, plan.budget, corpus.manifest, folder.path).write(job_file)
+        except OSError as error:
+            raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
+        command = module_command("efficientbench.worker", str(job_file))
+        exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log)
+        if first_node and folder.record.exists():
+            _show(folder)
+    return exit_code
+
+
+def plan_on(config: RunConfig, device: Device, nodes: int) -> Plan:
+    """The plan of a run on this machine's devices.
+
+    Raises:
+        ConfigError: a layout that cannot work, a budget too small to measure, or a run that cannot fit in memory.
+    """
+    capacity_bytes = device.memory_capacity_bytes()
+    shared = capacity_bytes is None
+    layout = Layout.of(config, device.count(), nodes, oversubscribe=shared)
+    plan = make_plan(config, layout, device.runtime_bytes)
+    check_fits(plan, memory_limit_bytes() if capacity_bytes is None else capacity_bytes, shared)
+    return plan
+
+
+def _announce(plan: Plan, device: Device) -> None:
+    layout = plan.layout
+    print(
+        f"{plan.config.name}: {plan.parameters.total:,} parameters, {plan.budget.steps:,} steps of "
+        f"{plan.budget.tokens_per_step:,} tokens, {plan.config.training.dtype}\n"
+        f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
+        f"dp {layout.dp}) on {device.names()[0]}; about {gigabytes(plan.rank_memory_bytes())} each"
+    )
+    if plan.budget.extended:
+        print(plan.budget.extended)
+    sys.stdout.flush()
+
+
+def _prepare_data(config: RunConfig) -> Corpus:
+    data = config.data
+    corpus = prepare_corpus(
+        Path(data.path) if data.path else None, data.tokenizer, Path(data.cache), data.trained_vocab_size
+    )
+    if corpus.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpus.vocab_size:,} of the "
+            f"tokenizer {data.tokenizer or corpus.tokenizer_folder}; set model.vocab_size={corpus.vocab_size} or more"
+        )
+    print(f"data: {corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+    sys.stdout.flush()
+    return corpus
+
+
+def _show(folder: OutputFolder) -> None:
+    console = Console()
+    console.print()
+    print_table([read_record(folder.record)], console)
+    suite = _shown(folder.path.parent)
+    console.print(f"record       {_shown(folder.record)}", highlight=False, soft_wrap=True)
+    console.print(f"steps        {_shown(folder.steps)}", highlight=False, soft_wrap=True)
+    console.print(f"logs         {_shown(folder.log)}", highlight=False, soft_wrap=True)
+    console.print(f"TensorBoard  tensorboard --logdir {suite}", highlight=False, soft_wrap=True)
+    console.print(f"compare      efficientbench report {suite}", highlight=False, soft_wrap=True)
+
+
+def _shown(path: Path) -> str:
+    """The path as the user would type it from here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

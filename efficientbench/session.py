@@ -1,0 +1,97 @@
+"""What one rank does: its device, its part of the model, training, and for rank 0 the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from data_tools.manifest import Corpus, load_corpus
+from efficientbench.devices.base import Device, find_device
+from efficientbench.job import Job
+from efficientbench.listeners.measure import Measure
+from efficientbench.listeners.progress import ProgressDisplay
+from efficientbench.listeners.recorder import Recorder
+from efficientbench.measurement import build_monitor, build_record, run_facts
+from efficientbench.output_folder import OutputFolder
+from metrics.record import write_record
+from metrics.summarize import RunFacts
+
+if TYPE_CHECKING:
+    import torch
+
+    from efficientbench.training.events import Listener
+    from efficientbench.training.trainer import Trainer
+
+
+def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool]) -> bool:
+    """Train this rank's part of the run; returns whether the run was stopped before its last step."""
+    started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
+    device = find_device(job.config.device)
+    torch_device = device.prepare(local_rank)
+    # Only now: megatron must find the device prepared.
+    from efficientbench.training import groups
+
+    with groups.world(device.backend), groups.model_parallel(job.config.parallel, job.config.training.seed):
+        monitor = build_monitor(job, device, rank, local_rank)
+        monitor.start()
+        measure = Measure(monitor, counts_tokens=rank == 0)
+        facts = run_facts(job, device)
+        reporter = RankZero(job, measure, facts) if rank == 0 else None
+        listeners: list[Listener] = [measure, *(reporter.listeners if reporter else [])]
+        try:
+            stopped = build_trainer(job, torch_device, listeners).train(stop_requested)
+            measured = groups.gather(monitor.finish())
+            if reporter is not None:
+                duration_s = time.monotonic() - begin_s
+                quality = reporter.recorder.quality()
+                record = build_record(job, device, facts, measured, quality, stopped, started_at, duration_s)
+                write_record(record, reporter.folder.record)
+        finally:
+            monitor.close()
+            if reporter is not None:
+                reporter.close()
+    return stopped
+
+
+class RankZero:
+    """What only rank 0 does: the display and the files."""
+
+    def __init__(self, job: Job, measure: Measure, facts: RunFacts) -> None:
+        self.folder = OutputFolder(job.output)
+        self.recorder = Recorder(job.config, self.folder, measure)
+        peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None
+        steps = job.budget.steps
+        self.display = ProgressDisplay(job.config.training, steps, measure, facts.flops_per_token, peak_flops)
+        self.listeners: list[Listener] = [self.recorder, self.display]
+
+    def close(self) -> None:
+        """Leave terminal and files in order, also after an error."""
+        self.display.close()
+        self.recorder.close()
+
+
+def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> Trainer:
+    """Model, optimizer and batches of this rank. All ranks must call it together."""
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    config, corpus = job.config, load_corpus(job.corpus_manifest)
+    vocabulary = Vocabulary(corpus.vocab_size, corpus.eod_id, {"fingerprint": corpus.fingerprint})
+    batches = Batches(config, job.budget.steps, corpus.prefix, vocabulary, device)
+    model = wrap_data_parallel(build_stage(config, device), config)
+    optimizer = build_optimizer(model, config)
+    return Trainer(config, job.budget.steps, model, optimizer, batches, listeners, _token_bytes(corpus, device))
+
+
+def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:
+    """[V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell."""
+    if corpus.token_bytes_path is None:
+        return None
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.load(corpus.token_bytes_path).astype(np.int64)).to(device)

@@ -1,0 +1,70 @@
+"""One rank of a run: `python -m efficientbench.worker CONFIG.json`, started by the launcher.
+
+Logging, signals and the ways to end; what a rank does in between stands in session.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+
+from efficientbench.errors import is_users_mistake
+from efficientbench.job import Job
+from efficientbench.output_folder import OutputFolder
+from efficientbench.session import train_rank
+from launchers.error_file import report_error
+from launchers.launch import USER_MISTAKE
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Entry point of a rank: every way to end is told to the launcher."""
+    job = Job.read(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
+    _set_up_logging(log_file)
+    received = _note_signals()
+    try:
+        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received))
+    except Exception as error:
+        logger.exception("rank %d failed", rank)
+        mistake = is_users_mistake(error)
+        reason = str(error) if mistake else f"{type(error).__name__}: {error} (traceback in {log_file})"
+        report_error(reason, USER_MISTAKE if mistake else 1)
+        sys.exit(USER_MISTAKE if mistake else 1)
+    if stopped:
+        sys.exit(128 + (received[0] if received else signal.SIGTERM))
+
+
+def _set_up_logging(path: Path) -> None:
+    # A full disk must end the run by its own message, not by one of the logging module for each line.
+    logging.raiseExceptions = False
+    logging.basicConfig(
+        filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    # megatron explains at length what it would do with Transformer Engine and Apex.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    logging.captureWarnings(True)
+
+
+def _note_signals() -> list[int]:
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return received
+
+
+if __name__ == "__main__":
+    main()
