@@ -103,24 +103,14 @@ def _resolve(
     return resolve(name, smoke, overrides), modes[-1] if modes else MODES[0]
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """The errors whose text is a message for the user."""
-    from data_tools.errors import DataError
-    from efficientbench.config.errors import ConfigError
-    from efficientbench.devices.base import DeviceError
-    from efficientbench.training.errors import TrainingError
-    from launchers.errors import LaunchError
-    from metrics.errors import MetricsError
-
-    return ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError
-
-
 def main() -> None:
     """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
     try:
         app()
     except Exception as error:
-        if not isinstance(error, _user_errors()):
+        from efficientbench.errors import is_users_mistake
+
+        if not is_users_mistake(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
