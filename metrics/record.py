@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from metrics.errors import MetricsError
+from metrics.files import write_whole
 
 SCHEMA_VERSION: Literal[1] = 1
 RECORD_NAME = "record.json"
@@ -146,16 +146,9 @@ def columns() -> list[str]:
 
 
 def write_record(record: RunRecord, path: Path) -> None:
-    """Write the record as JSON: beside its place and then renamed, so that none is ever half written."""
+    """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
     text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise MetricsError(f"{path}: the record cannot be written ({error.strerror})") from None
+    write_whole(path, text + "\n")
 
 
 def read_record(path: Path) -> RunRecord:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from metrics.errors import MetricsError
+from metrics.files import write_whole
 from metrics.record import RunRecord, columns
 
 ABSENT = "n/a"
@@ -28,14 +27,7 @@ def write_csv(records: Iterable[RunRecord], path: Path) -> None:
     for record in records:
         reasons = " | ".join(f"{name}: {reason}" for name, reason in sorted(record.unavailable.items()))
         writer.writerow([*(_cell(getattr(record, name)) for name in names), reasons])
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text.getvalue(), encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise MetricsError(f"{path}: the report cannot be written ({error.strerror})") from None
+    write_whole(path, text.getvalue())
 
 
 def _cell(value: Any) -> str:

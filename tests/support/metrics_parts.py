@@ -1,0 +1,105 @@
+"""Parts that several tests of `metrics` use: a clock moved by hand, a sensor that plays a trace, a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metrics.record import RunRecord
+from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
+from metrics.summarize import nothing_measured
+
+GB = 10**9
+
+
+@dataclass
+class HandClock:
+    """A monotonic clock moved by hand."""
+
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+Signal = Callable[[float], float]
+
+
+@dataclass
+class TraceSensor(Sensor):
+    """Plays signals given as functions of time, for one device or several, and dies when told to."""
+
+    clock: HandClock
+    uuids: tuple[str, ...] = ("GPU-0",)
+    memory: Signal | None = None
+    utilization: Signal | None = None
+    power: Signal | None = None
+    energy: Signal | None = None
+    dies_at_s: float = float("inf")
+    name: str = "trace"
+    scope: Scope = "gpu"
+    unavailable: dict[str, str] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    def open(self) -> None:
+        self.calls.append("open")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def devices(self) -> list[DeviceInfo]:
+        return [DeviceInfo(uuid, "Trace 9000", 80 * GB, "driver") for uuid in self.uuids]
+
+    def sample(self, time_s: float) -> list[Sample]:
+        if time_s >= self.dies_at_s:
+            raise RuntimeError("GPU is lost")
+
+        def value(signal: Signal | None) -> float | None:
+            return None if signal is None else signal(time_s)
+
+        return [Sample(time_s, u, value(self.memory), value(self.utilization), value(self.power)) for u in self.uuids]
+
+    def counters(self) -> dict[str, Counters]:
+        if self.energy is None:
+            return {}
+        return {uuid: Counters(energy_j=self.energy(self.clock())) for uuid in self.uuids}
+
+    def peaks(self) -> dict[str, Peaks]:
+        return {}
+
+
+def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part of this test") -> RunRecord:
+    """A record in which nothing was measured but what `values` gives, by field."""
+    given = dict(values or {})
+    absent = nothing_measured(reason)
+    fields: dict[str, Any] = {
+        **absent.values,
+        "status": "completed",
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "duration_s": 12.5,
+        "run": "gqa_1.5B",
+        "variant": "gqa",
+        "size": "1.5B",
+        "smoke": False,
+        "seed": 1234,
+        "parameters": 1_543_714_304,
+        "parameters_active": 1_543_714_304,
+        "flops_per_token": 9.0e9,
+        "devices": 1,
+        "device_name": "Trace 9000",
+        "dtype": "bf16",
+        "seq_len": 2048,
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+        **dict.fromkeys(("tp", "pp", "dp", "ep", "cp"), 1),
+        "kernels": {"attention": "sdpa"},
+        "config": {"training": {"seed": 1234}},
+        "environment": {"python": "3.11.0"},
+        "paths": {"steps": "steps.jsonl"},
+        "unavailable": {name: why for name, why in absent.unavailable.items() if given.get(name) is None},
+    }
+    return RunRecord(**{**fields, **given})

@@ -1,0 +1,98 @@
+"""Faults of a published collector of these metrics, one test each, so that none is made again.
+
+(Device 0 alone; a process per sample; no synchronize; warm-up included; tokens of the whole run over the time of its
+last steps; tables with a header only.) The counting of a run's steps and a model that is silently dense are no matter
+of measurement, and are tested where they belong.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record
+
+from metrics import EfficiencyMonitor, HostSensor, merge
+from metrics.measurement import RunMeasurement
+from metrics.report.csv import write_csv
+from metrics.summarize import Quality, RunFacts, summarize
+
+FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")
+
+
+def run_of(
+    steps: int, clock: HandClock, sensor: TraceSensor | None = None, first_s: float = 0.1, warmup_steps: int = 0
+) -> RunMeasurement:
+    sensors = [sensor] if sensor else []
+    monitor = EfficiencyMonitor(sensors, warmup_steps=warmup_steps, sample_interval_s=1e6, clock=clock)
+    with monitor:
+        for step in range(steps):
+            with monitor.step(tokens=64):
+                clock.pass_time(first_s if step == 0 else 0.1)
+    return merge([monitor.finish()])
+
+
+def test_all_devices_are_measured_not_device_0_alone() -> None:
+    clock = HandClock()
+
+    class Uneven(TraceSensor):
+        def sample(self, time_s: float) -> list:
+            return [
+                type(s)(s.time_s, s.device, (i + 1) * 10 * GB, 0.25 * (i + 1), 100.0 * (i + 1))
+                for i, s in enumerate(super().sample(time_s))
+            ]
+
+    run = run_of(5, clock, Uneven(clock, ("A", "B", "C", "D")))
+    assert run.amu_gb == pytest.approx(25)
+    assert run.amu_gb_max == pytest.approx(40)
+    assert run.pcu == pytest.approx(0.625)
+    assert (run.aec_w, run.power_w_sum) == (pytest.approx(250), pytest.approx(1000))
+
+
+def test_no_process_is_started_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+        pass
+    assert merge([monitor.finish()]).amu_gb is not None
+
+
+def test_a_step_is_timed_to_the_end_of_its_work() -> None:
+    clock = HandClock()
+    queue_s = [0.0]
+
+    def drain() -> None:
+        clock.pass_time(queue_s[0])
+        queue_s[0] = 0.0
+
+    monitor = EfficiencyMonitor(synchronize=drain, clock=clock)
+    with monitor:
+        for _ in range(3):
+            with monitor.step(tokens=1):
+                queue_s[0] += 0.5
+    assert merge([monitor.finish()]).step_times_s == (0.5, 0.5, 0.5)
+
+
+def test_warm_up_changes_no_figure() -> None:
+    slow = summarize(run_of(12, HandClock(), first_s=60, warmup_steps=2), FACTS, Quality()).values
+    even = summarize(run_of(12, HandClock(), first_s=0.1, warmup_steps=2), FACTS, Quality()).values
+    for name in ("al_s", "al_s_p99", "tokens_per_s", "tt_tokens_per_param_s", "window_s", "tokens"):
+        assert slow[name] == pytest.approx(even[name]), name
+
+
+def test_throughput_does_not_grow_with_the_length_of_a_run() -> None:
+    short = summarize(run_of(100, HandClock()), FACTS, Quality()).values
+    long = summarize(run_of(5000, HandClock()), FACTS, Quality()).values
+    for name in ("tt_tokens_per_param_s", "tokens_per_s", "al_s"):
+        assert long[name] == pytest.approx(short[name], rel=1e-6), name
+
+
+def test_a_report_has_its_rows_even_of_runs_that_measured_nothing(tmp_path: Path) -> None:
+    records = [make_record({"run": f"run_{i}", "status": "failed"}) for i in range(3)]
+    write_csv(records, tmp_path / "report.csv")
+    with (tmp_path / "report.csv").open(newline="") as file:
+        assert [row["run"] for row in csv.DictReader(file)] == ["run_0", "run_1", "run_2"]

@@ -1,0 +1,95 @@
+"""The table of peak rates: every name finds its own row, unknown ones find none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from metrics.hardware import TABLE, peak_flops
+
+ROWS = yaml.safe_load(TABLE.read_text())["devices"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("Tesla V100-SXM2-16GB", "fp16", 125),
+        ("Tesla V100-PCIE-32GB", "fp16", 112),
+        ("Tesla V100S-PCIE-32GB", "fp16", 130),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA A100-SXM4-80GB", "torch.bfloat16", 312),
+        ("NVIDIA A100 80GB PCIe", "bfloat16", 312),
+        ("A100-PCIE-40GB", "float32", 19.5),
+        ("NVIDIA A10", "bf16", 125),
+        ("NVIDIA A30", "bf16", 165),
+        ("NVIDIA L4", "bf16", 121),
+        ("NVIDIA L40S", "bf16", 362.05),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA H800", "bf16", 989.5),
+        ("NVIDIA A800-SXM4-80GB", "bf16", 312),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA GH200 480GB", "bf16", 989.5),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+        ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
+        ("NVIDIA RTX A6000", "bf16", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
+    ],
+)
+def test_known_devices(name: str, dtype: str, tflops: float) -> None:
+    peak, source = peak_flops(name, dtype)
+    assert peak == pytest.approx(tflops * 1e12)
+    assert "NVIDIA" in source
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AMD EPYC 7742",
+        "NVIDIA A10G",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A100X",
+        "NVIDIA L40",
+        "",
+    ],
+)
+def test_a_device_that_no_row_names_has_no_peak(name: str) -> None:
+    peak, reason = peak_flops(name, "bf16")
+    assert peak is None
+    assert f"'{name}' is not in the hardware table" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"),
+    [
+        ("Ascend910B2", "bf16", "depends on its SKU"),
+        ("Ascend 910B", "bf16", "depends on its SKU"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", "MIG slice"),
+        ("Tesla V100-SXM2-32GB", "bf16", "in bf16 is not known .known: fp16, fp32"),
+        ("NVIDIA H100 80GB HBM3", "fp8", "in fp8 is not known"),
+    ],
+)
+def test_what_a_name_does_not_settle_says_why(name: str, dtype: str, why: str) -> None:
+    peak, reason = peak_flops(name, dtype)
+    assert peak is None
+    assert re.search(why, reason)
+    assert "configuration" in reason
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_rows_are_complete_and_dense(row: dict) -> None:
+    assert set(row) == {"name", "match", "peak_tflops", "memory_bandwidth_gb_s", "memory_gb", "source"}
+    assert row["source"].startswith("NVIDIA ")
+    peaks = row["peak_tflops"]
+    assert peaks["fp16"] >= 2 * peaks["fp32"] * 0.99
+    if "bf16" in peaks:
+        assert peaks["bf16"] == peaks["fp16"]
+        # On every one of these chips TF32 runs at half the 16-bit rate: a figure "with sparsity" would show here.
+        assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.03)

@@ -1,0 +1,208 @@
+"""The host sensor on this machine's own /proc, and limits of made-up cgroups."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from metrics import EfficiencyMonitor, HostSensor, MetricsError, merge
+from metrics.cgroup import memory_limit_bytes, usable_cores
+
+MB = 10**6
+
+
+def burn_s(seconds: float) -> None:
+    until_s = time.process_time() + seconds
+    while time.process_time() < until_s:
+        pass
+
+
+def hold_memory(size: int, ready: object, done: object) -> None:
+    block = bytearray(b"x") * size
+    ready.set()  # type: ignore[attr-defined]
+    done.wait(30)  # type: ignore[attr-defined]
+    del block
+
+
+def opened(pids: list[int] | None = None) -> HostSensor:
+    sensor = HostSensor(pids)
+    sensor.open()
+    return sensor
+
+
+def test_memory_rises_by_what_is_allocated() -> None:
+    sensor = opened()
+    before = sensor.sample(0.0)[0].memory_used_bytes
+    block = bytearray(b"x") * (500 * MB)
+    after = sensor.sample(1.0)[0].memory_used_bytes
+    assert before is not None
+    assert after is not None
+    assert after - before == pytest.approx(len(block), rel=0.03)
+
+
+def test_the_peak_is_seen_though_no_sample_fell_into_it() -> None:
+    with EfficiencyMonitor([HostSensor()], sample_interval_s=1e6) as monitor, monitor.step(tokens=1):
+        block = bytearray(b"x") * (300 * MB)
+        del block
+    device = monitor.finish().devices[0]
+    assert device.peak_used_bytes is not None
+    assert device.amu_gb is not None
+    assert device.peak_used_bytes - device.amu_gb * 1e9 == pytest.approx(300 * MB, rel=0.05)
+
+
+def test_a_peak_before_the_window_is_not_of_the_window() -> None:
+    block = bytearray(b"x") * (300 * MB)
+    del block
+    with EfficiencyMonitor([HostSensor()], sample_interval_s=1e6) as monitor, monitor.step(tokens=1):
+        pass
+    device = monitor.finish().devices[0]
+    assert device.peak_used_bytes is not None
+    assert device.amu_gb is not None
+    assert device.peak_used_bytes - device.amu_gb * 1e9 < 50 * MB
+
+
+def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
+    # A fork shares nearly all of its pages with this process: RSS would count them twice, PSS counts them once.
+    ballast = bytearray(b"x") * (200 * MB)
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+    alone = opened().sample(0.0)[0].memory_used_bytes
+    child = context.Process(target=hold_memory, args=(100 * MB, ready, done))
+    child.start()
+    try:
+        assert ready.wait(20)
+        together = opened().sample(0.0)[0].memory_used_bytes
+    finally:
+        done.set()
+        child.join()
+    assert alone is not None
+    assert together is not None
+    assert together - alone == pytest.approx(100 * MB, rel=0.25)
+    assert len(ballast) == 200 * MB
+
+
+def test_utilization_is_processor_time_over_the_cores() -> None:
+    cores = usable_cores()
+    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+        begin_s = time.monotonic()
+        burn_s(0.6)
+        elapsed_s = time.monotonic() - begin_s
+    pcu = merge([monitor.finish()]).pcu
+    assert pcu == pytest.approx(0.6 / elapsed_s / cores, rel=0.1)
+
+
+def test_a_sleeping_process_is_idle() -> None:
+    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+        time.sleep(0.5)
+    pcu = merge([monitor.finish()]).pcu
+    assert pcu is not None
+    assert pcu < 0.1
+
+
+def test_time_of_children_that_came_and_went_counts() -> None:
+    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+        begin_s = time.monotonic()
+        program = "import time\nwhile time.process_time() < 0.5: pass"
+        subprocess.run([sys.executable, "-c", program], check=True)
+        elapsed_s = time.monotonic() - begin_s
+    assert merge([monitor.finish()]).pcu == pytest.approx(0.5 / elapsed_s / usable_cores(), rel=0.2)
+
+
+def test_what_the_host_cannot_say_has_a_reason() -> None:
+    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+        pass
+    run = merge([monitor.finish()])
+    assert run.device_scope == "host"
+    assert run.memory_kind in ("pss", "rss")
+    assert (run.energy_j, run.peak_allocated_bytes) == (None, None)
+    assert "power" in run.unavailable["energy_j"]
+    assert "no device allocator" in run.unavailable["peak_allocated_bytes"]
+
+
+def test_a_process_that_does_not_run_is_refused() -> None:
+    finished = subprocess.Popen([sys.executable, "-c", ""])
+    finished.wait()
+    with pytest.raises(MetricsError, match=f"no process {finished.pid} runs"):
+        opened([os.getpid(), finished.pid])
+
+
+def test_the_capacity_is_this_machines_or_less() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < memory_limit_bytes() <= total
+    assert 0 < usable_cores() <= (os.cpu_count() or 1)
+
+
+GIB = 1024**3
+
+
+def make(root: Path, files: dict[str, str]) -> Path:
+    for name, text in {"proc/meminfo": f"MemTotal: {64 * GIB // 1024} kB\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "limit_gib"),
+    [
+        ({}, 64),
+        # v2 inside a container: the namespace's root carries the limit.
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{8 * GIB}\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, 64),
+        # v2 on a host: the tightest of the groups above counts.
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/job\n",
+                "sys/fs/cgroup/user.slice/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/user.slice/job/memory.max": f"{6 * GIB}\n",
+            },
+            4,
+        ),
+        # v1, where no limit is a huge number.
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/abc\n0::/\n",
+                "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{2 * GIB}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            2,
+        ),
+        # v1 in a container without a namespace of its own: the path is the host's, the mount is ours.
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/abc\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}\n",
+            },
+            3,
+        ),
+    ],
+)
+def test_a_containers_memory_limit_is_the_capacity(files: dict[str, str], limit_gib: int, tmp_path: Path) -> None:
+    assert memory_limit_bytes(make(tmp_path, files)) == limit_gib * GIB
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"},
+        {
+            "proc/self/cgroup": "2:cpu,cpuacct:/docker/abc\n",
+            "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us": "100000\n",
+        },
+    ],
+)
+def test_a_quota_of_half_a_core_is_half_a_core(files: dict[str, str], tmp_path: Path) -> None:
+    assert usable_cores(root=make(tmp_path, files)) == 0.5
+
+
+@pytest.mark.parametrize("text", ["max 100000\n", "", "-1\n"])
+def test_without_a_quota_the_affinity_counts(text: str, tmp_path: Path) -> None:
+    root = make(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": text})
+    assert usable_cores(root=root) == len(os.sched_getaffinity(0))

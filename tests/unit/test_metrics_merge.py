@@ -1,0 +1,157 @@
+"""Merging ranks: each device once, whatever the mapping; steps by their slowest rank; nothing summed in part."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metrics import MetricsError, merge
+from metrics.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
+from metrics.sensors.base import DeviceInfo, Scope
+
+GB = 10**9
+
+
+def device(number: int, scope: Scope = "gpu", samples: int = 10, **changes: object) -> DeviceMeasurement:
+    """A device whose figures follow from its number."""
+    values: dict = {
+        "info": DeviceInfo(f"{scope.upper()}-{number}", f"Device {number}", 100 * GB, "driver"),
+        "scope": scope,
+        "memory_idle_gb": 1.0,
+        "amu_gb": 10.0 + number,
+        "pcu": 0.5,
+        "aec_w": 100.0 * (number + 1),
+        "energy_j": 1000.0 * (number + 1),
+        "energy_source": "counter",
+        "peak_used_bytes": (20 + number) * GB,
+        "peak_allocated_bytes": None,
+        "peak_reserved_bytes": None,
+        "samples": samples,
+        "sample_interval_s": 0.1,
+        "unavailable": {},
+    }
+    return DeviceMeasurement(**{**values, **changes})
+
+
+def rank(
+    number: int,
+    devices: list[DeviceMeasurement],
+    times_s: tuple[float, ...] = (0.5, 0.5),
+    tokens: int = 100,
+    failure: str | None = None,
+    scope: Scope = "gpu",
+) -> RankMeasurement:
+    steps = tuple(StepTime(i + 3, time_s, tokens) for i, time_s in enumerate(times_s))
+    return RankMeasurement(number, ((0.0, 10.0),), steps, tuple(devices), (SensorState("nvml", scope, failure),))
+
+
+def test_steps_are_those_of_the_slowest_rank_and_tokens_add_up() -> None:
+    run = merge([rank(0, [device(0)], (0.5, 0.9), 100), rank(1, [device(1)], (0.7, 0.6), 28)])
+    assert run.step_times_s == (0.7, 0.9)
+    assert run.tokens == 256
+    assert run.ranks == 2
+
+
+@given(st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=8))
+def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> None:
+    run = merge([rank(i, [device(number) for number in sorted(numbers)]) for i, numbers in enumerate(seen)])
+    physical = sorted(set().union(*seen))
+    assert run.device_names == tuple(f"Device {number}" for number in physical)
+    assert run.energy_j == pytest.approx(sum(1000 * (number + 1) for number in physical))
+    assert run.power_w_sum == pytest.approx(sum(100 * (number + 1) for number in physical))
+    assert run.aec_w == pytest.approx(sum(100 * (number + 1) for number in physical) / len(physical))
+    assert run.amu_gb == pytest.approx(10 + sum(physical) / len(physical))
+    assert run.amu_gb_max == 10 + physical[-1]
+    assert run.amu_fraction_max == pytest.approx((10 + physical[-1]) / 100)
+    assert run.peak_used_bytes == (20 + physical[-1]) * GB
+
+
+def test_the_reading_with_fewest_gaps_stands_for_a_device() -> None:
+    gaps = {"energy_j": "GPU is lost", "aec_w": "GPU is lost"}
+    broken = device(0, energy_j=None, aec_w=None, samples=99, unavailable=gaps)
+    for ranks in ([rank(0, [broken]), rank(1, [device(0)])], [rank(0, [device(0)]), rank(1, [broken])]):
+        assert merge(ranks).energy_j == 1000
+
+
+def test_a_sum_over_devices_is_never_one_in_part() -> None:
+    broken = device(1, energy_j=None, aec_w=None, unavailable={"energy_j": "not supported", "aec_w": "not supported"})
+    run = merge([rank(0, [device(0)]), rank(1, [broken])])
+    assert (run.energy_j, run.aec_w, run.power_w_sum) == (None, None, None)
+    assert run.unavailable["energy_j"] == run.unavailable["power_w_sum"] == "GPU-1: not supported"
+    assert run.amu_gb == pytest.approx(10.5)
+
+
+def test_a_rank_whose_sensor_found_nothing_leaves_no_sum_in_part() -> None:
+    run = merge([rank(0, [device(0)]), rank(1, [], failure="nvml: no driver")])
+    assert run.energy_j is None
+    assert run.unavailable["energy_j"] == "rank 1: nvml: no driver"
+
+
+def test_a_rank_without_a_sensor_needs_none() -> None:
+    silent = RankMeasurement(1, ((0.0, 10.0),), rank(1, []).steps, (), ())
+    assert merge([rank(0, [device(0)]), silent]).energy_j == 1000
+
+
+def test_the_host_never_stands_in_for_an_accelerator() -> None:
+    host = device(0, "host")
+    both = rank(0, [host], failure="nvml: no driver")
+    both = RankMeasurement(
+        0, both.windows, both.steps, both.devices, (*both.sensors, SensorState("host", "host", None))
+    )
+    run = merge([both])
+    assert run.device_scope == "gpu"
+    assert run.amu_gb is None
+    assert run.unavailable["amu_gb"] == "nvml: no driver"
+    assert merge([rank(0, [host], scope="host")]).amu_gb == 10
+
+
+def test_hosts_figures_are_not_mixed_into_a_gpus() -> None:
+    run = merge([rank(0, [device(3), device(0, "host")])])
+    assert (run.amu_gb, run.power_w_sum, run.device_names) == (13, 400, ("Device 3",))
+
+
+def test_allocators_are_of_ranks_not_of_devices() -> None:
+    allocators = [
+        device(i, "allocator", peak_allocated_bytes=(5 + i) * GB, peak_reserved_bytes=(9 - i) * GB, amu_gb=4.0 + i)
+        for i in range(2)
+    ]
+    ranks = []
+    for i, allocator in enumerate(allocators):
+        one = rank(i, [device(0), allocator])
+        sensors = (*one.sensors, SensorState("allocator", "allocator", None))
+        ranks.append(RankMeasurement(i, one.windows, one.steps, one.devices, sensors))
+    run = merge(ranks)
+    assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (6 * GB, 9 * GB)
+    assert run.allocated_mean_gb == pytest.approx(4.5)
+    assert run.energy_j == 1000
+
+
+def test_ranks_that_measured_different_processes_of_a_host_are_refused() -> None:
+    def host_of(*pids: int) -> DeviceMeasurement:
+        return device(0, "host", info=DeviceInfo("HOST-0", "CPU", 100 * GB, "pss", pids))
+
+    assert merge([rank(i, [host_of(7, 8)], scope="host") for i in range(2)]).amu_gb == 10
+    with pytest.raises(MetricsError, match="different processes of HOST-0"):
+        merge([rank(0, [host_of(7)], scope="host"), rank(1, [host_of(8)], scope="host")])
+
+
+def test_ranks_that_measured_different_steps_are_refused() -> None:
+    with pytest.raises(MetricsError, match="rank 0 measured 2 steps and rank 1 1"):
+        merge([rank(0, [device(0)]), rank(1, [device(1)], (0.5,))])
+    with pytest.raises(MetricsError, match="no rank's measurement"):
+        merge([])
+
+
+def test_a_capacity_that_nobody_knows_leaves_the_fraction_out() -> None:
+    run = merge([rank(0, [device(0, info=DeviceInfo("GPU-0", "x", None, "driver"))])])
+    assert run.amu_gb == 10
+    assert run.amu_fraction is None
+    assert "capacity" in run.unavailable["amu_fraction"]
+
+
+def test_a_measurement_crosses_processes() -> None:
+    one = rank(0, [device(0)])
+    assert pickle.loads(pickle.dumps(one)) == one

@@ -1,0 +1,330 @@
+"""The monitor's window, its edges, warm-up, pauses and sensors that fail, on a clock moved by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from support.metrics_parts import GB, HandClock, TraceSensor
+
+from metrics import EfficiencyMonitor, MetricsError, merge, sampler
+from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
+from metrics.series import DeviceSeries, Interval
+
+NEVER_S = 1e6
+"""An interval at which the sampling thread takes no sample during a test."""
+
+
+def monitor_of(clock: HandClock, *sensors: Sensor, warmup_steps: int = 0) -> EfficiencyMonitor:
+    return EfficiencyMonitor(sensors, warmup_steps=warmup_steps, sample_interval_s=NEVER_S, clock=clock)
+
+
+def run_steps(monitor: EfficiencyMonitor, clock: HandClock, *times_s: float, tokens: int = 100) -> None:
+    for time_s in times_s:
+        with monitor.step(tokens):
+            clock.pass_time(time_s)
+
+
+def test_warm_up_lies_outside_the_window() -> None:
+    clock = HandClock()
+    with monitor_of(clock, warmup_steps=2) as monitor:
+        run_steps(monitor, clock, 50, 40, 1, 2, 3)
+    measured = monitor.finish()
+    assert [step.number for step in measured.steps] == [3, 4, 5]
+    assert [step.time_s for step in measured.steps] == [1, 2, 3]
+    assert measured.windows == ((190, 196),)
+    assert merge([measured]).tokens == 300
+
+
+def test_pauses_are_cut_out_and_the_window_waits_for_the_next_step() -> None:
+    clock = HandClock(0)
+    with monitor_of(clock) as monitor:
+        run_steps(monitor, clock, 1, 1)
+        with monitor.paused():
+            clock.pass_time(30)
+        clock.pass_time(500)  # not a step either, though the pause is over
+        run_steps(monitor, clock, 2)
+    assert monitor.finish().windows == ((0, 2), (532, 534))
+    assert merge([monitor.finish()]).window_s == 4
+
+
+def test_a_pause_in_the_warm_up_opens_no_window() -> None:
+    clock = HandClock(0)
+    with monitor_of(clock, warmup_steps=2) as monitor:
+        run_steps(monitor, clock, 1)
+        with monitor.paused():
+            clock.pass_time(10)
+        run_steps(monitor, clock, 1, 5)
+    assert monitor.finish().windows == ((12, 17),)
+    assert len(monitor.finish().steps) == 1
+
+
+def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
+    clock = HandClock(0)
+
+    def in_window(t: float) -> bool:
+        return 10 <= t <= 20 or 60 <= t <= 70
+
+    sensor = TraceSensor(
+        clock,
+        memory=lambda t: 30 * GB if in_window(t) else 70 * GB,
+        utilization=lambda t: 0.75 if in_window(t) else 0.0,
+        power=lambda t: 400 if in_window(t) else 50,
+    )
+    with monitor_of(clock, sensor, warmup_steps=1) as monitor:
+        run_steps(monitor, clock, 10)
+        run_steps(monitor, clock, 10)
+        with monitor.paused():
+            clock.pass_time(40)
+        run_steps(monitor, clock, 10)
+    run = merge([monitor.finish()])
+    assert run.window_s == 20
+    assert run.amu_gb == pytest.approx(30)
+    assert run.memory_idle_gb == pytest.approx(70)
+    assert run.pcu == pytest.approx(0.75)
+    assert run.aec_w == pytest.approx(400)
+    assert run.energy_j == pytest.approx(8000)
+    assert run.energy_source == "integrated power"
+    assert run.peak_used_bytes == 30 * GB
+
+
+def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:
+    clock = HandClock(0)
+    # 300 W while training, 100 W otherwise; the polled power is wrong on purpose.
+    joules = {0.0: 0.0, 5.0: 500.0, 15.0: 3500.0, 45.0: 6500.0, 55.0: 9500.0}
+    sensor = TraceSensor(clock, power=lambda t: 7.0, energy=lambda t: joules[t])
+    with monitor_of(clock, sensor, warmup_steps=1) as monitor:
+        run_steps(monitor, clock, 5, 10)
+        with monitor.paused():
+            clock.pass_time(30)
+        run_steps(monitor, clock, 10)
+    run = merge([monitor.finish()])
+    assert run.energy_j == pytest.approx(6000)
+    assert run.aec_w == pytest.approx(300)
+    assert run.energy_source == "counter"
+
+
+def test_a_counter_that_ran_backwards_gives_way_to_power() -> None:
+    clock = HandClock(0)
+    sensor = TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t)
+    with monitor_of(clock, sensor) as monitor:
+        run_steps(monitor, clock, 10)
+    device = monitor.finish().devices[0]
+    assert (device.energy_j, device.energy_source) == (pytest.approx(200), "integrated power")
+
+
+def test_each_step_and_both_edges_wait_for_the_device_and_only_edges_for_the_ranks() -> None:
+    calls: list[str] = []
+    clock = HandClock()
+    monitor = EfficiencyMonitor(
+        synchronize=lambda: calls.append("device"), barrier=lambda: calls.append("ranks"), clock=clock
+    )
+    with monitor:
+        for _ in range(2):
+            with monitor.step(tokens=1):
+                calls.append("work")
+    edge = ["device", "ranks"]
+    step = ["device", "work", "device"]
+    assert calls == [*edge, *step, *step, *edge]
+
+
+def test_a_step_lasts_until_the_device_has_finished() -> None:
+    clock = HandClock()
+    pending_s = [0.0]
+
+    def synchronize() -> None:
+        clock.pass_time(pending_s[0])
+        pending_s[0] = 0.0
+
+    with EfficiencyMonitor(synchronize=synchronize, clock=clock) as monitor, monitor.step(tokens=1):
+        pending_s[0] = 0.25  # launched, not done
+    assert [step.time_s for step in monitor.finish().steps] == [0.25]
+
+
+def test_the_counters_are_read_after_the_device_has_settled() -> None:
+    order: list[str] = []
+    clock = HandClock()
+
+    class Counting(TraceSensor):
+        def counters(self) -> dict[str, Counters]:
+            order.append("counters")
+            return super().counters()
+
+    sensor = Counting(clock, energy=lambda t: t)
+    monitor = EfficiencyMonitor(
+        [sensor], lambda: order.append("device"), lambda: order.append("ranks"), sample_interval_s=NEVER_S, clock=clock
+    )
+    with monitor:
+        run_steps(monitor, clock, 1)
+    assert order[:3] == ["device", "ranks", "counters"]
+    assert order[-3:] == ["device", "ranks", "counters"]
+
+
+def test_a_sensor_that_dies_ends_its_own_series_and_training_goes_on() -> None:
+    clock = HandClock(0)
+    dying = TraceSensor(clock, memory=lambda t: GB, power=lambda t: 100, dies_at_s=10)
+    living = TraceSensor(clock, ("HOST",), memory=lambda t: 2 * GB, scope="host", name="other")
+    with monitor_of(clock, dying, living) as monitor:
+        run_steps(monitor, clock, 5)
+        with monitor.paused():
+            pass
+        run_steps(monitor, clock, 5, 5)
+    measured = monitor.finish()
+    assert len(measured.steps) == 3
+    lost, kept = measured.devices
+    assert (lost.amu_gb, lost.energy_j) == (None, None)
+    assert lost.unavailable["amu_gb"] == lost.unavailable["energy_j"] == "trace: GPU is lost"
+    assert kept.amu_gb == pytest.approx(2)
+    assert dying.calls == ["open", "close"]
+    assert [sensor.failure for sensor in measured.sensors] == ["trace: GPU is lost", None]
+
+
+def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
+    class Missing(TraceSensor):
+        def open(self) -> None:
+            raise MetricsError("no driver answers")
+
+    clock = HandClock()
+    with monitor_of(clock, Missing(clock)) as monitor:
+        run_steps(monitor, clock, 1)
+    run = merge([monitor.finish()])
+    assert (run.amu_gb, run.pcu, run.energy_j) == (None, None, None)
+    assert run.unavailable["pcu"] == run.unavailable["aec_w"] == "trace: no driver answers"
+
+
+def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    release, hanging = threading.Event(), threading.Event()
+
+    class Hanging(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            if threading.current_thread() is not threading.main_thread():
+                hanging.set()
+                release.wait(20)
+            return super().sample(time_s)
+
+    clock = HandClock(0)
+    sensor = Hanging(clock, memory=lambda t: GB)
+    begin_s = time.monotonic()
+    monitor = EfficiencyMonitor([sensor], sample_interval_s=0.001, clock=clock)
+    monitor.start()
+    assert hanging.wait(5)
+    run_steps(monitor, clock, 1)
+    measured = monitor.finish()
+    release.set()
+    assert time.monotonic() - begin_s < 5
+    assert len(measured.steps) == 1
+    assert "has not answered" in measured.devices[0].unavailable["amu_gb"]
+
+
+def test_sampling_slows_down_where_it_is_costly() -> None:
+    class Costly(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            until_s = time.thread_time() + 0.01
+            while time.thread_time() < until_s:
+                pass
+            return super().sample(time_s)
+
+    clock = HandClock(0)
+    cheap, costly = TraceSensor(clock), Costly(clock)
+    samplers = [sampler.SensorSampler(sensor, 0.1, clock) for sensor in (cheap, costly)]
+    for one in samplers:
+        one.start()
+        one.stop()
+    assert samplers[0].interval_s == 0.1
+    # 10 ms of work at 0.2 % of a core: one sample in 5 s.
+    assert 5 <= samplers[1].interval_s < 20
+
+
+def test_samples_come_at_the_interval_asked_for() -> None:
+    sensor = TraceSensor(HandClock(), memory=lambda t: GB)
+    with EfficiencyMonitor([sensor], sample_interval_s=0.02) as monitor, monitor.step(tokens=1):
+        time.sleep(0.5)
+    device = monitor.finish().devices[0]
+    assert 12 <= device.samples <= 26
+    assert device.sample_interval_s == pytest.approx(0.02, rel=0.7)
+
+
+def test_a_run_without_a_measured_step_says_so() -> None:
+    clock = HandClock()
+    sensor = TraceSensor(clock, memory=lambda t: GB, power=lambda t: 5)
+    with monitor_of(clock, sensor, warmup_steps=5) as monitor:
+        run_steps(monitor, clock, 1, 1)
+    run = merge([monitor.finish()])
+    assert (run.window_s, run.step_times_s, run.tokens) == (0, (), 0)
+    assert (run.amu_gb, run.aec_w) == (None, None)
+    assert run.unavailable["amu_gb"] == "no step was measured"
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    clock = HandClock()
+    monitor = monitor_of(clock)
+    with pytest.raises(MetricsError, match="monitor is new"):
+        monitor.begin_step()
+    monitor.start()
+    with pytest.raises(MetricsError, match="started once"):
+        monitor.start()
+    with pytest.raises(MetricsError, match="without begin_step"):
+        monitor.end_step(1)
+    monitor.begin_step()
+    with pytest.raises(MetricsError, match="twice"):
+        monitor.begin_step()
+    with pytest.raises(MetricsError, match="inside a step"):
+        monitor.pause()
+    monitor.end_step(1)
+    monitor.pause()
+    with pytest.raises(MetricsError, match="while paused"):
+        monitor.begin_step()
+    assert monitor.finish() is monitor.finish()
+    with pytest.raises(MetricsError, match="0 or more"):
+        EfficiencyMonitor(warmup_steps=-1)
+
+
+def test_an_error_in_the_loop_stops_sampling_without_waiting_for_ranks() -> None:
+    clock = HandClock()
+    sensor = TraceSensor(clock, memory=lambda t: GB)
+    waited: list[str] = []
+    monitor = EfficiencyMonitor([sensor], barrier=lambda: waited.append("ranks"), clock=clock)
+    with pytest.raises(ZeroDivisionError), monitor, monitor.step(tokens=1):
+        raise ZeroDivisionError
+    assert waited == ["ranks"]  # at the window's beginning alone
+    assert sensor.calls == ["open", "close"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "metrics-trace"]
+
+
+# One device's trace, without a monitor.
+
+INFO = DeviceInfo("GPU-0", "Trace 9000", 80 * GB, "driver")
+SCOPE: Scope = "gpu"
+
+
+def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    for second in range(7):
+        series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
+    series.add_interval(Interval(Counters(), Counters(), 10.0, Peaks()))
+    device = series.measure([(0.0, 10.0)], {}, None)
+    assert device.amu_gb is None
+    assert device.unavailable["amu_gb"] == "readings cover 6 s of the 10 s measured"
+    assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
+
+
+def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    series.add_interval(
+        Interval(Counters(energy_j=0.0, busy_s=0.0), Counters(energy_j=1100, busy_s=5.5), 11.0, Peaks())
+    )
+    device = series.measure([(0.0, 10.0)], {}, None)
+    assert device.energy_j == pytest.approx(1000)
+    assert device.pcu == pytest.approx(0.5)
+
+
+def test_peaks_that_the_device_keeps_beat_samples() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    for time_s in (0.0, 5.0, 10.0):
+        series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))
+    windows = [(0.0, 4.0), (6.0, 10.0)]
+    for used in (12 * GB, 11 * GB):
+        series.add_interval(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
+    assert series.measure(windows, {}, None).peak_used_bytes == 12 * GB

@@ -1,0 +1,332 @@
+"""The NVML sensor against a driver that answers as NVML's documentation says; no GPU took part.
+
+What only a GPU can prove (that the real driver answers so, and how fine its counters are) is not proved here.
+"""
+
+# ruff: noqa: N802 (the driver's functions keep their names)
+from __future__ import annotations
+
+import builtins
+import itertools
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
+from metrics.sensors.base import Sample
+
+GB = 10**9
+
+
+@dataclass
+class Gpu:
+    """A GPU, or one of its MIG slices."""
+
+    uuid: str
+    name: str = "NVIDIA A100-SXM4-80GB"
+    used: int = 10 * GB
+    total: int = 80 * GB
+    busy_percent: int = 50
+    power_mw: int = 250_000
+    energy_mj: int = 7_000_000
+    slices: list[Gpu] = field(default_factory=list)
+    instance: tuple[int, int] | None = None
+    lacks: tuple[str, ...] = ()
+
+
+class Driver:
+    """NVML's functions by pynvml's names, over the given GPUs, with pynvml's own errors."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.gpus = gpus
+        self.initialized = 0
+        self.lost = False
+
+    def nvmlInit(self) -> None:
+        self.initialized += 1
+
+    def nvmlShutdown(self) -> None:
+        self.initialized -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._require(self.initialized > 0, pynvml.NVML_ERROR_UNINITIALIZED)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
+        return gpu.name
+
+    def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
+        self._require(gpu.instance is None and "mig" not in gpu.lacks)
+        return [int(bool(gpu.slices)), int(bool(gpu.slices))]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Gpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, index: int) -> Gpu:
+        # Slots are not filled from the first on.
+        slots = [None, *gpu.slices]
+        self._require(index < len(slots) and slots[index] is not None, pynvml.NVML_ERROR_NOT_FOUND)
+        return gpu.slices[index - 1]
+
+    def nvmlDeviceGetGpuInstanceId(self, gpu: Gpu) -> int:
+        assert gpu.instance is not None
+        return gpu.instance[0]
+
+    def nvmlDeviceGetComputeInstanceId(self, gpu: Gpu) -> int:
+        assert gpu.instance is not None
+        return gpu.instance[1]
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> SimpleNamespace:
+        self._require(not self.lost, pynvml.NVML_ERROR_GPU_IS_LOST)
+        return SimpleNamespace(used=gpu.used, total=gpu.total, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> SimpleNamespace:
+        self._require(gpu.instance is None and "utilization" not in gpu.lacks)
+        return SimpleNamespace(gpu=gpu.busy_percent, memory=3)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: Gpu) -> int:
+        self._require(gpu.instance is None and "power" not in gpu.lacks)
+        return gpu.power_mw
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:
+        self._require(gpu.instance is None and "energy" not in gpu.lacks)
+        return gpu.energy_mj
+
+    def _require(self, condition: bool, error: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
+        if not condition:
+            raise pynvml.NVMLError(error)
+
+
+def four() -> Driver:
+    return Driver(*(Gpu(f"GPU-{letter * 8}-0000-0000-0000-000000000000") for letter in "abcd"))
+
+
+def found(driver: Driver, visible: str | None, **environment: str) -> str:
+    """The first letters of the devices that the sensor watches under CUDA_VISIBLE_DEVICES."""
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    sensor = NvmlSensor(environment=environment, nvml=driver)
+    sensor.open()
+    return "".join(device.uuid.split("-")[-1 if device.uuid.startswith("MIG") else 1][0] for device in sensor.devices())
+
+
+def test_every_function_that_we_call_exists_in_pynvml() -> None:
+    for name in vars(Driver):
+        if name.startswith("nvml"):
+            assert callable(getattr(pynvml, name))
+
+
+@pytest.mark.parametrize(
+    ("visible", "letters"),
+    [
+        (None, "abcd"),
+        ("0", "a"),
+        ("2,0", "ca"),
+        (" 3 , 1 ", "db"),
+        ("GPU-cccccccc-0000-0000-0000-000000000000", "c"),
+        ("GPU-d,GPU-a", "da"),
+        ("1,GPU-a", "ba"),
+        ("1,-1,2", "b"),  # what follows an invalid entry is hidden
+        ("1,9,2", "b"),
+        ("GPU-a,GPU-x,GPU-b", "a"),
+    ],
+)
+def test_visible_devices_by_index_and_uuid(visible: str | None, letters: str) -> None:
+    assert found(four(), visible) == letters
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3), 2)))
+def test_index_and_uuid_name_the_same_device_in_any_order(order: tuple[int, int]) -> None:
+    by_index = ",".join(map(str, order))
+    by_uuid = ",".join(four().gpus[i].uuid for i in order)
+    assert found(four(), by_index) == found(four(), by_uuid)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-"])
+def test_no_visible_device_is_said(visible: str) -> None:
+    # "GPU-" is the beginning of every UUID, hence of none in particular.
+    with pytest.raises(MetricsError, match="no GPU is visible"):
+        found(four(), visible)
+
+
+def sliced() -> Driver:
+    mig = [
+        Gpu(f"MIG-0000000{i}-0000-0000-0000-{letter * 12}", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", instance=(i, 0))
+        for i, letter in enumerate("pq", start=1)
+    ]
+    return Driver(Gpu("GPU-aaaaaaaa-0000", slices=mig), Gpu("GPU-bbbbbbbb-0000"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "letters"),
+    [
+        ("MIG-00000001-0000-0000-0000-pppppppppppp", "p"),
+        ("MIG-00000002-0000-0000-0000-qqqqqqqqqqqq", "q"),
+        ("MIG-GPU-aaaaaaaa-0000/2/0", "q"),
+        ("0", "p"),  # a GPU in MIG mode stands for its first slice
+        ("GPU-aaaaaaaa", "p"),
+        ("1", "b"),
+        ("MIG-GPU-aaaaaaaa-0000/9/0,1", None),
+    ],
+)
+def test_mig_slices(visible: str, letters: str | None) -> None:
+    if letters is None:
+        with pytest.raises(MetricsError, match="no GPU is visible"):
+            found(sliced(), visible)
+    else:
+        assert found(sliced(), visible) == letters
+
+
+def test_a_slice_has_memory_of_its_own_and_no_power() -> None:
+    sensor = NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced())
+    with EfficiencyMonitor([sensor]) as monitor, monitor.step(tokens=1):
+        pass
+    run = merge([monitor.finish()])
+    assert run.amu_gb == pytest.approx(10)
+    assert (run.pcu, run.energy_j) == (None, None)
+    assert "MIG-00000001" in run.unavailable["energy_j"]
+    assert "Not Supported" in run.unavailable["pcu"]
+
+
+def test_indices_of_unlike_gpus_are_ambiguous_until_the_order_is_fixed() -> None:
+    mixed = Driver(Gpu("GPU-aaaaaaaa"), Gpu("GPU-bbbbbbbb", name="NVIDIA H100 PCIe"))
+    with pytest.raises(MetricsError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        found(mixed, "0")
+    assert found(mixed, "1", CUDA_DEVICE_ORDER="PCI_BUS_ID") == "b"
+    assert found(mixed, "GPU-b") == "b"
+
+
+def test_devices_by_torchs_uuid_and_index() -> None:
+    # torch gives UUIDs without the prefix.
+    sensor = NvmlSensor(uuids=["cccccccc-0000-0000-0000-000000000000"], nvml=four())
+    sensor.open()
+    assert [device.uuid[4] for device in sensor.devices()] == ["c"]
+    sensor = NvmlSensor(indices=[1], environment={"CUDA_VISIBLE_DEVICES": "3,2"}, nvml=four())
+    sensor.open()
+    assert [device.uuid[4] for device in sensor.devices()] == ["c"]
+    with pytest.raises(MetricsError, match="device 5 is not among the 4 visible"):
+        NvmlSensor(indices=[5], environment={}, nvml=four()).open()
+    with pytest.raises(MetricsError, match="no GPU has the UUID nope"):
+        NvmlSensor(uuids=["nope"], nvml=four()).open()
+
+
+def test_readings_come_in_our_units() -> None:
+    driver = Driver(Gpu("GPU-a"))
+    sensor = NvmlSensor(environment={}, nvml=driver)
+    sensor.open()
+    assert sensor.sample(5.0) == [Sample(5.0, "GPU-a", 10 * GB, 0.5, 250.0)]
+    assert sensor.counters()["GPU-a"].energy_j == 7000
+    assert sensor.devices()[0].memory_capacity_bytes == 80 * GB
+
+
+def test_the_counter_is_preferred_and_power_serves_without_one() -> None:
+    for lacks, source in (((), "counter"), (("energy",), "integrated power")):
+        driver = Driver(Gpu("GPU-a", lacks=lacks))
+        with EfficiencyMonitor([NvmlSensor(environment={}, nvml=driver)]) as monitor, monitor.step(tokens=1):
+            driver.gpus[0].energy_mj += 5000
+            time.sleep(0.05)
+        run = merge([monitor.finish()])
+        assert run.energy_source == source
+        if source == "counter":
+            assert run.energy_j == pytest.approx(5, rel=0.1)  # the edges' own time is scaled away
+        else:
+            assert run.aec_w == pytest.approx(250)
+
+
+@pytest.mark.parametrize("lacks", ["utilization", "power", "energy", "mig"])
+def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
+    driver = Driver(Gpu("GPU-a"), Gpu("GPU-b", lacks=(lacks,)))
+    sensor = NvmlSensor(environment={}, nvml=driver)
+    sensor.open()
+    quantity = {"utilization": "utilization", "power": "power_w", "energy": "energy_j"}.get(lacks)
+    missing = set(sensor.unavailable) - {"allocated_bytes", "reserved_bytes"}
+    assert missing == ({quantity} if quantity else set())
+    assert all("GPU-b" in sensor.unavailable[name] for name in missing)
+
+
+def test_a_gpu_lost_in_the_run_ends_the_series_alone() -> None:
+    driver = four()
+    with EfficiencyMonitor([NvmlSensor(environment={}, nvml=driver)]) as monitor:
+        with monitor.step(tokens=1):
+            driver.lost = True
+        with monitor.step(tokens=1):
+            pass
+    run = merge([monitor.finish()])
+    assert len(run.step_times_s) == 2
+    assert run.amu_gb is None
+    assert "GPU is lost" in run.unavailable["amu_gb"]
+    assert driver.initialized == 0
+
+
+def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoDriver(Driver):
+        def nvmlInit(self) -> None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    with pytest.raises(MetricsError, match="no NVIDIA driver answers .Driver Not Loaded"):
+        NvmlSensor(nvml=NoDriver()).open()
+
+    real_import = builtins.__import__
+
+    def without_pynvml(name: str, *rest: object, **named: object) -> object:
+        if name == "pynvml":
+            raise ImportError(name)
+        return real_import(name, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without_pynvml)
+    with pytest.raises(MetricsError, match="pip install nvidia-ml-py"):
+        NvmlSensor().open()
+
+
+RANKS = 4
+
+
+@pytest.mark.parametrize("mapping", ["own", "all", "shared", "reversed", "uuid"])
+def test_merging_counts_each_gpu_once_whatever_ranks_watch(mapping: str) -> None:
+    driver = four()
+    environment = {"CUDA_VISIBLE_DEVICES": "3,2,1,0"} if mapping == "reversed" else {}
+    ranks = []
+    for rank in range(RANKS):
+        watched: dict[str, list[int] | None] = {
+            "own": [rank],
+            "all": None,
+            "shared": [rank // 2],
+            "reversed": [rank],
+            "uuid": None,
+        }
+        uuids = [driver.gpus[rank].uuid] if mapping == "uuid" else None
+        sensor = NvmlSensor(uuids, watched[mapping], environment, driver)
+        with EfficiencyMonitor([sensor], rank=rank) as monitor, monitor.step(tokens=1):
+            pass
+        ranks.append(monitor.finish())
+    run = merge(ranks)
+    assert len(run.device_names) == (2 if mapping == "shared" else 4)
+
+
+@pytest.mark.gpu
+def test_the_real_driver_agrees_with_torch() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU is here")
+    block = torch.ones(2 * GB, dtype=torch.uint8, device="cuda")
+    sensor = NvmlSensor(indices=[0])
+    with EfficiencyMonitor([sensor], torch.cuda.synchronize) as monitor, monitor.step(tokens=1):
+        for _ in range(200):
+            block.add_(1)
+    run = merge([monitor.finish()])
+    assert run.amu_gb is not None
+    assert run.amu_gb >= 2
+    assert run.aec_w is not None
+    assert run.aec_w > 0

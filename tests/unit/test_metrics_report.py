@@ -1,0 +1,156 @@
+"""CSV, table, TensorBoard and the search for records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.metrics_parts import make_record
+
+from metrics.errors import MetricsError
+from metrics.record import write_record
+from metrics.report.csv import write_csv
+from metrics.report.load import load_records
+from metrics.report.table import print_table
+from metrics.report.tensorboard import TensorBoardLog
+
+SETTLED_COLUMNS = """
+run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
+micro_batch_size, global_batch_size, tp, pp, dp, ep, cp, tokens, steps_measured, amu_gb, amu_fraction, pcu, al_s,
+al_s_p50, al_s_p90, al_s_p99, al_s_ci_low, al_s_ci_high, tt_tokens_per_param_s, tokens_per_s, tokens_per_s_per_device,
+aec_w, power_w_sum, energy_j, energy_j_per_token, energy_scope, mfu, mfu_full_square, hfu, peak_memory_allocated_bytes,
+peak_memory_reserved_bytes, peak_memory_device_bytes, train_loss, validation_loss, perplexity, bits_per_byte
+"""
+
+
+def printed(records: list, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_table(records, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_columns_keep_their_places(tmp_path: Path) -> None:
+    write_csv([make_record()], tmp_path / "report.csv")
+    header = (tmp_path / "report.csv").read_text().splitlines()[0].split(",")
+    settled = SETTLED_COLUMNS.replace(",", " ").split()
+    assert header[: len(settled)] == settled
+    assert header[-1] == "unavailable"
+    assert len(set(header)) == len(header)
+
+
+def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
+    energy = 0.1 + 0.2
+    first = make_record({"energy_j": energy, "smoke": True}, reason="no sensor, it says, was there")
+    second = make_record({"run": "mqa_1.5B", "al_s": 0.5})
+    write_csv([first, second], tmp_path / "out" / "report.csv")
+    with (tmp_path / "out" / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == ["gqa_1.5B", "mqa_1.5B"]
+    assert float(rows[0]["energy_j"]) == energy
+    assert rows[0]["smoke"] == "true"
+    assert rows[0]["pcu"] == "n/a"
+    assert "pcu: no sensor, it says, was there" in rows[0]["unavailable"].split(" | ")
+    assert rows[1]["al_s"] == "0.5"
+
+
+def test_the_table_says_na_and_each_reason_once() -> None:
+    measured = {"al_s": 0.25, "al_s_ci_high": 0.255, "tokens_per_s": 8192.0}
+    records = [
+        make_record(measured, reason="no power sensor"),
+        make_record({**measured, "run": "mqa_1.5B", "mfu": 0.413}, reason="no power sensor"),
+    ]
+    text = printed(records, 100)
+    assert "250.0" in text
+    assert "±2.0%" in text
+    assert "41.3%" in text
+    assert text.count("no power sensor") == 1
+    reason = next(line for line in text.splitlines() if "no power sensor" in line)
+    assert reason.startswith("n/a ")
+    assert "AEC W" in reason
+
+
+def test_a_reason_that_holds_for_some_runs_names_them() -> None:
+    text = printed([make_record({"mfu": 0.5}, "nothing"), make_record({"run": "mqa_1.5B"}, "other")], 200)
+    assert "(mqa_1.5B): other" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_every_column_is_there_whole_at_any_width(width: int) -> None:
+    record = make_record({"al_s": 12.5, "validation_loss": 3.25, "perplexity": 25.8, "smoke": True})
+    text = printed([record], width)
+    assert max(map(len, text.splitlines())) <= width
+    for title in ("tokens/s", "AL ms", "TT tok/param/s", "AMU GB", "PCU", "AEC W", "J/token", "MFU", "val loss", "ppl"):
+        assert title in text
+    for value in ("12,500.0", "3.250", "25.8", "1.54B"):
+        assert value in text
+    assert "…" not in text
+
+
+def test_smoke_and_unfinished_runs_are_named_as_such() -> None:
+    text = printed([make_record({"smoke": True}), make_record({"run": "mqa", "status": "stopped"})], 120)
+    assert "gqa_1.5B (smoke)" in text
+    assert "mqa (stopped)" in text
+    assert "do not stand for the named one's" in text
+    assert "do not stand" not in printed([make_record()], 120)
+
+
+def test_markup_in_a_name_is_printed_as_it_is() -> None:
+    assert "[red]gqa[/red]" in printed([make_record({"run": "[red]gqa[/red]"})], 120)
+
+
+def test_no_record_is_said() -> None:
+    assert "No run has a record yet" in printed([], 80)
+
+
+def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
+    write_record(make_record({"run": "b"}), tmp_path / "suite" / "b" / "record.json")
+    write_record(make_record({"run": "a"}), tmp_path / "suite" / "deep" / "er" / "a" / "record.json")
+    (tmp_path / "suite" / "c").mkdir()
+    (tmp_path / "suite" / "c" / "record.json").write_text("{")
+    records, damaged = load_records(tmp_path)
+    assert [record.run for record in records] == ["a", "b"]
+    assert len(damaged) == 1
+    assert str(tmp_path / "suite" / "c" / "record.json") in damaged[0]
+    with pytest.raises(MetricsError, match="no such folder"):
+        load_records(tmp_path / "nowhere")
+
+
+def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = TensorBoardLog(tmp_path)
+    log.scalars(1, {"train/loss": 2.5, "efficiency/mfu": None})
+    log.scalars(2, {"train/loss": 2.25})
+    log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert events.Tags()["scalars"] == ["train/loss"]
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 2.5), (2, 2.25)]
+
+
+def test_reports_are_made_without_torch(tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path / "record.json")
+    program = f"""
+import sys
+for name in ("torch", "megatron", "pynvml"):
+    sys.modules[name] = None  # any import of it fails
+from pathlib import Path
+from rich.console import Console
+import metrics, metrics.summarize, metrics.hardware, metrics.environment, metrics.steplog
+from metrics.report.csv import write_csv
+from metrics.report.load import load_records
+from metrics.report.table import print_table
+from metrics.report.tensorboard import TensorBoardLog
+records, damaged = load_records(Path({str(tmp_path)!r}))
+print_table(records, Console(width=100))
+write_csv(records, Path({str(tmp_path)!r}) / "report.csv")
+TensorBoardLog(Path({str(tmp_path)!r}) / "tensorboard").close()
+assert not damaged
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gqa_1.5B" in done.stdout

@@ -1,0 +1,148 @@
+"""From a merged measurement to the record's names, by hand-computed figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record
+
+from metrics import EfficiencyMonitor, merge
+from metrics.measurement import RunMeasurement
+from metrics.record import Metrics
+from metrics.summarize import Quality, RunFacts, nothing_measured, summarize
+
+FACTS = RunFacts(
+    parameters=1000,
+    parameters_active=250,
+    devices=2,
+    flops_per_token=6000.0,
+    flops_per_token_full_square=7000.0,
+    flops_per_token_hardware=8000.0,
+    peak_flops=3e5,
+    peak_flops_source="a datasheet",
+)
+QUALITY = Quality(train_loss=2.5, validation_loss=math.log(16), validation_tokens=300, validation_bytes=1200)
+
+
+def measured(times_s: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0), tokens: int = 100) -> RunMeasurement:
+    """Two GPUs at 30 GB, 50 % and 200 W each, over one window."""
+    clock = HandClock(0)
+    sensor = TraceSensor(clock, ("A", "B"), lambda t: 30 * GB, lambda t: 0.5, lambda t: 200.0)
+    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor:
+        for time_s in times_s:
+            with monitor.step(tokens):
+                clock.pass_time(time_s)
+    return merge([monitor.finish()])
+
+
+def test_every_figure_by_hand() -> None:
+    summary = summarize(measured(), FACTS, QUALITY)
+    assert set(summary.values) - {"tokens", "steps_measured"} == set(Metrics.model_fields)
+    expected = {
+        "tokens": 400,
+        "steps_measured": 4,
+        "window_s": 10,
+        "amu_gb": 30,
+        "amu_fraction": 0.375,
+        "pcu": 0.5,
+        "al_s": 2.5,
+        "al_s_p50": 2.5,
+        "al_s_p90": 3.7,
+        "al_s_p99": 3.97,
+        "al_s_std": math.sqrt(5 / 3),
+        "al_s_cv": math.sqrt(5 / 3) / 2.5,
+        "al_s_ci_low": 2.5 - 3.1824 * math.sqrt(5 / 3) / 2,
+        "al_s_ci_high": 2.5 + 3.1824 * math.sqrt(5 / 3) / 2,
+        "tt_tokens_per_param_s": 400 / 1000 / 10,
+        "tt_tokens_per_active_param_s": 400 / 250 / 10,
+        "tokens_per_s": 40,
+        "tokens_per_s_per_device": 20,
+        "aec_w": 200,
+        "power_w_sum": 400,
+        "energy_j": 4000,
+        "energy_j_per_token": 10,
+        "energy_j_per_step": 1000,
+        "tokens_per_j": 0.1,
+        "energy_scope": "gpu",
+        "device_scope": "gpu",
+        "energy_source": "integrated power",
+        "mfu": 6000 * 400 / (10 * 2 * 3e5),
+        "mfu_full_square": 7000 * 400 / (10 * 2 * 3e5),
+        "hfu": 8000 * 400 / (10 * 2 * 3e5),
+        "perplexity": 16,
+        "bits_per_byte": 1,
+        "train_loss": 2.5,
+        "peak_memory_device_bytes": 30 * GB,
+    }
+    for name, value in expected.items():
+        assert summary.values[name] == (value if isinstance(value, str) else pytest.approx(value)), name
+
+
+def test_the_summary_makes_a_record() -> None:
+    summary = summarize(measured(), FACTS, QUALITY)
+    record = make_record({**summary.values, "unavailable": summary.unavailable})
+    assert record.unavailable.keys() == {n for n in Metrics.model_fields if getattr(record, n) is None}
+    assert record.unavailable["peak_memory_allocated_bytes"] == "no allocator sensor was in use"
+
+
+def test_an_unknown_peak_gives_no_mfu_and_says_why() -> None:
+    facts = dataclasses.replace(FACTS, peak_flops=None, peak_flops_source="a CPU has no row in the table")
+    summary = summarize(measured(), facts, QUALITY)
+    for name in ("mfu", "mfu_full_square", "hfu", "peak_flops"):
+        assert summary.values[name] is None
+        assert summary.unavailable[name] == "a CPU has no row in the table"
+    assert summary.values["tokens_per_s"] == pytest.approx(40)
+
+
+def test_one_step_has_a_time_and_no_spread() -> None:
+    summary = summarize(measured((2.0,)), FACTS, QUALITY)
+    assert summary.values["al_s"] == 2
+    assert summary.values["al_s_ci_low"] is None
+    assert summary.unavailable["al_s_std"] == "a spread needs two measured steps"
+
+
+def test_no_step_leaves_nothing_but_quality() -> None:
+    summary = summarize(measured(()), FACTS, QUALITY)
+    assert (summary.values["tokens"], summary.values["steps_measured"]) == (0, 0)
+    present = {name for name, value in summary.values.items() if value is not None} - {"tokens", "steps_measured"}
+    assert present == {
+        "train_loss",
+        "validation_loss",
+        "perplexity",
+        "bits_per_byte",
+        "device_scope",
+        "memory_kind",
+        "memory_idle_gb",
+        "peak_flops",
+        "peak_flops_source",
+    }
+    assert summary.unavailable["mfu"] == summary.unavailable["al_s"] == "no step was measured"
+
+
+@pytest.mark.parametrize(
+    ("quality", "reasons"),
+    [
+        (
+            Quality(train_loss=math.nan, validation_loss=math.inf),
+            {"train_loss": "not finite .nan", "validation_loss": "not finite .inf", "perplexity": "not finite"},
+        ),
+        (Quality(validation_loss=900.0), {"perplexity": "exceeds the largest float", "bits_per_byte": "size in bytes"}),
+        (Quality(), {"train_loss": "no step was trained", "bits_per_byte": "no validation ran"}),
+        (Quality(reasons={"validation_loss": "stopped early"}), {"perplexity": "stopped early"}),
+    ],
+)
+def test_a_quality_that_is_no_number_has_a_reason(quality: Quality, reasons: dict[str, str]) -> None:
+    summary = summarize(measured(), FACTS, quality)
+    for name, reason in reasons.items():
+        assert summary.values[name] is None
+        assert re.search(reason, summary.unavailable[name]), summary.unavailable[name]
+
+
+def test_a_run_that_failed_early_has_a_record_all_the_same() -> None:
+    summary = nothing_measured("rank 1 ended: out of memory")
+    record = make_record({**summary.values, "unavailable": summary.unavailable, "status": "failed"})
+    assert record.al_s is None
+    assert set(record.unavailable.values()) == {"rank 1 ended: out of memory"}
