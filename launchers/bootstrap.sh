@@ -212,7 +212,7 @@ _bootstrap_use_venv() {
 bootstrap() { # [dev] [gpu] [npu]
     local extra
     for extra in "$@"; do
-        [[ "$extra" =~ ^(dev|gpu|npu)$ ]] || { _bootstrap_fail "bootstrap: unknown extra '$extra': dev, gpu or npu"; return 2; }
+        [[ "$extra" =~ ^(dev|gpu|npu)$ ]] || _bootstrap_fail "bootstrap: unknown extra '$extra': dev, gpu or npu" || return 2
     done
     # Else a folder called metrics in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1

@@ -1,0 +1,193 @@
+"""How the scripts find or make their Python environment, with the real shell script in a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "tail", "tr")
+# An index that nobody serves: what would install fails at once.
+NO_INDEX = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with all that the set-up reads."""
+    folder = tmp_path / "clone"
+    shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    for package in ("efficientbench", "metrics", "data_tools"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+    return folder
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A PATH with the system's tools and no Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("bash", *TOOLS):
+        (folder / tool).symlink_to(str(shutil.which(tool)))
+    return folder
+
+
+def executable(file: Path, script: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/bash\n{script}\n")
+    file.chmod(0o755)
+
+
+def clean_environment(path: str, **more: str) -> dict[str, str]:
+    return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def bootstrap(clone: Path, environment: dict[str, str], *extras: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(clone / "launchers" / "bootstrap.sh"), *extras]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def finish(clone: Path, extras: str) -> None:
+    """Lays down a finished .venv whose Python complains when it is started."""
+    executable(clone / ".venv" / "bin" / "python", "echo 'started Python' >&2; exit 1")
+    (clone / ".venv" / ".efficientbench-made-here").touch()
+    installed = hashlib.sha256((clone / "setup.py").read_bytes() + (clone / "constraints.txt").read_bytes())
+    stamp = [installed.hexdigest(), str(clone.resolve()), "", extras]
+    (clone / ".venv" / ".efficientbench-complete").write_text("".join(f"{line}\n" for line in stamp))
+
+
+def is_complete(clone: Path, *extras: str) -> bool:
+    script = 'source "$1"; shift; _bootstrap_is_complete "$@"'
+    command = ["bash", "-c", script, "script", str(clone / "launchers" / "bootstrap.sh"), *extras]
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_finished_environment_is_found_without_starting_python(clone: Path, tools: Path) -> None:
+    finish(clone, "dev")
+    started_s = time.monotonic()
+    done = bootstrap(clone, clean_environment(str(tools)), "dev")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - started_s < 1
+
+
+def test_a_script_gets_the_environment_on_its_path(clone: Path, tools: Path) -> None:
+    finish(clone, "")
+    script = """
+    set -euo pipefail
+    source launchers/bootstrap.sh
+    bootstrap
+    echo "$VIRTUAL_ENV ${PATH%%:*} $PYTHONSAFEPATH $*"
+    """
+    command = ["bash", "-c", script, "script", "--smoke", "dsw"]
+    environment = clean_environment(str(tools))
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    venv = clone.resolve() / ".venv"
+    assert (done.stdout, done.stderr) == (f"{venv} {venv}/bin 1 --smoke dsw\n", "")
+
+
+def test_what_is_not_finished_or_not_up_to_date_is_not_used(clone: Path) -> None:
+    assert not is_complete(clone)
+    finish(clone, "dev")
+    assert is_complete(clone)
+    assert is_complete(clone, "dev")
+    assert not is_complete(clone, "dev", "gpu")
+
+    moved = clone.with_name("moved")
+    shutil.copytree(clone, moved)
+    assert not is_complete(moved)
+
+    with (clone / "constraints.txt").open("a") as constraints:
+        constraints.write("# another version\n")
+    assert not is_complete(clone)
+    finish(clone, "dev")
+    assert is_complete(clone)
+    (clone / ".venv" / ".efficientbench-complete").unlink()
+    assert not is_complete(clone)
+
+
+def test_an_environment_of_another_image_is_not_used(clone: Path, tmp_path: Path) -> None:
+    finish(clone, "")
+    stamp = clone / ".venv" / ".efficientbench-complete"
+    torch = tmp_path / "torch-2.6.0.dist-info"
+    torch.mkdir()
+    lines = stamp.read_text().split("\n")
+    stamp.write_text("\n".join([*lines[:2], str(torch), *lines[3:]]))
+    assert is_complete(clone)
+    torch.rmdir()
+    assert not is_complete(clone)
+
+
+@pytest.mark.parametrize(("version", "told"), [("3.9.2", "python3 is 3.9.2"), (None, "no python3")])
+def test_without_a_fitting_python_the_found_ones_are_named(
+    clone: Path, tools: Path, version: str | None, told: str
+) -> None:
+    if version is not None:
+        executable(tools / "python3", f'[[ "$1" == -c ]] && echo {version}')
+    done = bootstrap(clone, clean_environment(str(tools)))
+    assert done.returncode == 1
+    assert done.stderr == f"error: Python 3.10, 3.11 or 3.12 is needed; found on PATH: {told}\n"
+
+
+def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, tools: Path) -> None:
+    (tools / "python3").symlink_to(sys.executable)
+    executable(tools / "efficientbench", "true")
+    site = [str(folder) for folder in map(Path, sys.path) if folder.name == "site-packages"]
+    environment = clean_environment(str(tools), PYTHONPATH=os.pathsep.join([str(clone), *site]), **NO_INDEX)
+    done = bootstrap(clone, environment, "dev")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (clone / ".venv").exists()
+
+
+def test_somebody_elses_venv_is_left_alone(clone: Path, tools: Path) -> None:
+    (tools / "python3").symlink_to(sys.executable)
+    executable(clone / ".venv" / "bin" / "python", "exit 1")
+    done = bootstrap(clone, clean_environment(str(tools), **NO_INDEX))
+    assert done.returncode == 1
+    assert ".venv was not made by launchers/bootstrap.sh" in done.stderr
+    assert sorted(path.name for path in (clone / ".venv").iterdir()) == ["bin"]
+
+
+def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
+    done = bootstrap(clone, clean_environment(str(tools)), "devel")
+    assert (done.returncode, done.stderr) == (2, "error: bootstrap: unknown extra 'devel': dev, gpu or npu\n")
+
+
+@pytest.mark.proof
+def test_without_a_network_the_set_up_says_so_and_leaves_nothing_that_looks_finished(clone: Path, tools: Path) -> None:
+    (tools / "python3").symlink_to(sys.executable)
+    environment = clean_environment(f"{tools}:/usr/bin:/bin", **NO_INDEX)
+    for _ in range(2):
+        done = bootstrap(clone, environment)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("error: the package index cannot be reached")
+        assert not is_complete(clone)
+
+
+@pytest.mark.proof
+def test_one_of_two_set_ups_waits_and_a_killed_one_leaves_nothing_that_looks_finished(clone: Path, tools: Path) -> None:
+    (tools / "python3").symlink_to(sys.executable)
+    environment = clean_environment(f"{tools}:/usr/bin:/bin", **NO_INDEX)
+    command = ["bash", str(clone / "launchers" / "bootstrap.sh")]
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert first.stderr is not None
+    assert "making .venv" in first.stderr.readline()
+    second = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert "another set-up" in second.stderr.readline()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert not is_complete(clone)
+    rest = second.communicate(timeout=120)[1]
+    assert rest.startswith("set-up: making .venv")
+    assert second.returncode == 1
+    assert not is_complete(clone)
