@@ -8,5 +8,7 @@
 | `indexed` | write and check `.bin/.idx` pairs |
 | `statistics` | token counts of a pair |
 | `corpus` | all of it at once, cached: source + tokenizer -> `Corpus` |
+| `manifest` | `Corpus`, and its record beside the tokens |
+| `hub` | files from the Hugging Face hub |
 | `files` | checksums, locks, files written beside and renamed |
 """

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_tools.errors import DataError
+from data_tools.errors import DataError, first_line
 from data_tools.files import checksum, write_file
+from data_tools.hub import fetch_from_hub
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # Words with one leading character, up to three digits, punctuation with its line ends, white space: the way in which
@@ -149,19 +150,19 @@ def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
         try:
             backend = Tokenizer.from_file(str(tokenizer_json))
         except Exception as error:  # tokenizers raises nothing narrower
-            raise DataError(f"{tokenizer_json} cannot be read as a tokenizer: {error}") from None
+            raise DataError(f"{tokenizer_json} cannot be read as a tokenizer: {first_line(error)}") from None
     else:
         backend = _load_with_transformers(folder)
     return _text_tokenizer(backend, _eos_token(folder), folder)
 
 
 def tokenizer_folder(path_or_name: str | Path) -> Path:
-    """The local folder of a tokenizer; a name is looked up on the hub once, and in its cache from then on.
+    """The local folder of a tokenizer; what has a hub name is fetched into the hub's own cache.
 
     Raises:
         DataError: there is no such folder, or the hub has no such name or cannot be reached.
     """
-    folder = Path(path_or_name).expanduser()
+    folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
     if folder.is_dir():
         return folder
     if folder.is_file():
@@ -169,7 +170,7 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
     name = str(path_or_name)
     if _is_path(name):
         raise DataError(f"tokenizer folder {path_or_name} does not exist")
-    return _fetch_from_hub(name)
+    return fetch_from_hub(name, _FILE_PATTERNS)
 
 
 def folder_checksum(folder: Path) -> str:
@@ -191,29 +192,6 @@ def _is_path(name: str) -> bool:
     return os.sep in name and Path(name).parent.is_dir()
 
 
-def _fetch_from_hub(name: str) -> Path:
-    # Imported here: a folder needs no hub.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_FILE_PATTERNS)))
-    except HFValidationError:
-        raise DataError(f"tokenizer {name!r} is neither a folder here nor a name that the hub could have") from None
-    except RepositoryNotFoundError:
-        raise DataError(
-            f"tokenizer {name!r} is no folder here, and the Hugging Face hub has no such name (or wants a token for it)"
-        ) from None
-    except LocalEntryNotFoundError:
-        raise DataError(
-            f"tokenizer {name!r} is no folder here, and the Hugging Face hub, which may have it, cannot be reached "
-            "(nor does its local cache hold it): give the path of a tokenizer's folder"
-        ) from None
-    except OSError as error:  # what is left of the hub's errors: access, time-outs, a full disk
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"tokenizer {name!r} cannot be fetched from the Hugging Face hub: {first_line}") from None
-
-
 def _load_with_transformers(folder: Path) -> Tokenizer:
     # Imported here: it takes seconds, and most folders do not need it.
     from transformers import AutoTokenizer
@@ -222,8 +200,7 @@ def _load_with_transformers(folder: Path) -> Tokenizer:
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # a foreign folder can fail in any way
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"transformers cannot load a tokenizer from {folder}: {first_line}") from None
+        raise DataError(f"transformers cannot load a tokenizer from {folder}: {first_line(error)}") from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise DataError(

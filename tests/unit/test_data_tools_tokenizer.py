@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import unicodedata
@@ -180,28 +179,13 @@ def test_special_tokens_have_no_bytes_and_added_words_their_own(trained: TextTok
     assert lengths[[loaded.eod_id, 700, 701]].tolist() == [0, 0, 7]
 
 
-@pytest.mark.parametrize("name", ["./nope", "/nope/x", "~/nope/x", "a/b/c", "nope/", "data_tools/nope", "../nope"])
+@pytest.mark.parametrize(
+    "name", ["./nope", "/nope/x", "~/nope/x", "~nobody-here/x", "a/b/c", "nope/", "data_tools/nope", "../nope"]
+)
 def test_a_missing_folder_is_not_looked_up_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(DataError, match=f"tokenizer folder {name} does not exist"):
         load_tokenizer(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("owner/no-such-name", "cannot be reached"),
-        ("what is this?", "neither a folder here nor a name that the hub could have"),
-    ],
-)
-def test_an_unreachable_hub_is_said_without_a_traceback(tmp_path: Path, name: str, message: str) -> None:
-    code = f"from data_tools.tokenizer import *\ntry: load_tokenizer({name!r})\nexcept DataError as error: print(error)"
-    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith(f"tokenizer {name!r} is n")
-    assert message in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 def test_unusable_folders_are_named(tmp_path: Path, folder: Path) -> None:
