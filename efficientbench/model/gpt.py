@@ -66,23 +66,19 @@ class GPT(GPTModel):
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
-        weight, first_token = self._output_weight()
+        embedding = self.shared_embedding_or_output_weight()
+        first_token = self.tp_group.rank() * embedding.shape[0]
+        vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), embedding.shape[0])
         if labels is None or loss_mask is None:
-            return torch.matmul(hidden, weight.t()).transpose(0, 1)
+            return torch.matmul(hidden, embedding[:vocabulary].t()).transpose(0, 1)
         return linear_cross_entropy(
             hidden.flatten(0, 1),
-            weight,
-            labels.t().flatten(),
+            embedding,
+            vocabulary,
+            labels.t().flatten() - first_token,
             loss_mask.t().flatten().float(),
-            first_token,
             self.tp_group,
         )
-
-    def _output_weight(self) -> tuple[torch.Tensor, int]:
-        """This rank's rows of the tied output embedding without padding, and the first row's token id."""
-        weight = self.shared_embedding_or_output_weight()
-        first_token = self.tp_group.rank() * weight.shape[0]
-        return weight[: max(self.unpadded_vocab_size - first_token, 0)], first_token
 
 
 def build_stage(config: RunConfig, device: torch.device) -> GPT:

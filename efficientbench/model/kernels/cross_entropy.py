@@ -14,6 +14,9 @@ NAME = "linear + cross-entropy over blocks of tokens, gradient in the forward pa
 BLOCK_ELEMENTS = 2**24
 """Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
 
+ROWS_AT_ONCE = 8192
+"""Rows of the vocabulary's gradient that are added at once where its dtype is wider than the products'."""
+
 
 def block_rows(vocabulary: int) -> int:
     """Tokens in one block of logits."""
@@ -27,40 +30,54 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
-        weight: torch.Tensor,
+        embedding: torch.Tensor,
+        vocabulary: int,
         labels: torch.Tensor,
         token_weights: torch.Tensor,
-        first_token: int,
         group: ProcessGroup,
     ) -> torch.Tensor:
+        weight = embedding[:vocabulary]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with_gradient = any(ctx.needs_input_grad)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_gradient else None
-        for rows in torch.arange(hidden.shape[0], device=hidden.device).split(block_rows(weight.shape[0])):
-            block = slice(int(rows[0]), int(rows[-1]) + 1)
-            losses, probabilities, target, owned = _softmax(
-                hidden[block] @ weight.t(), labels[block] - first_token, group
-            )
+        for first in range(0, hidden.shape[0], block_rows(vocabulary)):
+            block = slice(first, first + block_rows(vocabulary))
+            losses, probabilities, target, owned = _softmax(hidden[block] @ weight.t(), labels[block], group)
             loss += losses @ token_weights[block]
             if grad_hidden is None or grad_weight is None:
                 continue
             probabilities[torch.arange(len(target), device=target.device), target] -= owned
             grad_logits = probabilities.mul_(token_weights[block, None]).to(hidden.dtype)
             torch.mm(grad_logits, weight, out=grad_hidden[block])
-            if grad_weight.dtype == grad_logits.dtype:
-                grad_weight.addmm_(grad_logits.t(), hidden[block])
-            else:
-                grad_weight += grad_logits.t() @ hidden[block]
+            _add_product(grad_weight, grad_logits, hidden[block])
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        ctx.embedding = embedding
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grad_outputs[0]
-        return grad_hidden.mul_(scale), grad_weight.mul_(scale).to(ctx.weight_dtype), None, None, None, None
+        scale, embedding = grad_outputs[0], ctx.embedding
+        grad_hidden.mul_(scale)
+        grad_weight.mul_(scale)
+        if hasattr(embedding, "main_grad"):
+            # As the linear layers do: no further copy of the vocabulary's gradient, and no rounding of it.
+            embedding.main_grad[: grad_weight.shape[0]] += grad_weight
+            return grad_hidden, None, None, None, None, None
+        padding = embedding.shape[0] - grad_weight.shape[0]
+        grad_embedding = torch.nn.functional.pad(grad_weight, (0, 0, 0, padding)).to(embedding.dtype)
+        return grad_hidden, grad_embedding, None, None, None, None
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total [V, H] float32 += leftᵀ · right for left [N, V] and right [N, H]."""
+    if total.dtype == left.dtype:
+        total.addmm_(left.t(), right)
+        return
+    # In pieces, because adding a narrower dtype makes a float32 copy of it first.
+    for rows in range(0, total.shape[0], ROWS_AT_ONCE):
+        total[rows : rows + ROWS_AT_ONCE] += left[:, rows : rows + ROWS_AT_ONCE].t() @ right
 
 
 def _softmax(
@@ -86,21 +103,22 @@ def _softmax(
 
 def linear_cross_entropy(
     hidden: torch.Tensor,
-    weight: torch.Tensor,
+    embedding: torch.Tensor,
+    vocabulary: int,
     labels: torch.Tensor,
     token_weights: torch.Tensor,
-    first_token: int,
     group: ProcessGroup,
 ) -> torch.Tensor:
     """Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
 
     Args:
         hidden: [N, H]; its gradient is this rank's share, to be summed over the tensor-parallel ranks.
-        weight: [V, H], this rank's rows of the output embedding, padding left out.
-        labels: [N], token ids of the whole vocabulary.
+        embedding: [rows, H], this rank's rows of the output embedding. Where it has a `main_grad`, as under megatron's
+            DistributedDataParallel, its gradient is added there.
+        vocabulary: rows that stand for tokens; padding follows.
+        labels: [N], token ids counted from this rank's first row.
         token_weights: [N] float32; 0 leaves a token out.
-        first_token: id of the first row of `weight`.
         group: the tensor-parallel ranks.
     """
-    loss: torch.Tensor = LinearCrossEntropy.apply(hidden, weight, labels, token_weights, first_token, group)
+    loss: torch.Tensor = LinearCrossEntropy.apply(hidden, embedding, vocabulary, labels, token_weights, group)
     return loss

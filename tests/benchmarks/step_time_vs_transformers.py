@@ -1,0 +1,147 @@
+"""Time of a training step, ours against transformers', on this machine's CPU.
+
+The same model, batch, dtype and threads; float32 master weights and fused AdamW on both sides; rounds of both in turn.
+
+    python3 tests/benchmarks/step_time_vs_transformers.py [--dtype fp32] [--rounds 20] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.distributed as dist
+
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.cpu import CPU
+
+Step = Callable[[], object]
+
+SHAPE = [
+    "model.layers=6",
+    "model.hidden_size=384",
+    "model.heads=6",
+    "model.head_dim=64",
+    "model.attention.query_groups=2",
+    "model.ffn_hidden_size=1536",
+    "model.vocab_size=32000",
+    "training.seq_len=1024",
+    "training.micro_batch_size=2",
+    "training.global_batch_size=2",
+    "training.steps=10000",
+]
+
+
+def main() -> None:
+    """Run the comparison and print the paired ratio with its 95 % interval."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", nargs="*", default=[], help="key=value overrides, like model.vocab_size=151936")
+    arguments = parser.parse_args()
+    config = resolve("gqa_1.5B", smoke=True, overrides=[*SHAPE, f"training.dtype={arguments.dtype}", *arguments.shape])
+    device = CPU().prepare(0)
+    torch.set_num_threads(arguments.threads)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    from efficientbench.training import groups
+
+    with groups.model_parallel(config.parallel, config.training.seed):
+        report(compare(*build(config, device), arguments.rounds))
+
+
+def compare(ours: Step, theirs: Step, rounds: int) -> list[tuple[float, float]]:
+    """Times of both steps in each round, s, after a warm-up."""
+    for step in (ours, theirs):
+        for _ in range(3):
+            step()
+    pairs = []
+    for _ in range(rounds):
+        order = [ours, theirs]
+        random.shuffle(order)
+        times = {step: timed(step) for step in order}
+        pairs.append((times[ours], times[theirs]))
+    return pairs
+
+
+def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
+    """One training step of each side, from the same weights, on the same tokens."""
+    from support.qwen2 import same_weights
+
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.training.batches import Batch
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    stage = build_stage(config, device)
+    tensors = {name: parameter.detach().float() for name, parameter in global_parameters(stage).items()}
+    training = config.training
+    sequences = torch.randint(config.model.vocab_size, (training.micro_batch_size, training.seq_len + 1))
+    tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+
+    class SameBatch:
+        device = torch.device("cpu")
+        micro_batches = 1
+
+        def training_step(self, step: int) -> object:
+            return iter([Batch(tokens, labels, torch.ones(tokens.shape))])
+
+    model = wrap_data_parallel(stage, config)
+    trainer = Trainer(config, training.steps or 1, model, build_optimizer(model, config), SameBatch(), [])
+    qwen2 = same_weights(tensors, config.model)
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=training.dtype == "bf16")
+    decayed = [parameter for parameter in qwen2.parameters() if parameter.dim() > 1]
+    others = [parameter for parameter in qwen2.parameters() if parameter.dim() == 1]
+    groups_of_parameters = [
+        {"params": decayed, "weight_decay": training.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(
+        groups_of_parameters, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True
+    )
+
+    def ours() -> None:
+        trainer.train_step(1)
+
+    def theirs() -> None:
+        with mixed:
+            loss = qwen2(input_ids=tokens, labels=sequences[:, :-1], shift_labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(qwen2.parameters(), training.gradient_clip, foreach=True)
+        adamw.step()
+        adamw.zero_grad()
+
+    return ours, theirs
+
+
+def timed(step: Step) -> float:
+    """Wall time of one step, s."""
+    begin_s = time.perf_counter()
+    step()
+    return time.perf_counter() - begin_s
+
+
+def report(pairs: list[tuple[float, float]]) -> None:
+    """Print both medians and the geometric mean of the paired ratios, with a bootstrap interval."""
+    logs = [math.log(ours / theirs) for ours, theirs in pairs]
+    generator = random.Random(0)
+    means = sorted(statistics.fmean(generator.choices(logs, k=len(logs))) for _ in range(5000))
+    low, middle, high = (math.exp(value) for value in (means[125], statistics.fmean(logs), means[4874]))
+    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
+    print(f"ours {ours * 1e3:.1f} ms, transformers {theirs * 1e3:.1f} ms (medians of {len(pairs)} rounds)")
+    print(f"ratio ours / transformers {middle:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+
+
+if __name__ == "__main__":
+    main()
