@@ -29,6 +29,8 @@ class Device(ABC):
     """What tells memory, utilization and power of these devices, by the name of its sensor in metrics."""
     runtime_bytes: int
     """Memory that a rank takes beside its tensors."""
+    remedy: str
+    """What would make this device type usable on a machine where it is not."""
 
     @abstractmethod
     def count(self) -> int:
@@ -61,6 +63,18 @@ class Device(ABC):
     @abstractmethod
     def names(self) -> list[str]:
         """Product names of the devices, in index order."""
+
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Versions of driver and vendor libraries, by name, of a device type that can be used here."""
+
+    def backend_unavailable_reason(self) -> str | None:
+        """Why this torch lacks the device type's collective backend, or None."""
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return "this torch was built without torch.distributed"
+        return None if dist.is_backend_available(self.backend) else f"this torch was built without {self.backend}"
 
     def check(self, dtype: str) -> None:
         """Refuse a dtype that the device lacks.

@@ -19,6 +19,7 @@ class CPU(Device):
     telemetry = "host"
     # Interpreter, torch, the engine and communication.
     runtime_bytes = 450_000_000
+    remedy = "nothing is needed"
 
     def unavailable_reason(self) -> str | None:
         return None
@@ -53,3 +54,6 @@ class CPU(Device):
         except OSError:
             models = []
         return [models[0] if models else platform.processor() or platform.machine()]
+
+    def versions(self) -> dict[str, str]:
+        return {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.base import Device
@@ -19,6 +21,7 @@ class CUDA(Device):
     telemetry = "nvml"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
+    remedy = "an NVIDIA GPU with its driver, passed into the container if this is one, and a torch built with CUDA"
 
     def unavailable_reason(self) -> str | None:
         # The device files spare a machine without GPUs the seconds that importing torch takes.
@@ -70,3 +73,14 @@ class CUDA(Device):
         import torch
 
         return [torch.cuda.get_device_name(index) for index in range(self.count())]
+
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        found = {"CUDA": str(torch.version.cuda)}
+        driver = Path("/proc/driver/nvidia/version")
+        if driver.exists() and (version := re.search(r" (\d+\.[\d.]+) ", driver.read_text(encoding="utf-8"))):
+            found = {"driver": version[1], **found}
+        if self.backend_unavailable_reason() is None:
+            found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import importlib
 import importlib.util
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ class NPU(Device):
     telemetry = "npu_smi"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
+    remedy = "an Ascend NPU with its driver, CANN's set_env.sh sourced, and torch-npu in torch's own version"
 
     def unavailable_reason(self) -> str | None:
         if not glob.glob("/dev/davinci[0-9]*"):
@@ -68,3 +71,17 @@ class NPU(Device):
 
     def names(self) -> list[str]:
         return [str(torch_npu().get_device_name(index)) for index in range(self.count())]
+
+    def versions(self) -> dict[str, str]:
+        found = {"torch-npu": metadata.version("torch-npu")}
+        driver = Path("/usr/local/Ascend/driver/version.info")
+        for line in driver.read_text(encoding="utf-8").splitlines() if driver.exists() else ():
+            if line.startswith("Version="):
+                found = {"driver": line.removeprefix("Version="), **found}
+        return found
+
+    def backend_unavailable_reason(self) -> str | None:
+        # torch knows the backend once the vendor's package is imported.
+        if self.unavailable_reason() is not None:
+            return "torch-npu, which brings it, cannot be used here"
+        return super().backend_unavailable_reason()

@@ -1,0 +1,227 @@
+"""What this machine has, what it lacks for which purpose, and how to mend that."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
+from efficientbench.devices.base import DTYPES, Device, all_devices
+from metrics import AllocatorSensor, HostSensor, NvmlSensor
+from metrics.cgroup import memory_limit_bytes, usable_cores
+from metrics.hardware import peak_flops
+from metrics.sensors.base import Sensor
+
+SENSORS: dict[str, type[HostSensor] | type[NvmlSensor]] = {"host": HostSensor, "nvml": NvmlSensor}
+"""A device's telemetry → the sensor that reads it."""
+
+READS = {
+    "allocator": {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"},
+    "device": {
+        "memory_used_bytes": "memory (AMU)",
+        "utilization": "utilization (PCU)",
+        "power_w": "power (AEC)",
+        "energy_j": "energy (J/token)",
+    },
+}
+"""What a sensor of the allocator, and one of a device, is there to read → what for."""
+
+REMEDIES = {
+    "host": "an accelerator: only accelerators' power can be measured",
+    "gpu": "a whole GPU instead of a slice, and a driver and container that let NVML answer",
+}
+"""A sensor's scope → what would give it what it lacks."""
+
+PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, whether it serves, what was found, and what would mend it."""
+
+    name: str
+    serves: bool
+    text: str
+    remedy: str = ""
+
+
+def doctor() -> int:
+    """Print what was found; returns 0 where something can be trained here, else 1."""
+    console = Console()
+    packages = _packages()
+    _print(console, "Packages", packages)
+    missing = [finding.name for finding in packages if not finding.serves]
+    usable: list[Device] = []
+    if _import_problem("torch") is None:
+        every = all_devices()
+        found = [device for device in every if device.unavailable_reason() is None]
+        usable = [device for device in found if device.backend_unavailable_reason() is None]
+        _print(console, "Devices", [_device(device) for device in every])
+        _print(console, "Collective backends", [_backend(device) for device in every])
+        measures = [finding for device in every for finding in _measurement(device, device in found)]
+        _print(console, "Measurement", measures)
+    _print(console, "Host", _host())
+    if missing or not usable:
+        lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
+        console.print(Text(f"Nothing can be trained here: {lacking}.", style="bold red"), soft_wrap=True)
+        return 1
+    console.print(Text(f"Runs train here on {usable[0].type}. A first one:", style="bold green"), soft_wrap=True)
+    console.print("  efficientbench run gqa_1.5B --smoke", highlight=False)
+    return 0
+
+
+def _print(console: Console, title: str, findings: Sequence[Finding]) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for finding in findings:
+        mark = Text("✓", style="green") if finding.serves else Text("✗", style="yellow")
+        table.add_row(mark, finding.name, Text(finding.text))
+        if finding.remedy:
+            table.add_row("", "", Text(f"needs: {finding.remedy}", style="dim"))
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    console.print()
+
+
+def _packages() -> list[Finding]:
+    """Python and what runs import, against the ranges that the package declares."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    requirements = _requirements()
+    serves = requirements["python"].specifier.contains(python) if "python" in requirements else True
+    wanted = f"; {requirements['python'].specifier} is needed" if not serves else ""
+    findings = [Finding("python", serves, f"{python}{wanted}")]
+    if not requirements:
+        text = "is on the import path and not installed, so its version ranges are unknown and not checked"
+        findings.append(Finding("efficientbench", True, text))
+    return findings + [_package(name, requirements.get(name)) for name in PACKAGES]
+
+
+def _requirements() -> dict[str, Requirement]:
+    """What the installed package asks for, by name; `python` among it. Empty where it is not installed."""
+    try:
+        about = metadata.metadata("efficientbench")
+    except metadata.PackageNotFoundError:
+        return {}
+    wanted = [Requirement(text) for text in about.get_all("Requires-Dist") or []]
+    found = {each.name: each for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})}
+    return {"python": Requirement(f"python{about['Requires-Python']}"), **found}
+
+
+def _package(name: str, wanted: Requirement | None) -> Finding:
+    asked = str(wanted) if wanted else name
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, "not installed", f"pip install -c constraints.txt '{asked}'")
+    if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
+        return Finding(name, False, version, f"pip install -c constraints.txt '{asked}'")
+    problem = _import_problem(name) if name == "torch" else None
+    if problem is not None:
+        return Finding(name, False, f"{version} does not import: {problem}", "a torch built for this machine")
+    return Finding(name, True, version)
+
+
+def _import_problem(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _device(device: Device) -> Finding:
+    reason = device.unavailable_reason()
+    if reason is not None:
+        return Finding(device.type, False, reason, device.remedy)
+    capacity_bytes = device.memory_capacity_bytes()
+    memory = f"{memory_limit_bytes() / 1e9:.1f} GB of the host"
+    if capacity_bytes is not None:
+        memory = f"{capacity_bytes / 1e9:.1f} GB each"
+    unsupported = device.unsupported_dtypes()
+    parts = [
+        f"{device.count()} × {device.names()[0]}, {memory}",
+        f"computes in {', '.join(dtype for dtype in DTYPES if dtype not in unsupported)}",
+        *unsupported.values(),
+        *(f"{name} {version}" for name, version in device.versions().items()),
+    ]
+    return Finding(device.type, True, "; ".join(parts))
+
+
+def _backend(device: Device) -> Finding:
+    reason = device.backend_unavailable_reason()
+    if reason is not None:
+        return Finding(device.backend, False, f"for {device.type}: {reason}")
+    return Finding(device.backend, True, f"for {device.type}: in this torch")
+
+
+def _measurement(device: Device, usable: bool) -> Iterator[Finding]:
+    """What the sensors of a device type read here, and why the rest is missing."""
+    sensors: list[Sensor] = []
+    if device.telemetry in SENSORS:
+        sensors.append(SENSORS[device.telemetry]())
+    else:
+        yield Finding(device.type, False, f"the sensor {device.telemetry} is not built yet")
+    allocator = device.allocator() if usable else None
+    if allocator is not None:
+        sensors.append(AllocatorSensor(allocator, 0, device.names()[0]))
+    for sensor in sensors:
+        try:
+            sensor.open()
+        except Exception as error:
+            yield Finding(device.type, False, f"sensor {sensor.name}: {error}")
+            continue
+        finally:
+            sensor.close()
+        yield from _readings(device.type, sensor)
+    if usable:
+        yield _flops(device)
+
+
+def _readings(name: str, sensor: Sensor) -> Iterator[Finding]:
+    reads = READS.get(sensor.scope, READS["device"])
+    given = [purpose for quantity, purpose in reads.items() if quantity not in sensor.unavailable]
+    yield Finding(name, True, f"sensor {sensor.name}: {', '.join(given)}")
+    missing: dict[str, list[str]] = {}
+    for quantity, purpose in reads.items():
+        if quantity in sensor.unavailable:
+            missing.setdefault(sensor.unavailable[quantity], []).append(purpose)
+    for reason, purposes in missing.items():
+        yield Finding(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(sensor.scope, ""))
+
+
+def _flops(device: Device) -> Finding:
+    dtype = TrainingConfig().dtype
+    peak, source = peak_flops(device.names()[0], dtype)
+    if peak is None:
+        return Finding(device.type, False, f"no MFU in {dtype}: {source}", "measurement.peak_flops=FLOP/S")
+    return Finding(device.type, True, f"MFU in {dtype}: against {peak / 1e12:,.1f} TFLOP/s ({source})")
+
+
+def _host() -> list[Finding]:
+    folders = {"output": RunConfig.model_fields["output"].default, "data.cache": DataConfig().cache}
+    return [
+        Finding("cores", True, f"{usable_cores():g} for this process"),
+        Finding("memory", True, f"{memory_limit_bytes() / 1e9:.1f} GB for this process"),
+        *(_folder(key, Path(default)) for key, default in folders.items()),
+    ]
+
+
+def _folder(key: str, path: Path) -> Finding:
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    free = f"{path}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(key, False, f"{free}, and {existing} cannot be written", f"{key}=FOLDER")
+    return Finding(key, True, free)
