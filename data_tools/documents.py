@@ -56,7 +56,7 @@ def _usable(path: Path, texts: Iterator[str]) -> Iterator[str]:
 
 
 def _jsonl_texts(path: Path) -> Iterator[str]:
-    # newline="\n": JSON strings may hold other characters that Python takes for line ends.
+    # newline="\n": a carriage return alone is white space inside JSON, not the end of a line.
     with path.open(encoding="utf-8-sig", newline="\n") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.isspace():

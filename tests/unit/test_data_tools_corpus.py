@@ -126,6 +126,16 @@ def test_a_tokenized_pair_is_used_where_it_lies(source: Path, tokenizer: str, tm
     assert not other.exists()
 
 
+def test_a_manifest_beside_another_pair_is_refused(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    source.write_text('{"text": "other text"}\n')
+    other = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    for path in (bin_path, idx_path):
+        shutil.copy(path(other.prefix), path(corpus.prefix))
+    with pytest.raises(DataError, match=r"holds 1 documents of \d+ tokens, but .*manifest\.json says 50 of [0-9,]+:"):
+        prepare_corpus(corpus.prefix, None, tmp_path / "cache", 300)
+
+
 def test_a_tokenized_pair_without_manifest_needs_its_tokenizer(source: Path, tokenizer: str, tmp_path: Path) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     corpus.manifest.unlink()

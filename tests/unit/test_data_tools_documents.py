@@ -31,7 +31,7 @@ def test_jsonl_gives_back_any_documents(tmp_path: Path, texts: list[str], ascii_
 
 def test_jsonl_passes_over_blank_lines_empty_texts_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "data.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n\n{"text": " \\n"}\n{"text": ""}\n{"text": "b"}'
+        tmp_path / "data.jsonl", b'\xef\xbb\xbf{"text":\r"a"}\r\n\n{"text": " \\n"}\n{"text": ""}\n{"text": "b"}'
     )
     assert list(read_documents(path)) == ["a", "b"]
 

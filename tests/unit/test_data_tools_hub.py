@@ -36,8 +36,9 @@ class Hub(BaseHTTPRequestHandler):
             return self.answer(self.failure, b"")
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
         if self.path.startswith("/api/models/owner/words"):
-            siblings = [{"rfilename": name} for name in files]
-            return self.answer(200, json.dumps({"id": "owner/words", "sha": COMMIT, "siblings": siblings}).encode())
+            tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": ""} for name in files]
+            info = {"id": "owner/words", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+            return self.answer(200, json.dumps(tree if "/tree/" in self.path else info).encode())
         name = self.path.rpartition("/")[2]
         if self.path.startswith(f"/owner/words/resolve/{COMMIT}/") and name in files:
             return self.answer(200, files[name])

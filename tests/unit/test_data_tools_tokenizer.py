@@ -136,6 +136,16 @@ def test_training_is_repeatable_and_bounded_by_its_text(folder: Path, trained: T
     assert not (tmp_path / "none").exists()
 
 
+def test_tokens_stay_within_the_parts_of_the_split(tmp_path: Path) -> None:
+    """However often a text repeats itself, merges do not cross from a word into the next, nor beyond three digits."""
+    train_tokenizer(["good day's 1234567, said they.\n\n"] * 100, 700, tmp_path / "split")
+    split = load_tokenizer(tmp_path / "split")
+    [ids] = split.encode_batch(["good day's 1234567, said they.\n\n"])
+    assert [split.backend.decode([i]) for i in ids] == [
+        *("good", " day", "'s", " ", "123", "456", "7", ",", " said", " they", ".\n\n"),
+    ]
+
+
 def test_a_truncating_tokenizer_does_not_truncate_documents(trained: TextTokenizer, tmp_path: Path) -> None:
     limited = Tokenizer.from_str(trained.backend.to_str())
     limited.enable_truncation(4)
