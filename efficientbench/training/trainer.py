@@ -127,9 +127,9 @@ class Trainer:
         utf8_bytes = torch.zeros_like(tokens)
         if self.token_bytes is not None and not self.model.training:
             utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
+        # Copies, because the schedules divide the loss in place.
         sums = torch.stack([loss.detach().double(), tokens.double(), utf8_bytes.double()])
-        # A clone, because the schedules divide the loss in place.
-        return loss.clone(), tokens.int(), sums
+        return loss, tokens.int(), sums
 
     def _over_ranks(self, sums: torch.Tensor, flag: float) -> list[float]:
         values = torch.cat([sums, sums.new_tensor([flag])])

@@ -1,0 +1,119 @@
+"""Wrong numbers without an exception, seen in megatron-core: each has a remedy here, without which a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.cells import write_corpus
+from support.configs import tiny
+from support.ranks import Ranks
+
+from efficientbench.config.schema import RunConfig
+
+
+def reduce_transposed() -> tuple[torch.Tensor, torch.Tensor]:
+    """A non-contiguous tensor through megatron's own reduction and through the repaired one."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import mappings
+
+    from efficientbench.config.schema import ParallelConfig
+    from efficientbench.model import megatron_patches
+    from efficientbench.training import groups
+
+    megatron_patches.apply()
+    with groups.model_parallel(ParallelConfig(tp=2), seed=0):
+        group = parallel_state.get_tensor_model_parallel_group()
+        matrix = torch.arange(6.0).view(2, 3)
+        return megatron_patches._reduce(matrix.clone().t(), group), mappings._reduce(matrix.clone().t(), group)
+
+
+def test_a_tensor_that_is_not_contiguous_is_reduced(ranks: Callable[[int], Ranks]) -> None:
+    twice = 2 * torch.arange(6.0).view(2, 3).t()
+    for without_remedy, with_remedy in ranks(2).call(reduce_transposed):
+        assert torch.equal(with_remedy, twice)
+        assert not torch.equal(without_remedy, twice), "megatron has mended it: the patch can go"
+
+
+def initial_weights(config: RunConfig) -> dict[str, tuple[torch.Tensor, int | None, int, int]]:
+    """This rank's parameters by global name, with what splits them."""
+    from megatron.core import parallel_state
+
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.training import groups
+
+    with groups.model_parallel(config.parallel, seed=0):
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        return {
+            name: (
+                parameter.detach().clone(),
+                parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None,
+                getattr(parameter, "partition_stride", 1),
+                rank,
+            )
+            for name, parameter in global_parameters(build_stage(config, torch.device("cpu"))).items()
+        }
+
+
+@pytest.mark.parametrize("layout", [["parallel.tp=2"], ["parallel.tp=2", "parallel.sp=true"], ["parallel.pp=2"]])
+def test_initial_weights_are_the_same_in_every_layout(layout: list[str], ranks: Callable[[int], Ranks]) -> None:
+    whole = ranks(1).call(initial_weights, tiny("gqa_1.5B"))[0]
+    seen = set()
+    for weights in ranks(2).call(initial_weights, tiny("gqa_1.5B", *layout)):
+        for name, (part, dim, stride, rank) in weights.items():
+            full = whole[name][0]
+            if dim is not None and "parallel.pp=2" not in layout:
+                pieces = [piece.chunk(2, dim=dim)[rank] for piece in full.chunk(stride, dim=dim)]
+                full = torch.cat(pieces, dim=dim)
+            # The vocabulary is padded where two ranks do not share it evenly.
+            assert torch.equal(part[: full.shape[0]], full), name
+            assert not part[full.shape[0] :].any(), name
+            seen.add(name)
+    assert seen == whole.keys()
+
+
+def test_split_parameters_are_marked_so_that_the_norm_counts_them_once(ranks: Callable[[int], Ranks]) -> None:
+    for weights in ranks(2).call(initial_weights, tiny("gqa_1.5B", "parallel.tp=2")):
+        for name, (part, dim, _, _) in weights.items():
+            assert (dim is None) == (part.dim() == 1 and "linear_qkv" not in name), name
+
+
+def reported_and_recomputed_loss(config: RunConfig, prefix: Path) -> tuple[float, float]:
+    """The first step's loss as the trainer reports it, and the mean over its tokens computed from the logits."""
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.events import Event, StepEnded
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    device = torch.device("cpu")
+    reported: list[float] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepEnded):
+            reported.append(event.loss)
+
+    with groups.model_parallel(config.parallel, config.training.seed):
+        model = wrap_data_parallel(build_stage(config, device), config)
+        batches = Batches(config, 1, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        assert batches.micro_batches > 1
+        losses = [
+            torch.nn.functional.cross_entropy(model(batch.tokens).flatten(0, 1), batch.labels.flatten())
+            for batch in batches.training_step(1)
+        ]
+        recomputed = torch.stack(losses).mean().item()
+        optimizer = build_optimizer(model, config)
+        assert all(group["fused"] for group in optimizer.param_groups)
+        Trainer(config, 1, model, optimizer, batches, [listen]).train_step(1)
+    return reported[0], recomputed
+
+
+def test_the_reported_loss_is_the_mean_over_all_micro_batches(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "tokens", vocab_size=131)
+    config = tiny("gqa_1.5B", f"data.cache={tmp_path}")
+    [(reported, recomputed)] = ranks(1).call(reported_and_recomputed_loss, config, tmp_path / "tokens")
+    assert reported == pytest.approx(recomputed, rel=1e-6)
