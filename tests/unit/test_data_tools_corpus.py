@@ -146,6 +146,10 @@ def test_a_tokenized_pair_without_manifest_needs_its_tokenizer(source: Path, tok
     own = {"manifest", "source", "tokenizer_folder", "token_bytes_path"}
     for name in Corpus.__dataclass_fields__.keys() - own:
         assert getattr(adopted, name) == getattr(corpus, name), name
+    tokens = np.fromfile(bin_path(corpus.prefix), np.uint16)
+    tokens[::-1].tofile(bin_path(corpus.prefix))
+    changed = prepare_corpus(corpus.prefix, tokenizer, tmp_path / "other", 300)
+    assert changed.fingerprint != adopted.fingerprint
     train_tokenizer(["too few"], 257, tmp_path / "tokenizer")
     with pytest.raises(DataError, match=r"tokens\.bin: byte \d+: token \d+ lies outside the tokenizer's vocabulary"):
         prepare_corpus(corpus.prefix, str(tmp_path / "tokenizer"), tmp_path / "other", 300)
