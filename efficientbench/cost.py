@@ -63,7 +63,10 @@ ATTENTION = {
     ),
 }
 
-POSITION = {"rope": PositionCost(parameters=lambda model: 0)}
+POSITION = {
+    "rope": PositionCost(parameters=lambda model: 0),
+    "none": PositionCost(parameters=lambda model: 0),
+}
 
 
 @dataclass(frozen=True)

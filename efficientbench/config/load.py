@@ -145,9 +145,13 @@ def _problems(error: ValidationError) -> list[str]:
     keys = settable_keys()
     lines = []
     for each in error.errors(include_url=False):
-        key = ".".join(map(str, each["loc"])) or "the configuration"
+        path, kind = _without_kind(each["loc"], keys)
+        key = ".".join(path) or "the configuration"
         if each["type"] == "extra_forbidden":
-            lines.append(_unknown_key(key, keys))
+            lines.append(f"{key}: is no key of kind {kind}" if key in keys else _unknown_key(key, keys))
+            continue
+        if each["type"] == "union_tag_invalid":
+            lines.append(f"{key}.kind: {_shown(each['ctx']['tag'])} is not one of {each['ctx']['expected_tags']}")
             continue
         message = each["msg"].removeprefix("Value error, ")
         if each["type"] == "value_error":
@@ -157,6 +161,27 @@ def _problems(error: ValidationError) -> list[str]:
         about = f" ({keys[key].description})" if key in keys and keys[key].description else ""
         lines.append(f"{key}: {got}{message[:1].lower()}{message[1:]}{about}")
     return lines
+
+
+def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]) -> tuple[list[str], str | None]:
+    """The path of a mistake as it is written in files; of a section of several kinds also the kind, which pydantic
+    puts into the path."""
+    path = [str(step) for step in location]
+    for length in range(1, len(path)):
+        section = ".".join(path[:length])
+        if f"{section}.kind" in keys and path[length] in _kinds_of(section):
+            return path[:length] + path[length + 1 :], path[length]
+    return path, None
+
+
+def _kinds_of(section: str) -> set[str]:
+    """Kinds of a section that has several; none of one that has only one."""
+    part: type[Part] = RunConfig
+    kinds: list[type[Part]] = []
+    for name in section.split("."):
+        kinds = [kind for kind in _alternatives(part.model_fields[name]) if issubclass(kind, Part)]
+        part = kinds[0]
+    return {kind.model_fields["kind"].default for kind in kinds} if len(kinds) > 1 else set()
 
 
 def _unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:

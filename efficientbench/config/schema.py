@@ -5,9 +5,10 @@ Every part is frozen and refuses keys that it does not know. A field's descripti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -42,6 +43,12 @@ class RopeConfig(Part):
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
 
 
+class NoPositionConfig(Part):
+    """NoPE: the causal mask alone tells the order of tokens (arXiv 2305.19466)."""
+
+    kind: Literal["none"] = "none"
+
+
 class ModelConfig(Part):
     """Shapes of the decoder. The names are those of the Qwen2.5 family, which is the backbone."""
 
@@ -57,7 +64,15 @@ class ModelConfig(Part):
         description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
     )
     attention: GQAConfig = Field(default=GQAConfig(), description="the attention variant and its own shapes")
-    position: RopeConfig = Field(default=RopeConfig(), description="the positional encoding")
+    position: RopeConfig | NoPositionConfig = Field(
+        default=RopeConfig(), discriminator="kind", description="the positional encoding"
+    )
+
+    @field_validator("position", mode="before")
+    @classmethod
+    def _complete_position(cls, position: object) -> object:
+        """A positional encoding without a kind is RoPE."""
+        return {"kind": "rope", **position} if isinstance(position, Mapping) else position
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
@@ -66,7 +81,7 @@ class ModelConfig(Part):
                 f"{self.heads} heads cannot be shared evenly by {self.attention.query_groups} query groups: "
                 "attention.query_groups must divide heads"
             )
-        if self.head_dim % 2:
+        if self.position.kind == "rope" and self.head_dim % 2:
             raise ValueError(f"RoPE rotates pairs of dimensions: head_dim must be even, not {self.head_dim}")
         return self
 

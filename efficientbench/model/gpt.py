@@ -21,13 +21,20 @@ from efficientbench.model import megatron_patches
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layer_spec import block_spec, transformer_config
+from efficientbench.model.position import build_position
+from efficientbench.model.position.base import Position
 
 
 class GPT(GPTModel):
     """megatron's GPTModel, with a loss that never holds the logits of a batch."""
 
     def __init__(
-        self, config: TransformerConfig, spec: TransformerBlockSubmodules, vocab_size: int, seq_len: int
+        self,
+        config: TransformerConfig,
+        spec: TransformerBlockSubmodules,
+        position: Position,
+        vocab_size: int,
+        seq_len: int,
     ) -> None:
         super().__init__(
             config=config,
@@ -37,9 +44,11 @@ class GPT(GPTModel):
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=True,
-            # Positions are the attention's matter: see model/position.
+            # Positions are of model/position.
             position_embedding_type="none",
         )
+        self.position = position
+        self.register_parameter("position_table", position.table)
         self.unpadded_vocab_size = vocab_size
 
     def forward(
@@ -58,8 +67,7 @@ class GPT(GPTModel):
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
             scalar; else, without labels, this rank's logits [B, S, V].
         """
-        embedded = self.embedding(tokens, position_ids=None) if self.pre_process else None
-        hidden = self.decoder(hidden_states=embedded, attention_mask=None)
+        hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
             return hidden
         if self.config.sequence_parallel:
@@ -80,6 +88,12 @@ class GPT(GPTModel):
             self.tp_group,
         )
 
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens [B, S] → [S, B, H], or with sequence parallelism this rank's part of the sequence."""
+        embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
+        first = self.tp_group.rank() * embedded.shape[0] if self.config.sequence_parallel else 0
+        return self.position.embed(embedded, torch.arange(first, first + embedded.shape[0], device=embedded.device))
+
 
 def build_stage(config: RunConfig, device: torch.device) -> GPT:
     """The part of the model that this rank computes, on its device, with its initial weights.
@@ -88,6 +102,8 @@ def build_stage(config: RunConfig, device: torch.device) -> GPT:
     """
     megatron_patches.apply()
     with device:
-        model = GPT(transformer_config(config), block_spec(config), config.model.vocab_size, config.training.seq_len)
+        position = build_position(config.model)
+        spec = block_spec(config, position)
+        model = GPT(transformer_config(config), spec, position, config.model.vocab_size, config.training.seq_len)
     initialize(model, config.model, config.training.seed)
     return model

@@ -16,6 +16,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.model.attention import attention_spec
 from efficientbench.model.feed_forward import SwiGLUFeedForward
 from efficientbench.model.norm import RMSNorm
+from efficientbench.model.position.base import Position
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,14 +59,14 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def block_spec(config: RunConfig) -> TransformerBlockSubmodules:
+def block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
     """The layers of one pipeline stage, all alike, and the norm that follows the last stage's."""
     model = config.model
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=attention_spec(model),
+            self_attention=attention_spec(model, position),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=ModuleSpec(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.schema import ModelConfig, RopeConfig
 
 
 def qwen2_config(model: ModelConfig) -> Qwen2Config:
     """The configuration of the same architecture."""
+    assert isinstance(model.position, RopeConfig)
     return Qwen2Config(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import RopeConfig, RunConfig
 
 BUILT = [run.name for run in load_matrix().runs if run.built]
 
@@ -90,12 +90,25 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("smoke=true", "smoke: is decided by --smoke"),
         ("model.attention.query_groups=5", "12 heads cannot be shared evenly by 5 query groups"),
         ("model.head_dim=7", "head_dim must be even, not 7"),
+        ("model.position.kind=ropee", "model.position.kind: 'ropee' is not one of 'rope', "),
+        ("model.position.base=0", "model.position.base: '0' does not fit: input should be greater than 0"),
+        ("model.position.bse=1", "model.position.bse: unknown key; did you mean model.position.base?"),
         ("training.min_learning_rate=1", "min_learning_rate 1 is the schedule's end and must not be above"),
     ],
 )
 def test_mistakes(override: str, message: str) -> None:
     (problem,) = problems_of(override)
     assert message in problem
+
+
+def test_a_key_of_another_kind() -> None:
+    (problem,) = problems_of("model.position.kind=none", "model.position.base=1e4")
+    assert problem == "model.position.base: is no key of kind none"
+
+
+def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
+    position = resolve("gqa_1.5B", overrides=["model.position.base=1e4"]).model.position
+    assert position == RopeConfig(base=1e4)
 
 
 def test_all_mistakes_at_once() -> None:

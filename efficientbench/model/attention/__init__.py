@@ -6,9 +6,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.schema import ModelConfig
 from efficientbench.model.attention import gqa
-from efficientbench.model.position import build_position
+from efficientbench.model.position.base import Position
 
 
-def attention_spec(model: ModelConfig) -> ModuleSpec:
-    """The attention that the configuration names, with its positional encoding."""
-    return {"gqa": gqa.spec}[model.attention.kind](build_position(model))
+def attention_spec(model: ModelConfig, position: Position) -> ModuleSpec:
+    """The attention that the configuration names, with the positional encoding that its layers share."""
+    return {"gqa": gqa.spec}[model.attention.kind](position)

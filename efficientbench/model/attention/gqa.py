@@ -14,7 +14,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.model.kernels.attention import causal_attention
-from efficientbench.model.position.rope import Rope
+from efficientbench.model.position.base import Position
 
 
 class CoreAttention(MegatronModule):
@@ -30,7 +30,7 @@ class CoreAttention(MegatronModule):
         softmax_scale: float | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         *,
-        position: Rope,
+        position: Position,
     ) -> None:
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
@@ -47,11 +47,11 @@ class CoreAttention(MegatronModule):
         packed_seq_params: None = None,
     ) -> torch.Tensor:
         """query [S, B, heads, D], key and value [S, B, groups, D] of this tensor-parallel rank → [S, B, heads · D]."""
-        query, key = self.position.encode(query, key)
+        query, key = self.position.rotate(query), self.position.rotate(key)
         return causal_attention(query, key, value, self.scale)
 
 
-def spec(position: Rope) -> ModuleSpec:
+def spec(position: Position) -> ModuleSpec:
     """ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(
         module=SelfAttention,

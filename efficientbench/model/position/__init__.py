@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.schema import ModelConfig, NoPositionConfig, RopeConfig
+from efficientbench.model.position.base import Position
+from efficientbench.model.position.none import NoPosition
 from efficientbench.model.position.rope import Rope
 
 
-def build_position(model: ModelConfig) -> Rope:
+def build_position(model: ModelConfig) -> Position:
     """The positional encoding that the configuration names."""
-    return {"rope": Rope}[model.position.kind](model)
+    match model.position:
+        case RopeConfig(base=base):
+            return Rope(base, model.head_dim)
+        case NoPositionConfig():
+            return NoPosition()
