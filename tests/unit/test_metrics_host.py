@@ -78,12 +78,16 @@ def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
     try:
         assert ready.wait(20)
         together = opened().sample(0.0)[0].memory_used_bytes
+        assert child.pid is not None
+        named = opened([os.getpid(), child.pid]).sample(0.0)[0].memory_used_bytes
     finally:
         done.set()
         child.join()
     assert alone is not None
     assert together is not None
+    assert named is not None
     assert together - alone == pytest.approx(100 * MB, rel=0.25)
+    assert named == pytest.approx(together, rel=0.05)  # found by its id and as a child, counted once
     assert len(ballast) == 200 * MB
 
 

@@ -1,0 +1,79 @@
+"""The allocator sensor on an object with the memory functions that torch's device modules have; no accelerator here."""
+
+from __future__ import annotations
+
+import pytest
+from support.metrics_parts import GB
+
+from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, merge
+
+
+class Memory:
+    """Counts what it is told, as `torch.cuda.memory_allocated` and its neighbours do for each device."""
+
+    def __init__(self) -> None:
+        self.allocated = [0, 0]
+        self.peak = [0, 0]
+        self.reserved = [0, 0]
+
+    def allocate(self, device: int, size: int) -> None:
+        self.allocated[device] += size
+        self.peak[device] = max(self.peak[device], self.allocated[device])
+        self.reserved[device] = max(self.reserved[device], 2 * self.allocated[device])
+
+    def memory_allocated(self, device: int) -> int:
+        return self.allocated[device]
+
+    def max_memory_allocated(self, device: int) -> int:
+        return self.peak[device]
+
+    def max_memory_reserved(self, device: int) -> int:
+        return self.reserved[device]
+
+    def reset_peak_memory_stats(self, device: int) -> None:
+        self.peak[device] = self.allocated[device]
+        self.reserved[device] = 2 * self.allocated[device]
+
+
+def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
+    memory = Memory()
+    memory.allocate(0, 50 * GB)  # another process's business
+    sensor = AllocatorSensor(memory, 1, "Trace 9000")
+    with EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6) as monitor:
+        with monitor.step(tokens=1):
+            memory.allocate(1, 30 * GB)
+            memory.allocate(1, -26 * GB)
+        with monitor.step(tokens=1):
+            memory.allocate(1, 6 * GB)  # between two samples
+            memory.allocate(1, -6 * GB)
+        with monitor.paused():
+            memory.allocate(1, 20 * GB)
+            memory.allocate(1, -20 * GB)
+        with monitor.step(tokens=1):
+            memory.allocate(1, 5 * GB)
+            memory.allocate(1, -5 * GB)
+    run = merge([monitor.finish()])
+    assert run.peak_allocated_bytes == 10 * GB
+    assert run.peak_reserved_bytes == 20 * GB
+    assert run.allocated_mean_gb == pytest.approx(4)
+
+
+def test_an_allocator_alone_stands_for_no_device() -> None:
+    memory = Memory()
+    with EfficiencyMonitor([AllocatorSensor(memory, 0, "x")]) as monitor, monitor.step(tokens=1):
+        memory.allocate(0, GB)
+    run = merge([monitor.finish()])
+    assert run.peak_allocated_bytes == GB
+    assert (run.amu_gb, run.device_scope, run.device_names) == (None, None, ())
+    assert run.unavailable["amu_gb"] == "no sensor for it was in use"
+
+
+def test_an_allocator_beside_the_host_leaves_the_hosts_memory_alone() -> None:
+    memory = Memory()
+    sensors = [HostSensor(), AllocatorSensor(memory, 0, "x")]
+    with EfficiencyMonitor(sensors) as monitor, monitor.step(tokens=1):
+        memory.allocate(0, 500 * GB)
+    run = merge([monitor.finish()])
+    assert run.amu_gb is not None
+    assert run.amu_gb < 100
+    assert run.peak_allocated_bytes == 500 * GB
