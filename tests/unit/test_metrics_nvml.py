@@ -316,8 +316,7 @@ def test_merging_counts_each_gpu_once_whatever_ranks_watch(mapping: str) -> None
 
 @pytest.mark.gpu
 def test_the_real_driver_agrees_with_torch() -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU is here")
     block = torch.ones(2 * GB, dtype=torch.uint8, device="cuda")
