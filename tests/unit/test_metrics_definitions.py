@@ -77,7 +77,8 @@ def test_cutting_a_window_in_two_changes_nothing(gaps: list[float], values: list
     whole = definitions.integrate(times, signal, [(0, end)])
     parts = definitions.integrate(times, signal, [(0, where * end), (where * end, end)])
     assert parts == pytest.approx(whole, abs=1e-9)
-    assert whole == pytest.approx(float(np.trapezoid(signal, times)), abs=1e-9)
+    heights = np.asarray(signal)
+    assert whole == pytest.approx(float(((heights[1:] + heights[:-1]) / 2 * np.diff(times)).sum()), abs=1e-9)
 
 
 def test_the_five_metrics_in_their_units() -> None:
