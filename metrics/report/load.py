@@ -7,7 +7,6 @@ from pathlib import Path
 from metrics.errors import MetricsError
 from metrics.record import RECORD_NAME, RunRecord, read_record
 
-
 PREVIOUS = "previous"
 """The folder beside a run's record in which it keeps what it replaced."""
 
