@@ -68,7 +68,13 @@ class IndexedWriter:
         self._bin: BinaryIO = self._partial(bin_path(prefix)).open("wb")
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append one document, its end-of-document token included."""
+        """Append one document, its end-of-document token included.
+
+        Raises:
+            OverflowError: a token that the dtype cannot hold.
+        """
+        if tokens and not 0 <= min(tokens) <= max(tokens) <= np.iinfo(self.dtype).max:
+            raise OverflowError(f"tokens from {min(tokens)} to {max(tokens)} do not fit {self.dtype}")
         self._bin.write(np.asarray(tokens, dtype=self.dtype).tobytes())
         self._lengths.append(len(tokens))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.layout import Layout
+from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device, find_device
 from efficientbench.job import Job
@@ -40,34 +40,43 @@ def run(config: RunConfig, mode: str) -> int:
     device = find_device(config.device)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)
     device.check(config.training.dtype)
+    if plan.config != config:
+        print(
+            f"micro-batch {plan.config.training.micro_batch_size} instead of {config.training.micro_batch_size}: "
+            f"{plan.layout.dp} replicas share a global batch of {config.training.global_batch_size}"
+        )
+    config = plan.config
     _announce(plan, device)
-    if cluster is not None:
-        preflight(cluster)
     folder = OutputFolder.of(config)
-    first_node = cluster is None or cluster.node_rank == 0
+    node = cluster.node_rank if cluster is not None else 0
     # The first node's parent holds the folder for all.
-    with folder.claimed() if first_node else contextlib.nullcontext():
+    with folder.claimed() if node == 0 else contextlib.nullcontext():
+        if cluster is not None:
+            preflight(cluster)
         corpus = _prepare_data(config)
-        job_file = folder.path / ("config.json" if first_node else f"config_node{cluster.node_rank}.json")
+        job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
         try:
+            folder.path.mkdir(parents=True, exist_ok=True)
             Job(config, plan.layout, plan.budget, corpus.manifest, folder.path).write(job_file)
         except OSError as error:
             raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
         command = module_command("efficientbench.worker", str(job_file))
         exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log)
-        if first_node and folder.record.exists():
+        if node == 0 and folder.record.exists():
             _show(folder)
     return exit_code
 
 
 def plan_on(config: RunConfig, device: Device, nodes: int) -> Plan:
-    """The plan of a run on this machine's devices.
+    """The plan of a run on this machine's devices; its micro-batch may be smaller than the configured one.
 
     Raises:
         ConfigError: a layout that cannot work, a budget too small to measure, or a run that cannot fit in memory.
     """
     capacity_bytes = device.memory_capacity_bytes()
     shared = capacity_bytes is None
+    if not shared:
+        config = fit_micro_batch(config, device.count(), nodes)
     layout = Layout.of(config, device.count(), nodes, oversubscribe=shared)
     plan = make_plan(config, layout, device.runtime_bytes)
     check_fits(plan, memory_limit_bytes() if capacity_bytes is None else capacity_bytes, shared)

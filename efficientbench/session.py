@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from data_tools.manifest import Corpus, load_corpus
-from efficientbench.devices.base import Device, find_device
+from efficientbench.devices.base import find_device
 from efficientbench.job import Job
 from efficientbench.listeners.measure import Measure
 from efficientbench.listeners.progress import ProgressDisplay

@@ -66,6 +66,23 @@ class Layout:
         )
 
 
+def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
+    """The run with a micro-batch that its data-parallel replicas can fill, where their number is left to the devices.
+
+    The configured micro-batch is then the most that a rank computes at once: a larger machine takes a smaller one
+    rather than none. Returns `config` itself where nothing has to change, or nothing would help.
+    """
+    training, parallel = config.training, config.parallel
+    dp = devices * nodes // (parallel.tp * parallel.pp)
+    if parallel.dp is not None or dp == 0 or training.global_batch_size % dp:
+        return config
+    share = training.global_batch_size // dp
+    fitting = next(size for size in range(min(training.micro_batch_size, share), 0, -1) if share % size == 0)
+    if fitting == training.micro_batch_size:
+        return config
+    return config.model_copy(update={"training": training.model_copy(update={"micro_batch_size": fitting})})
+
+
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
     """Rows of the embedding: the vocabulary, rounded up to what `tp` ranks share evenly."""
     return -(-vocab_size // tp) * tp

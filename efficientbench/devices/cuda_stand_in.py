@@ -116,11 +116,11 @@ def install() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch.cuda.random.get_rng_state = _get_rng_state
-    torch.cuda.random.set_rng_state = _set_rng_state
+    for name, answer in {"get_rng_state": _get_rng_state, "set_rng_state": _set_rng_state}.items():
+        setattr(torch.cuda.random, name, answer)
     torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
-    torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign]
+    torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign,assignment]
     FactoriesOnCPU().__enter__()
 
 

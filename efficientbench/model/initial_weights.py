@@ -47,18 +47,23 @@ def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
 
 def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_size: int) -> torch.Tensor:
     """This tensor-parallel rank's part of a full tensor, padded with zero rows where the parameter is."""
-    if tp_size == 1 or not getattr(parameter, "tensor_model_parallel", False):
+    dim = split_dim(parameter)
+    if tp_size == 1 or dim is None:
         local = full
     else:
         # A stride of 2 is a gate and an up projection side by side: each is split, and the parts joined again.
-        dim = parameter.partition_dim
-        pieces = full.chunk(parameter.partition_stride, dim=dim)
+        pieces = full.chunk(getattr(parameter, "partition_stride", 1), dim=dim)
         local = torch.cat([_part(piece, dim, tp_rank, tp_size) for piece in pieces], dim=dim)
     if local.shape == parameter.shape:
         return local
     padded = local.new_zeros(parameter.shape)
     padded[: local.shape[0]] = local
     return padded
+
+
+def split_dim(parameter: torch.nn.Parameter) -> int | None:
+    """The dimension that tensor parallelism splits, as megatron marks it; None where every rank has the whole."""
+    return int(getattr(parameter, "partition_dim", 0)) if getattr(parameter, "tensor_model_parallel", False) else None
 
 
 def _part(piece: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Tensor:
@@ -69,8 +74,9 @@ def _part(piece: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Te
 
 def _full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
     shape = list(parameter.shape)
-    if getattr(parameter, "tensor_model_parallel", False):
-        shape[parameter.partition_dim] *= tp_size
+    dim = split_dim(parameter)
+    if dim is not None:
+        shape[dim] *= tp_size
     if name == "embedding.word_embeddings.weight":
         shape[0] = config.vocab_size
     return shape

@@ -88,12 +88,12 @@ class Trainer:
         self._emit(ValidationStarted(step))
         self.model.eval()
         with torch.no_grad():
-            sums = sum(
+            sums = [
                 self._forward_backward(self.batches.validation_step(index), forward_only=True)
                 for index in range(self.config.training.validation_batches)
-            )
+            ]
         self.model.train()
-        loss, tokens, utf8_bytes, _ = self._over_ranks(sums, 0.0)
+        loss, tokens, utf8_bytes, _ = self._over_ranks(torch.stack(sums).sum(dim=0), 0.0)
         counted = int(utf8_bytes) if self.token_bytes is not None else None
         self._emit(ValidationEnded(step, loss / tokens, int(tokens), counted))
 

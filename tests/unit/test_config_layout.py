@@ -6,7 +6,7 @@ import pytest
 
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.layout import Layout, padded_vocab_size
+from efficientbench.config.layout import Layout, fit_micro_batch, padded_vocab_size
 from efficientbench.config.load import resolve
 
 
@@ -25,6 +25,36 @@ def test_unset_dp_on_a_cpu_is_the_least_that_reaches_every_node() -> None:
     assert layout("parallel.tp=2", "parallel.pp=2", devices=1, cpu=True).world_size == 4
     assert layout(devices=1, nodes=2, cpu=True).dp == 2
     assert layout("parallel.tp=2", devices=1, nodes=2, cpu=True).dp == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "devices", "micro_batch"),
+    [
+        ("gqa_0.5B", [], 8, 2),
+        ("gqa_0.5B", [], 16, 1),
+        ("gqa_0.5B", [], 4, 4),
+        ("gqa_0.5B", ["training.micro_batch_size=3"], 1, 2),
+        ("gqa_0.5B", ["training.global_batch_size=24"], 8, 3),
+        ("gqa_0.5B", ["parallel.dp=8"], 8, 4),
+        ("gqa_0.5B", [], 32, 4),
+        ("gqa_0.5B", [], 7, 4),
+    ],
+)
+def test_replicas_that_the_devices_decide_shrink_the_micro_batch(
+    name: str, overrides: list[str], devices: int, micro_batch: int
+) -> None:
+    """Not those that the configuration decides, and not where no micro-batch fits: then the layout refuses."""
+    config = resolve(name, overrides=overrides)
+    fitted = fit_micro_batch(config, devices, nodes=1)
+    assert fitted.training.micro_batch_size == micro_batch
+    assert fitted.model_copy(update={"training": config.training}) == config
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize("size", ["0.5B", "1.5B", "3B"])
+def test_every_size_runs_on_a_node_of_eight_devices_as_it_is(size: str, smoke: bool) -> None:
+    config = fit_micro_batch(resolve(f"gqa_{size}", smoke=smoke), 8, nodes=1)
+    assert Layout.of(config, 8).dp == 8
 
 
 def test_set_dp_may_leave_devices_idle() -> None:
