@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -106,9 +108,24 @@ def _prepare_data(config: RunConfig) -> Corpus:
             f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpus.vocab_size:,} of the "
             f"tokenizer {data.tokenizer or corpus.tokenizer_folder}; set model.vocab_size={corpus.vocab_size} or more"
         )
+    _check_split(data.split, corpus)
     print(f"data: {corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
     sys.stdout.flush()
     return corpus
+
+
+def _check_split(split: Sequence[float], corpus: Corpus) -> None:
+    # The engine rounds the same way, and would look for ever for tokens in a split without documents.
+    ends = [round(corpus.documents * end / sum(split)) for end in itertools.accumulate(split)]
+    documents = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    wanted = [True, True, split[2] > 0]
+    for name, count, is_wanted in zip(("training", "validation", "test"), documents, wanted, strict=True):
+        if is_wanted and count == 0:
+            helps = f"set data.split=[{corpus.documents - 1},1,0]" if corpus.documents > 1 else "more are needed"
+            raise ConfigError(
+                f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
+                f"{name}; {helps}"
+            )
 
 
 def _show(folder: OutputFolder) -> None:
