@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import torch
+from megatron.core.distributed import param_and_grad_buffer
+from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers, mappings
-from torch.distributed import ProcessGroup
+from megatron.core.utils import local_multi_tensor_l2_norm
+from torch.distributed import ProcessGroup, ReduceOp
 
 
 def apply() -> None:
@@ -15,6 +19,10 @@ def apply() -> None:
         return
     mappings._reduce = _reduce_contiguous
     _provide_weight_gradient_accumulation()
+    _spare_collectives_of_one_rank()
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = _l2_norm
+        clip_grads.multi_tensor_scale_impl = _scale_in_place
 
 
 _reduce = mappings._reduce
@@ -42,3 +50,41 @@ def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor,
         main_grad.addmm_(grad_output.t(), input_)
     else:
         main_grad.add_(grad_output.t().matmul(input_))
+
+
+def _spare_collectives_of_one_rank() -> None:
+    # Over a single data-parallel rank, the distributed optimizer gathers and scatters buffers onto themselves; gloo
+    # makes a copy of all parameters for that.
+    gather: Callable[..., object] = param_and_grad_buffer.dist_all_gather_func
+    scatter: Callable[..., object] = param_and_grad_buffer.dist_reduce_scatter_func
+
+    def all_gather(output: torch.Tensor, input_: torch.Tensor, group: ProcessGroup, async_op: bool) -> object:
+        return None if _same(output, input_, group) else gather(output, input_, group=group, async_op=async_op)
+
+    def reduce_scatter(
+        output: torch.Tensor, input_: torch.Tensor, op: ReduceOp, group: ProcessGroup, async_op: bool
+    ) -> object:
+        return None if _same(output, input_, group) else scatter(output, input_, op=op, group=group, async_op=async_op)
+
+    param_and_grad_buffer.dist_all_gather_func = all_gather
+    param_and_grad_buffer.dist_reduce_scatter_func = reduce_scatter
+
+
+def _same(output: torch.Tensor, input_: torch.Tensor, group: ProcessGroup) -> bool:
+    return group.size() == 1 and output.data_ptr() == input_.data_ptr()
+
+
+def _l2_norm(
+    chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], per_tensor: bool
+) -> tuple[torch.Tensor, None]:
+    # megatron's own for lack of Apex and Transformer Engine waits for the device once for each tensor.
+    return torch.stack(torch._foreach_norm(tensor_lists[0])).norm().reshape(1), None
+
+
+def _scale_in_place(
+    chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], scale: float
+) -> None:
+    # megatron's own makes a scaled copy of each gradient, and copies it back.
+    sources, targets = tensor_lists
+    for source, target in zip(sources, targets, strict=True):
+        torch.mul(source, scale, out=target)
