@@ -17,6 +17,7 @@ from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
 from metrics.record import RunRecord
 from metrics.sensors.base import Sensor
+from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
@@ -26,16 +27,16 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
     """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank."""
     from efficientbench.training import groups
 
-    pids = groups.gather(os.getpid())
+    # By host and not by node: nothing keeps the nodes of a trial from sharing one.
+    places = groups.gather((host_uuid(), os.getpid()))
+    here = [pid for host, pid in places if host == host_uuid()]
     measurement = job.config.measurement
     sensors: list[Sensor] = []
     if measurement.enabled:
-        local_ranks = job.layout.ranks_per_node
-        first = rank - local_rank
         if local_rank == 0 and device.telemetry == "nvml":
-            sensors.append(NvmlSensor(indices=range(local_ranks)))
-        elif local_rank == 0 and device.telemetry == "host":
-            sensors.append(HostSensor(pids[first : first + local_ranks]))
+            sensors.append(NvmlSensor(indices=range(job.layout.ranks_per_node)))
+        elif os.getpid() == here[0] and device.telemetry == "host":
+            sensors.append(HostSensor(here))
         allocator = device.allocator()
         if allocator is not None:
             sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
@@ -50,18 +51,21 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
 
 
 def run_facts(job: Job, device: Device) -> RunFacts:
-    """What is known of the run before it starts."""
+    """What is known of the run before it starts; all ranks must call it together."""
+    from efficientbench.training import groups
+
     config, layout = job.config, job.layout
     parameters = cost.parameters(config.model)
     flops = cost.flops_per_token(config.model, config.training.seq_len)
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], config.training.dtype)
+    hosts = len(set(groups.gather(host_uuid())))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
         parameters=parameters.total,
         parameters_active=parameters.active,
-        devices=layout.nodes if shares_host else layout.world_size,
+        devices=hosts if shares_host else layout.world_size,
         flops_per_token=flops.training,
         flops_per_token_full_square=flops.training_full_square,
         flops_per_token_hardware=flops.training_hardware,

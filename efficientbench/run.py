@@ -64,6 +64,8 @@ def run(config: RunConfig, mode: str) -> int:
             raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
         command = module_command("efficientbench.worker", str(job_file))
         exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log)
+        # A rank that was killed leaves the cursor as its display had it: hidden.
+        Console().show_cursor()
         if node == 0 and folder.record.exists():
             _show(folder)
     return exit_code

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
 from types import FrameType
@@ -53,6 +54,8 @@ def _set_up_logging(path: Path) -> None:
     warnings.filterwarnings("ignore", module="megatron")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     logging.captureWarnings(True)
+    # A library's thread that fails must not write its traceback over the display.
+    threading.excepthook = lambda failed: logger.error("thread %s failed: %s", failed.thread, failed.exc_value)
 
 
 def _note_signals() -> list[int]:

@@ -199,7 +199,9 @@ def _ranks(workers: list[WorkerProcess]) -> str:
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    # On a terminal rank 0's live display may stand in the line.
+    erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
+    print(f"{erase_line}{message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

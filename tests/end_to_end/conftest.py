@@ -1,0 +1,62 @@
+"""Finished runs that many tests look at."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench, environment
+
+SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A data cache that all runs share, so that each text is prepared once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, cache: str) -> tuple[str, ...]:
+    """The words of a run of the smallest model; its folder is `tmp_path/gqa_1.5B_smoke`."""
+    return ("run", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Callable[..., Finished]:
+    """`train("key=value", …)` runs the smallest model to its end; the same words are run once."""
+    finished: dict[tuple[str, ...], Finished] = {}
+
+    def run(*overrides: str) -> Finished:
+        if overrides not in finished:
+            output = tmp_path_factory.mktemp("run")
+            words = ("run", "gqa_1.5B", "--smoke", f"output={output}", f"data.cache={cache}", *TINY, *overrides)
+            finished[overrides] = Finished(output / "gqa_1.5B_smoke", efficientbench(*words))
+        return finished[overrides]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def smoke_run(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Finished:
+    """The script of a named run with --smoke, on fewer tokens than it has by itself."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if shutil.which("efficientbench", path=path) is None:
+        pytest.skip("the package is not installed in this environment, so the script would set up one of its own")
+    output = tmp_path_factory.mktemp("smoke")
+    words = [f"output={output}", f"data.cache={cache}", "training.steps=20", "training.seq_len=64"]
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "--smoke", *words, "training.validation_interval=10"],
+        cwd=output,
+        env=environment(PATH=path, VIRTUAL_ENV=sys.prefix, COLUMNS="80"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIME_LIMIT_S,
+    )
+    return Finished(output / "gqa_1.5B_smoke", done)

@@ -1,0 +1,137 @@
+"""A user's mistake gets one clear message and exit code 2, no traceback, and nothing that looks finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command_line import LONG, efficientbench, started, wait_for_steps
+
+Tiny = tuple[str, ...]
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """One message that has all parts, in order, and nothing else on stderr."""
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("error: ") == 1
+    position = 0
+    for part in parts:
+        position = done.stderr.find(part, position)
+        assert position >= 0, f"{part!r} is not (in this order) in: {done.stderr}"
+
+
+def nothing_looks_finished(folder: Path) -> None:
+    assert [path.name for path in folder.rglob("record.json")] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["training.seqlen=64"], ["training.seqlen: unknown key; did you mean training.seq_len?"]),
+        (["training.steps=many"], ["training.steps: 'many' does not fit: ", "integer"]),
+        (["training.steps=many", "modle.heads=4"], ["2 problems:", "modle.heads", "model.heads", "training.steps"]),
+        (["parallel.tp=8"], ["parallel.tp: 8 does not divide the 4 heads"]),
+        (["training.steps=null", "training.tokens=300"], ["training.tokens: 300 tokens", "set training.tokens=512"]),
+        (["device=cdua"], ["device=cdua is not one of auto, ", "did you mean"]),
+    ],
+)
+def test_the_configuration(tiny: Tiny, tmp_path: Path, overrides: list[str], parts: list[str]) -> None:
+    refused(efficientbench(*tiny, *overrides), *parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_nodes_cannot_share(tiny: Tiny, tmp_path: Path) -> None:
+    nodes = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "RANK": "0"}
+    done = efficientbench(*tiny, "dlc", "model.heads=6", "parallel.tp=3", "parallel.dp=1", **nodes)
+    refused(done, "3 ranks cannot be spread evenly over 2 nodes")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("missing.jsonl", None, ["missing.jsonl: no such file"]),
+        ("empty.txt", "", ["empty.txt is empty"]),
+        ("broken.jsonl", '{"text": "fine"}\n{"text": \n', ["broken.jsonl:2: not JSON"]),
+        ("short.txt", "One document is too few to set some aside.\n", ["data.split", "1 documents", "validation"]),
+    ],
+)
+def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, parts: list[str]) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    refused(efficientbench(*tiny, "--data", str(path), f"data.cache={tmp_path / 'data'}"), *parts)
+    nothing_looks_finished(tmp_path)
+
+
+@pytest.mark.parametrize("index", [b"", b"MMIDIDX\x00\x00 and then rubbish", bytes(200)])
+def test_a_corrupt_index(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
+    (tmp_path / "pair.bin").write_bytes(bytes(400))
+    (tmp_path / "pair.idx").write_bytes(index)
+    refused(efficientbench(*tiny, "--data", str(tmp_path / "pair")), "pair.idx", "byte")
+    nothing_looks_finished(tmp_path)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
+    words = ["--data", str(shared_data / "c4" / "c4_demo.jsonl"), "--tokenizer", str(shared_data / "qwen2_tokenizer")]
+    refused(efficientbench(*tiny, *words), "model.vocab_size: ", "151,646", "set model.vocab_size=151646 or more")
+    nothing_looks_finished(tmp_path)
+
+
+def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
+    # A sequence so long that no host has the memory for it.
+    words = ["device=cpu", f"output={tmp_path}", "training.seq_len=1048576", "training.dtype=fp32"]
+    done = efficientbench("run", "gqa_3B", *words)
+    refused(done, "gqa_3B does not fit: a rank needs about ", " GB and this machine has ", "what would help: --smoke")
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_another_run_uses(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*tiny, *LONG) as first:
+        wait_for_steps(folder, 1, first)
+        refused(efficientbench(*tiny), f"{folder} is in use by another run (process {first.pid})", "output=FOLDER")
+        assert first.poll() is None
+        assert not (folder / "previous").exists()
+
+
+def test_an_output_folder_that_cannot_be_made(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    refused(efficientbench(*tiny, f"output={tmp_path / 'file'}"), "output: ", "cannot be written: Not a directory")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """`small_disk(kilobytes)` is a folder with no more space than that."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(kilobytes: int) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
+            pytest.skip("a small disk can only be mounted by root")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+
+
+def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(100)
+    refused(efficientbench(*tiny, f"data.cache={disk}"), f"no space left in {disk}: about ", " MB are free")
+    assert not any(path.is_file() and path.stat().st_size for path in disk.rglob("*"))
+    nothing_looks_finished(tmp_path)
+
+
+@pytest.mark.parametrize("kilobytes", [8, 24])
+def test_no_space_for_the_output(tiny: Tiny, small_disk: Callable[[int], Path], kilobytes: int) -> None:
+    disk = small_disk(kilobytes)
+    refused(efficientbench(*tiny, f"output={disk}"), str(disk), "No space left on device")
+    nothing_looks_finished(disk)

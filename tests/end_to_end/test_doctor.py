@@ -1,0 +1,34 @@
+"""`efficientbench doctor` on this machine, and on one whose torch does not import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.command_line import efficientbench
+
+SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
+
+
+def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
+    done = efficientbench("doctor", COLUMNS="80")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
+    assert max(map(len, lines)) <= 80
+    found = {tuple(line.split()[:2]): line for line in lines if line[:1] in ("✓", "✗")}
+    for name in ("python", "torch", "megatron-core", "numpy", "transformers", "tokenizers", "cpu", "cores", "memory"):
+        assert ("✓", name) in found
+    assert "computes in fp32, bf16, fp16" in found["✓", "cpu"] or "computes in" in done.stdout
+    assert "memory (AMU), utilization (PCU)" in done.stdout
+    assert "Runs train here on " in lines[-2]
+    for index, line in enumerate(lines):
+        if line.startswith("✗") and "driver's device file" in line:
+            assert any(after.strip().startswith("needs: ") for after in lines[index + 1 : index + 3])
+
+
+def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('raise ImportError("libcudart.so.13: cannot open shared object file")')
+    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{Path(__file__).resolve().parents[2]}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "does not import: libcudart.so.13" in done.stdout
+    assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

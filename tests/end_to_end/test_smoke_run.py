@@ -1,0 +1,159 @@
+"""The first thing that a user does: the script of a named run, with --smoke."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command_line import Finished, efficientbench, losses, record, steps
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from efficientbench.config.load import resolve
+from efficientbench.cost import parameters
+
+NAMES = [
+    "run",
+    "variant",
+    "size",
+    "smoke",
+    "seed",
+    "parameters",
+    "parameters_active",
+    "flops_per_token",
+    "devices",
+    "device_name",
+    "dtype",
+    "seq_len",
+    "micro_batch_size",
+    "global_batch_size",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "cp",
+    "tokens",
+    "steps_measured",
+    "amu_gb",
+    "amu_fraction",
+    "pcu",
+    "al_s",
+    "al_s_p50",
+    "al_s_p90",
+    "al_s_p99",
+    "al_s_ci_low",
+    "al_s_ci_high",
+    "tt_tokens_per_param_s",
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "aec_w",
+    "power_w_sum",
+    "energy_j",
+    "energy_j_per_token",
+    "energy_scope",
+    "mfu",
+    "mfu_full_square",
+    "hfu",
+    "peak_memory_allocated_bytes",
+    "peak_memory_reserved_bytes",
+    "peak_memory_device_bytes",
+    "train_loss",
+    "validation_loss",
+    "perplexity",
+    "bits_per_byte",
+]
+"""The names that the record and report.csv have settled on."""
+
+
+@pytest.fixture(scope="module")
+def folder(smoke_run: Finished) -> Path:
+    assert smoke_run.done.returncode == 0, smoke_run.done.stdout + smoke_run.done.stderr
+    return smoke_run.folder
+
+
+def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> None:
+    text = smoke_run.done.stdout
+    assert smoke_run.done.stderr == ""
+    config = resolve("gqa_1.5B", smoke=True)
+    size = f"{parameters(config.model).total:,} parameters"
+    assert f"gqa_1.5B_smoke: {size}, 20 steps of 512 tokens, {config.training.dtype}\n" in text
+    assert "data: embedded sample" in text
+    assert "step 1/20 | loss " in text
+    assert "step 20/20 | loss " in text
+    table = text[text.index("\nrun  ") :]
+    assert "gqa_1.5B (smoke)" in table
+    assert all(len(line) <= 80 for line in table.partition("record  ")[0].splitlines())
+    for shown in ("record.json", "steps.jsonl", "log"):
+        assert (folder.parent / f"gqa_1.5B_smoke/{shown}").exists()
+        assert f"gqa_1.5B_smoke/{shown}\n" in table
+
+
+def test_learns(folder: Path) -> None:
+    uniform_guess = math.log(resolve("gqa_1.5B", smoke=True).model.vocab_size)
+    found = losses(folder)
+    assert found[0] == pytest.approx(uniform_guess, abs=0.2)
+    assert found[-1] < found[0] - 0.5
+
+
+def test_the_record_is_complete(folder: Path) -> None:
+    content = record(folder)
+    assert [name for name in NAMES if name not in content] == []
+    unexplained = [name for name, value in content.items() if value is None and not content["unavailable"].get(name)]
+    assert unexplained == []
+    assert content["status"] == "completed"
+    assert (content["run"], content["smoke"]) == ("gqa_1.5B", True)
+    assert content["parameters"] == parameters(resolve("gqa_1.5B", smoke=True).model).total
+    assert (content["steps_measured"], content["tokens"]) == (15, 15 * 512)
+    assert content["tokens_per_s"] * content["window_s"] == pytest.approx(content["tokens"], rel=0.05)
+    assert content["al_s_ci_low"] < content["al_s"] < content["al_s_ci_high"]
+    assert 0.1 < content["amu_gb"] < 4
+    assert 0 < content["pcu"] <= 1.05
+    assert content["environment"]["packages"]["megatron-core"]
+    assert content["config"]["training"]["seq_len"] == 64
+
+
+def test_every_step_is_written_down(folder: Path) -> None:
+    lines = steps(folder)
+    trained = [line for line in lines if line["kind"] == "step"]
+    assert [line["step"] for line in trained] == list(range(1, 21))
+    assert [line["measured"] for line in trained] == [False] * 5 + [True] * 15
+    assert trained[-1]["tokens_total"] == 20 * 512
+    validations = [line for line in lines if line["kind"] == "evaluation"]
+    assert [line["step"] for line in validations] == [10, 20]
+    assert validations[-1]["loss"] == record(folder)["validation_loss"]
+
+
+def test_tensorboard_reads_the_scalars(folder: Path) -> None:
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    scalars = events.Tags()["scalars"]
+    assert {"train/loss", "train/learning_rate", "efficiency/step_time_s", "validation/bits_per_byte"} <= set(scalars)
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses(folder), rel=1e-6)
+
+
+def test_each_rank_has_its_log(folder: Path) -> None:
+    text = (folder / "log" / "rank_0.log").read_text(encoding="utf-8")
+    assert all(f"step {step}/20 | " in text for step in range(1, 21))
+    assert "Traceback" not in text
+
+
+def test_report_writes_a_row(folder: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    shutil.copytree(folder, suite / folder.name)
+    done = efficientbench("report", str(suite))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gqa_1.5B (smoke)" in done.stdout
+    assert done.stdout.rstrip().endswith("report.csv")
+    with (suite / "report.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == ["gqa_1.5B"]
+    assert [name for name in NAMES if name not in rows[0]] == []
+    assert float(rows[0]["validation_loss"]) == pytest.approx(record(folder)["validation_loss"])
+
+
+def test_the_configuration_can_be_read_again(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["config"] == record(folder)["config"]

@@ -1,0 +1,103 @@
+"""How runs end before their last step: asked to, or killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.command_line import LONG, children, efficientbench, losses, record, started, until, wait_for_steps, workers
+
+Tiny = tuple[str, ...]
+TWO = "parallel.tp=2"
+
+
+def left_behind() -> set[str]:
+    """What runs must clear away: temporary folders and shared memory."""
+    return {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("efficientbench_*")} | {
+        str(path) for pattern in ("torch_*", "psm_*", "sem.*", "gloo*") for path in Path("/dev/shm").glob(pattern)
+    }
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    before = left_behind()
+    with started(*tiny, *LONG, TWO) as run:
+        wait_for_steps(folder, 8, run)
+        family = children(run.pid)
+        os.kill(run.pid, number)
+        stdout, stderr = run.communicate(timeout=60)
+    assert run.returncode == exit_code, stdout + stderr
+    assert "Traceback" not in stdout + stderr
+    assert stderr.startswith(f"{number.name}: ")
+    content = record(folder)
+    assert content["status"] == "stopped"
+    assert content["steps_measured"] == len(losses(folder)) - 1
+    assert content["validation_loss"] is None
+    assert content["unavailable"]["validation_loss"] == "the run ended before a validation"
+    assert "gqa_1.5B (smoke) (stopped)" in stdout
+    assert not any(process.is_running() for process in family)
+    assert left_behind() <= before
+
+
+def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*tiny, *LONG) as run:
+        wait_for_steps(folder, 1, run)
+        os.kill(run.pid, signal.SIGTERM)
+        run.communicate(timeout=60)
+    # Stopped in its first steps, it has measured nothing, and says so.
+    stopped = record(folder)
+    assert stopped["status"] == "stopped"
+    done = efficientbench(*tiny)
+    assert done.returncode == 0, done.stderr
+    assert record(folder)["status"] == "completed"
+    assert len(losses(folder)) == 6
+    (aside,) = (folder / "previous").iterdir()
+    assert record(aside) == stopped
+    assert {path.name for path in aside.iterdir()} == {
+        "record.json",
+        "steps.jsonl",
+        "config.json",
+        "tensorboard",
+        "log",
+    }
+
+
+def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*tiny, *LONG, TWO) as run:
+        wait_for_steps(folder, 2, run)
+        family = children(run.pid)
+        workers(run.pid)[1].kill()
+        begin_s = time.monotonic()
+        stdout, stderr = run.communicate(timeout=60)
+        assert time.monotonic() - begin_s < 20
+    assert run.returncode == 1
+    assert stderr.startswith("error: rank 1: ended by SIGKILL (the kernel does so when memory runs out)")
+    assert "Traceback" not in stdout + stderr
+    assert not (folder / "record.json").exists()
+    assert not any(process.is_running() for process in family)
+
+
+def test_ranks_end_with_their_launcher(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*tiny, *LONG) as run:
+        wait_for_steps(folder, 1, run)
+        family = children(run.pid)
+        assert family
+        os.kill(run.pid, signal.SIGKILL)
+        until(lambda: not any(alive(process) for process in family), "the ranks' end", limit_s=10)
+    # The folder is free again, whatever the dead process had written into its lock.
+    assert efficientbench(*tiny, "training.steps=4").returncode == 0
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,91 @@
+"""What a terminal shows while a run trains, and how it is left."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+
+from support.command_line import LONG, command, environment, workers
+
+Tiny = tuple[str, ...]
+CONTROL_C = b"\x03"
+HIDE_CURSOR, SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
+class Terminal:
+    """A command in a pseudo-terminal of its own, so that Ctrl-C reaches it as it does in a shell."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.main, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            command(*words),
+            env=environment(TERM="xterm-256color", LINES="40"),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
+        )
+        os.close(terminal)
+        self.shown = b""
+
+    def read_until(self, pattern: bytes | None) -> bytes:
+        """All that was shown, once it has `pattern`, or once the command has ended."""
+        while pattern is None or re.search(pattern, self.shown) is None:
+            try:
+                self.shown += os.read(self.main, 65536)
+            except OSError:
+                assert pattern is None, f"ended without {pattern!r}: {self.shown[-2000:]!r}"
+                break
+        return self.shown
+
+    def end(self) -> int:
+        self.read_until(None)
+        os.close(self.main)
+        return self.process.wait(60)
+
+
+def screen(shown: bytes) -> list[str]:
+    """The lines that stand on the screen in the end: what was erased or written over is gone."""
+    lines, row, column = [""], 0, 0
+    for part in re.split(r"(\r|\n|\x1b\[[0-9;?]*[A-Za-z])", shown.decode()):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part == "\r":
+            column = 0
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith("\x1b"):
+            before, after = lines[row][:column].ljust(column), lines[row][column + len(part) :]
+            lines[row] = before + part + after
+            column += len(part)
+    return lines
+
+
+def test_a_bar_that_leaves_nothing_behind(tiny: Tiny) -> None:
+    terminal = Terminal((*tiny, *LONG))
+    shown = terminal.read_until(rb"training .*/20000.*ETA.*loss \d")
+    assert HIDE_CURSOR in shown
+    os.write(terminal.main, CONTROL_C)
+    assert terminal.end() == 130
+    shown = terminal.shown
+    assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
+    assert b"Traceback" not in shown
+    lines = screen(shown)
+    assert not any(line.startswith("training ") for line in lines)
+    assert any(line.startswith("step 1/20000 | loss ") for line in lines)
+    assert any("(stopped)" in line for line in lines)
+
+
+def test_the_cursor_comes_back_after_a_killed_rank(tiny: Tiny) -> None:
+    terminal = Terminal((*tiny, *LONG))
+    terminal.read_until(rb"training .*ETA.*loss \d")
+    workers(terminal.process.pid)[0].kill()
+    assert terminal.end() == 1
+    assert terminal.shown.rindex(SHOW_CURSOR) > terminal.shown.rindex(HIDE_CURSOR)
+    assert any(line.startswith("error: rank 0: ended by SIGKILL") for line in screen(terminal.shown))

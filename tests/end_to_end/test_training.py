@@ -1,0 +1,64 @@
+"""Runs that differ in dtype, layout and text, through the command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import Finished, losses, record
+
+Train = Callable[..., Finished]
+
+
+def trained(run: Finished) -> Path:
+    assert run.done.returncode == 0, run.done.stdout + run.done.stderr
+    assert run.done.stderr == ""
+    return run.folder
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_trains(train: Train, dtype: str) -> None:
+    folder = trained(train(*([] if dtype == "fp32" else [f"training.dtype={dtype}"])))
+    assert record(folder)["dtype"] == dtype
+    assert losses(folder)[-1] < losses(folder)[0]
+
+
+@pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.dp=2"])
+def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
+    one, two = trained(train()), trained(train(layout))
+    assert losses(two) == pytest.approx(losses(one), abs=1e-4)
+    first, second = record(one), record(two)
+    assert second["validation_loss"] == pytest.approx(first["validation_loss"], abs=1e-4)
+    assert second["tp"] * second["dp"] == 2
+    # The host is one device, however many ranks it carries, and its memory is that of both.
+    assert second["devices"] == 1
+    assert second["tokens"] == first["tokens"]
+    assert 1.2 * first["amu_gb"] < second["amu_gb"] < 3 * first["amu_gb"]
+    assert second["amu_gb"] <= second["peak_memory_device_bytes"] / 1e9 * 1.01
+    assert sorted(path.name for path in (two / "log").iterdir()) == ["rank_0.log", "rank_1.log", "rank_1.out"]
+
+
+def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
+    text = shared_data / "fineweb_edu" / "fineweb_sample.txt"
+    folder = trained(train("training.dtype=fp16", "training.steps=40", f"data.path={text}"))
+    content, found = record(folder), losses(folder)
+    assert content["dtype"] == "fp16"
+    assert all(math.isfinite(loss) for loss in found)
+    assert sum(found[-5:]) < sum(found[:5])
+    assert content["bits_per_byte"] > 0
+
+
+def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
+    text = shared_data / "c4" / "c4_demo.jsonl"
+    tokenizer = shared_data / "qwen2_tokenizer"
+    run = train("--data", str(text), "--tokenizer", str(tokenizer), "model.vocab_size=151936", "model.hidden_size=24")
+    content = record(trained(run))
+    # A uniform guess over the vocabulary.
+    assert content["validation_loss"] == pytest.approx(math.log(151_936), abs=0.3)
+    assert content["perplexity"] == pytest.approx(math.exp(content["validation_loss"]))
+    # English has four to five bytes a token in this vocabulary.
+    bytes_per_token = content["validation_loss"] / math.log(2) / content["bits_per_byte"]
+    assert 3 < bytes_per_token < 6
+    assert "300 documents" in run.done.stdout

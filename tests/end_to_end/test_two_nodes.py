@@ -1,0 +1,44 @@
+"""Several nodes: two command lines on one machine, as a cluster's scheduler would start them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from support.command_line import efficientbench, losses, record, started
+
+Tiny = tuple[str, ...]
+
+
+def free_port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+    return port
+
+
+def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    with started(*tiny, "dlc", **place, RANK="1") as second:
+        first = efficientbench(*tiny, "dlc", **place, RANK="0")
+        stdout, stderr = second.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + stderr
+    assert first.stderr + stderr == ""
+    folder = tmp_path / "gqa_1.5B_smoke"
+    content = record(folder)
+    # The host that both "nodes" share is one device.
+    assert (content["dp"], content["devices"], content["status"]) == (2, 1, "completed")
+    assert len(losses(folder)) == 6
+    assert [path.parent for path in tmp_path.rglob("record.json")] == [folder]
+    assert {path.name for path in (folder / "log").iterdir()} >= {"rank_0.log", "rank_1.log"}
+    assert "gqa_1.5B (smoke)" in first.stdout
+    assert "record  " not in stdout
+
+
+@pytest.mark.proof
+def test_a_node_that_cannot_be_reached_is_named(tiny: Tiny) -> None:
+    place = {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29501", "WORLD_SIZE": "2", "RANK": "0"}
+    done = efficientbench(*tiny, "dlc", **place)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: MASTER_ADDR 'no-such-host.invalid' does not resolve")

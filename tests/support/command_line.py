@@ -1,0 +1,132 @@
+"""The command line in processes of its own, as a user starts it, on models whose steps take milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 240
+
+TINY = (
+    "model.layers=2",
+    "model.hidden_size=48",
+    "model.heads=4",
+    "model.head_dim=12",
+    "model.ffn_hidden_size=80",
+    "training.dtype=fp32",
+    "training.seq_len=32",
+    "training.micro_batch_size=2",
+    "training.global_batch_size=4",
+    "training.steps=6",
+    "training.validation_interval=0",
+    "training.validation_batches=1",
+    "measurement.warmup_steps=1",
+    "measurement.min_steps=3",
+)
+LONG = ("training.steps=20000",)
+"""More steps than any test waits for."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended: its folder, and what it printed."""
+
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+
+
+def command(*words: str) -> list[str]:
+    """The command line as this checkout has it, whatever else is installed."""
+    return [sys.executable, "-m", "efficientbench.cli", *words]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's, with one thread a process; `changes` on top."""
+    ours = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return {**os.environ, **ours, **changes}
+
+
+def efficientbench(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    return subprocess.run(
+        command(*words),
+        cwd=cwd,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIME_LIMIT_S,
+    )
+
+
+@contextmanager
+def started(*words: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs while the block does; killed with all that it started where the block leaves it running."""
+    process = subprocess.Popen(
+        command(*words), env=environment(**changes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    family = [process.pid]
+    try:
+        yield process
+    finally:
+        family += [child.pid for child in children(process.pid)]
+        for pid in family if process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=TIME_LIMIT_S)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """The processes below `pid`; none where it has ended."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """The ranks that the run with this process id has started, in the order of their numbers."""
+    return sorted(psutil.Process(pid).children(), key=lambda worker: int(worker.environ()["RANK"]))
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    """The finished lines of `steps.jsonl`; none before it is there."""
+    path = folder / "steps.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def losses(folder: Path) -> list[float]:
+    """The training loss of every step."""
+    return [line["loss"] for line in steps(folder) if line["kind"] == "step"]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """`record.json` as it lies there."""
+    content: dict[str, Any] = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    return content
+
+
+def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> None:
+    """Returns once a run has trained `count` steps; fails where it ends before."""
+    until(lambda: len(losses(folder)) >= count or process.poll() is not None, f"{count} steps in {folder}")
+    assert process.poll() is None, process.communicate()
+
+
+def until(condition: Any, what: str, limit_s: float = TIME_LIMIT_S) -> None:
+    """Returns once `condition()` holds; fails after `limit_s` seconds."""
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(0.05)
