@@ -47,7 +47,7 @@ def launch(
 
     Returns 0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after
     SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
-    ranks once, and what still runs after ``stop_grace_s`` seconds, or at a second signal, is killed.
+    ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a second signal, is killed.
 
     Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
     """
@@ -144,7 +144,8 @@ class _Supervision:
         )
         self._shorten_deadline(self._stop_grace_s)
         for worker in self._workers:
-            worker.send(signal_number)
+            # Not SIGINT: a rank that is still starting would answer that with a traceback.
+            worker.send(signal.SIGTERM)
 
     def _look_for_failure(self) -> None:
         fine = STOPPED_STATUSES if self._signals else {0}

@@ -44,6 +44,16 @@ def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: s
     assert left_behind() <= before
 
 
+def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:
+    with started(*tiny, *LONG) as run:
+        until(lambda: children(run.pid), "a rank")
+        os.kill(run.pid, signal.SIGINT)
+        stdout, stderr = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in stdout + stderr
+    assert not (tmp_path / "gqa_1.5B_smoke" / "record.json").exists()
+
+
 def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "gqa_1.5B_smoke"
     with started(*tiny, *LONG) as run:

@@ -183,7 +183,7 @@ def test_ctrl_c_is_passed_on_once_and_ranks_may_save(tmp_path: Path) -> None:
     code, message = launcher.finish()
     assert code == 130
     assert "error" not in message
-    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGINT saved"] * 2
+    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
 
 
 def test_sigterm_is_passed_on(tmp_path: Path) -> None:
