@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
@@ -19,6 +19,7 @@ class Layout:
     sp: bool
     pp: int
     dp: int
+    ep: int
     layers_per_stage: int
     micro_batches: int
     """Micro-batches that one data-parallel replica computes in an optimizer step."""
@@ -32,7 +33,7 @@ class Layout:
         """The layout of `config` on `nodes` nodes with `devices` devices each.
 
         With `oversubscribe` (a CPU) several ranks may share a device, so an unset dp is the least that puts a rank on
-        every node; without it (accelerators), an unset dp takes all devices. Raises ConfigError with every reason.
+        every node and serves ep; without it (accelerators), an unset dp takes all devices. Raises ConfigError with every reason.
         """
         parallel = config.parallel
         model_ranks = parallel.tp * parallel.pp
@@ -40,7 +41,7 @@ class Layout:
         if parallel.dp is not None:
             dp = parallel.dp
         elif oversubscribe:
-            dp = nodes // gcd(nodes, model_ranks)
+            dp = lcm(nodes // gcd(nodes, model_ranks), parallel.ep)
         else:
             dp = devices * nodes // model_ranks
             if devices * nodes % model_ranks:
@@ -51,6 +52,7 @@ class Layout:
         world_size = model_ranks * dp
         problems += _ranks_problems(world_size, devices, nodes, oversubscribe) if dp else []
         problems += _shape_problems(config)
+        problems += _expert_problems(config, dp)
         problems += _batch_problems(config, max(dp, 1))
         if problems:
             raise ConfigError(problems)
@@ -61,6 +63,7 @@ class Layout:
             sp=parallel.sp,
             pp=parallel.pp,
             dp=dp,
+            ep=parallel.ep,
             layers_per_stage=config.model.layers // parallel.pp,
             micro_batches=config.training.global_batch_size // (config.training.micro_batch_size * dp),
         )
@@ -113,7 +116,7 @@ def _shape_problems(config: RunConfig) -> list[str]:
         )
     elif 2 * groups * model.head_dim % tp:
         problems.append(f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}")
-    if model.ffn_hidden_size % tp:
+    if model.ffn_hidden_size % tp and parallel.ep == 1:
         problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")
     if parallel.sp and tp == 1:
         problems.append("parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1")
@@ -121,6 +124,25 @@ def _shape_problems(config: RunConfig) -> list[str]:
         problems.append(f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)")
     if model.layers % pp:
         problems.append(f"parallel.pp: {pp} stages do not divide the {model.layers} layers (model.layers)")
+    return problems
+
+
+def _expert_problems(config: RunConfig, dp: int) -> list[str]:
+    moe, parallel = config.model.moe, config.parallel
+    if moe is None:
+        if parallel.ep > 1:
+            return [f"parallel.ep: {parallel.ep} ranks cannot share experts that the model does not have (model.moe)"]
+        return []
+    problems = []
+    if moe.experts % parallel.ep:
+        problems.append(f"parallel.ep: {parallel.ep} does not divide the {moe.experts} experts (model.moe.experts)")
+    if dp % parallel.ep:
+        problems.append(f"parallel.ep: {parallel.ep} does not divide the {dp} data-parallel ranks (parallel.dp)")
+    if parallel.tp > 1 and not parallel.sp:
+        problems.append(
+            f"parallel.tp: with tp {parallel.tp} alone each rank would route every token, and experts would count it "
+            f"{parallel.tp} times: set parallel.sp=true"
+        )
     return problems
 
 

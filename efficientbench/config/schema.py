@@ -26,6 +26,22 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class MoEConfig(Part):
+    """Mixture of experts in every layer's place of the feed-forward layer, dropless, each expert of its shape."""
+
+    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="experts of a layer")
+    top_k: PositiveInt = Field(default=2, description="experts that a token goes to; their weights are a softmax")
+    auxiliary_loss: NonNegativeFloat = Field(
+        default=0.01, description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _chooses_among_them(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
+        return self
+
+
 class GQAConfig(Part):
     """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
 
@@ -57,6 +73,7 @@ class ModelConfig(Part):
     heads: PositiveInt = Field(description="query heads")
     head_dim: PositiveInt = Field(description="width of one query or key head")
     ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
+    moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
     vocab_size: PositiveInt = Field(description="tokens that the embedding knows; padded for tensor parallelism")
     norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
     init_std: PositiveFloat = Field(
@@ -92,10 +109,16 @@ class ParallelConfig(Part):
     tp: PositiveInt = Field(default=1, description="tensor-parallel ranks")
     sp: bool = Field(default=False, description="sequence parallelism: norms and residuals split over the tp ranks")
     pp: PositiveInt = Field(default=1, description="pipeline stages (1F1B)")
+    ep: PositiveInt = Field(default=1, description="ranks, among those of dp, that share a layer's experts")
     dp: PositiveInt | None = Field(
         default=None, description="data-parallel replicas; unset: what the devices leave after tp and pp"
     )
     distributed_optimizer: bool = Field(default=True, description="shard optimizer states and master weights over dp")
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split each single expert: those of tp, but only where whole experts are not shared out over ep."""
+        return self.tp if self.ep == 1 else 1
 
 
 class TrainingConfig(Part):

@@ -16,13 +16,13 @@ from megatron.core.models.gpt import GPTModel
 
 from efficientbench.config.schema import ModelConfig
 
+# Before the parameters of a layer's experts, which lie side by side in one tensor.
+EXPERTS = "mlp.experts."
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
     """Fill every parameter of this stage: weights N(0, init_std), output projections less, biases 0, norms 1."""
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    tp_size = parallel_state.get_tensor_model_parallel_world_size()
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
             if name.endswith("bias"):
@@ -30,7 +30,12 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
-                full = _draw(name, _full_shape(name, parameter, config, tp_size), config, seed)
+                tp_rank, tp_size = tensor_parallel_rank(name)
+                shape = _full_shape(name, parameter, config, tp_size)
+                if EXPERTS in name:
+                    full = torch.stack([_draw(expert, shape[1:], config, seed) for expert in expert_names(name, shape[0])])
+                else:
+                    full = _draw(name, shape, config, seed)
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))
 
 
@@ -43,6 +48,25 @@ def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
         # The last stage's copy of the tied embedding.
         named[name.replace("output_layer.weight", "embedding.word_embeddings.weight")] = parameter
     return named
+
+
+def expert_names(name: str, local_experts: int) -> list[str]:
+    """Names in the whole model of the experts whose weights this rank holds together under `name`."""
+    first = parallel_state.get_expert_model_parallel_rank() * local_experts
+    return [name.replace(EXPERTS, f"{EXPERTS}{first + index}.") for index in range(local_experts)]
+
+
+def tensor_parallel_rank(name: str) -> tuple[int, int]:
+    """This rank's number among the ranks that split the parameter, and how many they are."""
+    if EXPERTS in name:
+        return (
+            parallel_state.get_expert_tensor_parallel_rank(),
+            parallel_state.get_expert_tensor_parallel_world_size(),
+        )
+    return (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_world_size(),
+    )
 
 
 def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_size: int) -> torch.Tensor:

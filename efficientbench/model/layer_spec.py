@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.model import feed_forward, moe
 from efficientbench.model.attention import attention_spec
-from efficientbench.model.feed_forward import SwiGLUFeedForward
 from efficientbench.model.norm import RMSNorm
 from efficientbench.model.position.base import Position
 
@@ -24,6 +22,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 def transformer_config(config: RunConfig) -> TransformerConfig:
     """megatron's description of the model and of how its ranks share it."""
     model, parallel = config.model, config.parallel
+    experts = model.moe
     dtype = TORCH_DTYPES[config.training.dtype]
     return TransformerConfig(
         num_layers=model.layers,
@@ -52,6 +51,16 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         tensor_model_parallel_size=parallel.tp,
         sequence_parallel=parallel.sp,
         pipeline_model_parallel_size=parallel.pp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.expert_tp,
+        num_moe_experts=experts.experts if experts else None,
+        moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
+        moe_router_topk=experts.top_k if experts else 2,
+        moe_aux_loss_coeff=experts.auxiliary_loss if experts else 0.0,
+        moe_router_load_balancing_type="aux_loss",
+        # Logits of nearly equal size decide where a token goes.
+        moe_router_dtype="fp32",
+        moe_token_dispatcher_type="alltoall",
     )
 
 
@@ -69,10 +78,7 @@ def block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodu
             self_attention=attention_spec(model, position),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=ModuleSpec(
-                module=SwiGLUFeedForward,
-                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-            ),
+            mlp=moe.spec() if model.moe else feed_forward.spec(),
             mlp_bda=get_bias_dropout_add,
         ),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers, mappings
+from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.utils import local_multi_tensor_l2_norm
 from torch.distributed import ProcessGroup, ReduceOp
 
@@ -23,6 +25,10 @@ def apply() -> None:
     if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
         clip_grads.l2_norm_impl = _l2_norm
         clip_grads.multi_tensor_scale_impl = _scale_in_place
+    token_dispatcher.maybe_move_tensor_to_cpu = _move_to_host
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # Without Transformer Engine the router looks for a name that was never bound; None is its "not there".
+        moe_utils.te_general_gemm = None
 
 
 _reduce = mappings._reduce
@@ -31,6 +37,19 @@ _reduce = mappings._reduce
 def _reduce_contiguous(input_: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     # The original all-reduces a contiguous copy of a non-contiguous input and returns the input, unreduced.
     return _reduce(input_.contiguous(), group)
+
+
+_maybe_move_tensor_to_cpu = moe_utils.maybe_move_tensor_to_cpu
+
+
+def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    # The original leaves a tensor that is not on a CUDA device as it is, and the experts' all-to-all then gets tensors
+    # where it wants numbers of rows.
+    moved = _maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
+    if not isinstance(moved, torch.Tensor) or moved.is_cuda:
+        return moved
+    moved = moved.cpu()
+    return moved.numpy() if as_numpy else moved
 
 
 def _provide_weight_gradient_accumulation() -> None:

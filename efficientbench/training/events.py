@@ -14,12 +14,23 @@ class StepStarted:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """What the routers of a mixture of experts did in one step."""
+
+    auxiliary_loss: float | None
+    """Load-balancing loss without its factor, mean over layers and micro-batches: 1 where all experts get as much.
+    None where the run trains without it."""
+    tokens_per_expert: tuple[tuple[int, ...], ...]
+    """[layers][experts], over all ranks; each token counts top-k times."""
+
+
+@dataclass(frozen=True)
 class StepEnded:
     """An optimizer step is over on this rank; the values are those of all ranks together."""
 
     step: int
     loss: float
-    """Mean training loss per token, in nats."""
+    """Mean training loss per token, in nats; of the language model alone."""
     gradient_norm: float | None
     """Global norm before clipping; None where fp16 overflowed."""
     learning_rate: float
@@ -27,6 +38,8 @@ class StepEnded:
     """Loss-bearing tokens in the step, over all ranks."""
     skipped: bool
     """Whether the optimizer left the weights as they were because fp16 gradients overflowed."""
+    routing: Routing | None = None
+    """None for a model without experts."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
+        expert_model_parallel_size=parallel.ep,
+        # With ep 1 and tp above 1, a size of one would leave the experts' gradients unreduced over the tp ranks.
+        expert_tensor_parallel_size=parallel.expert_tp,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=int(TIMEOUT.total_seconds() // 60),
     )

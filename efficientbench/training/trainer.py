@@ -11,11 +11,13 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.moe import take_routing
 from efficientbench.training import groups
 from efficientbench.training.batches import Batch, Batches
 from efficientbench.training.events import (
     Event,
     Listener,
+    Routing,
     StepEnded,
     StepStarted,
     TrainingEnded,
@@ -79,8 +81,10 @@ class Trainer:
         self.optimizer.zero_grad()
         sums = self._forward_backward(self.batches.training_step(step), forward_only=False)
         updated, gradient_norm, _ = self.optimizer.step()
-        loss, tokens, _, stops = self._over_ranks(sums, float(stop))
-        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), skipped=not updated))
+        counted = take_routing(self.model.module)
+        loss, tokens, _, stops, *routed = self._over_ranks(sums, float(stop), counted)
+        routing = self._routing(routed) if routed else None
+        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, routing))
         return stops > 0
 
     def validate(self, step: int) -> None:
@@ -131,8 +135,22 @@ class Trainer:
         sums = torch.stack([loss.detach().double(), tokens.double(), utf8_bytes.double()])
         return loss, tokens.int(), sums
 
-    def _over_ranks(self, sums: torch.Tensor, flag: float) -> list[float]:
-        values = torch.cat([sums, sums.new_tensor([flag])])
+    def _routing(self, routed: list[float]) -> Routing:
+        """From what `take_routing` gave, summed over all ranks, layer after layer."""
+        training, moe = self.config.training, self.config.model.moe
+        assert moe is not None
+        layers = [routed[first : first + 1 + moe.experts] for first in range(0, len(routed), 1 + moe.experts)]
+        losses = len(layers) * training.global_batch_size // training.micro_batch_size
+        return Routing(
+            auxiliary_loss=sum(layer[0] for layer in layers) / losses if moe.auxiliary_loss else None,
+            tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
+        )
+
+    def _over_ranks(self, sums: torch.Tensor, flag: float, counted: torch.Tensor | None = None) -> list[float]:
+        parts = [sums, sums.new_tensor([flag])]
+        if counted is not None:
+            parts.append(counted.flatten())
+        values = torch.cat(parts)
         return [float(value) for value in groups.sum_over_ranks(values).tolist()]
 
     def _emit(self, event: Event) -> None:

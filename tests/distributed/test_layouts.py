@@ -22,6 +22,16 @@ LAYOUTS = {
     "TP 2 x PP 2": (4, ["parallel.tp=2", "parallel.pp=2"]),
     "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
 }
+EXPERT_LAYOUTS = {
+    "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
+    "EP 2, plain optimizer": (2, ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
+}
+CELLS = [
+    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in LAYOUTS),
+    # Tensor parallelism without sequence parallelism is refused for experts.
+    *(("moe_1.5Bx8", layout) for layout in [*LAYOUTS, *EXPERT_LAYOUTS] if not layout.startswith("TP 2") or "SP" in layout),
+]
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +49,15 @@ def single(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest
         name: ranks(1).call(
             train, tiny(name, f"data.cache={cache}", "parallel.distributed_optimizer=false"), corpus, STEPS
         )[0]
-        for name in ("gqa_1.5B", "mqa_1.5B")
+        for name in dict(CELLS)
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B"])
+@pytest.mark.parametrize(("name", "layout"), CELLS)
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: dict[str, Outcome], corpus: Path, tmp_path: Path
 ) -> None:
-    size, overrides = LAYOUTS[layout]
+    size, overrides = (LAYOUTS | EXPERT_LAYOUTS)[layout]
     config = tiny(name, f"data.cache={tmp_path}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single[name]
@@ -56,6 +65,8 @@ def test_layout_equals_single_rank(
         assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
         assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)
         assert outcome.validation_losses == pytest.approx(expected.validation_losses, rel=RELATIVE)
+        assert outcome.auxiliary_losses == pytest.approx(expected.auxiliary_losses, rel=RELATIVE)
+        assert outcome.tokens_per_expert == expected.tokens_per_expert
     gradients = whole_gradients(outcomes, config.model.vocab_size)
     oracle = whole_gradients([expected], config.model.vocab_size)
     assert gradients.keys() == oracle.keys()

@@ -16,6 +16,8 @@ class Piece:
     """One rank's part of a parameter's gradient."""
 
     tensor: torch.Tensor
+    position: int
+    """This rank's number among those that split the parameter."""
     dim: int | None
     stride: int
 
@@ -27,10 +29,10 @@ class Outcome:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     validation_losses: list[float] = field(default_factory=list)
+    auxiliary_losses: list[float] = field(default_factory=list)
+    tokens_per_expert: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
     gradients: dict[str, Piece] = field(default_factory=dict)
-    tp_rank: int = 0
     pp_rank: int = 0
-    dp_rank: int = 0
 
 
 def write_corpus(prefix: Path, vocab_size: int, documents: int = 60, length: int = 120) -> None:
@@ -61,14 +63,15 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
         if isinstance(event, StepEnded):
             outcome.losses.append(event.loss)
             outcome.norms.append(event.gradient_norm or float("nan"))
+            if event.routing is not None:
+                outcome.auxiliary_losses.append(event.routing.auxiliary_loss or float("nan"))
+                outcome.tokens_per_expert.append(event.routing.tokens_per_expert)
         elif isinstance(event, ValidationEnded):
             outcome.validation_losses.append(event.loss)
 
     device = torch.device("cpu")
     with groups.model_parallel(config.parallel, config.training.seed):
-        outcome.tp_rank = parallel_state.get_tensor_model_parallel_rank()
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
-        outcome.dp_rank = parallel_state.get_data_parallel_rank()
         model = wrap_data_parallel(build_stage(config, device), config)
         optimizer = build_optimizer(model, config)
         batches = Batches(config, steps, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
@@ -85,18 +88,21 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
 
 
 def _gradients(model: torch.nn.Module) -> dict[str, Piece]:
-    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.model.initial_weights import EXPERTS, expert_names, global_parameters, tensor_parallel_rank
 
-    for buffer in model.buffers:
+    for buffer in [*model.buffers, *model.expert_parallel_buffers]:
         _gather_reduced_shards(buffer)
-    return {
-        name: Piece(
-            parameter.main_grad.clone(),
-            parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None,
-            getattr(parameter, "partition_stride", 1),
-        )
-        for name, parameter in global_parameters(model.module).items()
-    }
+    pieces = {}
+    for name, parameter in global_parameters(model.module).items():
+        gradient, position = parameter.main_grad.clone(), tensor_parallel_rank(name)[0]
+        dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        stride = getattr(parameter, "partition_stride", 1)
+        if EXPERTS in name:
+            for expert, part in zip(expert_names(name, len(gradient)), gradient, strict=True):
+                pieces[expert] = Piece(part, position, dim - 1, stride)
+        else:
+            pieces[name] = Piece(gradient, position, dim, stride)
+    return pieces
 
 
 def _gather_reduced_shards(buffer: object) -> None:
@@ -112,21 +118,19 @@ def _gather_reduced_shards(buffer: object) -> None:
 
 
 def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch.Tensor]:
-    """Every parameter's full gradient, put together from the tensor-parallel ranks of the first replica."""
-    stages: dict[int, list[Outcome]] = {}
+    """Every parameter's full gradient, put together from the ranks that split it, of the first replica that has it."""
+    found: dict[tuple[int, str], dict[int, Piece]] = {}
     for outcome in outcomes:
-        if outcome.dp_rank == 0:
-            stages.setdefault(outcome.pp_rank, []).append(outcome)
+        for name, piece in outcome.gradients.items():
+            found.setdefault((outcome.pp_rank, name), {}).setdefault(piece.position, piece)
     whole: dict[str, torch.Tensor] = {}
-    for stage in stages.values():
-        stage.sort(key=lambda outcome: outcome.tp_rank)
-        for name in stage[0].gradients:
-            gradient = _join([outcome.gradients[name] for outcome in stage])
-            if name == "embedding.word_embeddings.weight":
-                gradient = gradient[:vocab_size]
-            # The tied embedding lies on two stages, which must agree.
-            assert name not in whole or torch.equal(whole[name], gradient), name
-            whole[name] = gradient
+    for (_, name), pieces in found.items():
+        gradient = _join([pieces[position] for position in sorted(pieces)])
+        if name == "embedding.word_embeddings.weight":
+            gradient = gradient[:vocab_size]
+        # The tied embedding lies on two stages, which must agree.
+        assert name not in whole or torch.equal(whole[name], gradient), name
+        whole[name] = gradient
     return whole
 
 

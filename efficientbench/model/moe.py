@@ -1,0 +1,144 @@
+"""Mixture of experts in place of the feed-forward layer: megatron's MoELayer with experts of our own.
+
+Router, dispatch by all-to-all and return are megatron's. Dropless: every chosen expert computes its token.
+N = token copies that this rank's experts received, E = experts on this rank, H = hidden size, F = feed-forward width
+of an expert (this rank's share of it under expert tensor parallelism).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from efficientbench.model.kernels.grouped_mm import accumulate_weight_gradient, grouped_mm
+from efficientbench.model.kernels.swiglu import swiglu
+
+
+class Router(TopKRouter):
+    """megatron's top-k router, which counts what it does: on its device, until `take_routing` asks."""
+
+    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
+        super().__init__(config, pg_collection)
+        # The sum of this rank's auxiliary losses, then the tokens sent to each expert.
+        self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float64, device=torch.get_default_device())
+
+    def forward(
+        self, input: torch.Tensor, padding_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """input [S, B, H] → weights and choices [S · B, experts]."""
+        weights, chosen = super().forward(input, padding_mask)
+        # Not in validation, and once where activations are recomputed.
+        if self.training and torch.is_grad_enabled():
+            self.counted[1:] += chosen.sum(dim=0)
+        return weights, chosen
+
+    def attach_and_log_load_balancing_loss(
+        self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """Gives `activation` the auxiliary loss's gradient too; megatron's own would count in a global of its own."""
+        self.counted[0] += aux_loss.detach() / aux_loss_coeff
+        attached: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss)
+        return attached
+
+
+def take_routing(model: GPTModel) -> torch.Tensor | None:
+    """What the routers of this stage have counted since the last call; None for a model without experts.
+
+    Returns:
+        [layers of the whole model, 1 + experts] float64: sum of auxiliary losses without their factor, then tokens of
+        each expert; zero for the layers of other stages. Summed over all ranks these are the run's.
+    """
+    config = model.config
+    if config.num_moe_experts is None:
+        return None
+    routers = [layer.mlp.router for layer in model.decoder.layers]
+    taken = routers[0].counted.new_zeros(config.num_layers, 1 + config.num_moe_experts)
+    for router in routers:
+        taken[router.layer_number - 1] = router.counted
+        router.counted.zero_()
+    return taken
+
+
+class GroupedLinearFunction(torch.autograd.Function):
+    """Each expert's linear layer on its own rows. Adds weight gradients to `main_grad`, as megatron's linear layers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        # The parameter itself, for what megatron has hung on it.
+        ctx.parameter, ctx.sizes = weight, sizes
+        return grouped_mm(x, weight.transpose(1, 2), sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        grad_x = grouped_mm(grad_outputs[0], weight, ctx.sizes) if ctx.needs_input_grad[0] else None
+        if ctx.needs_input_grad[1]:
+            accumulate_weight_gradient(x, grad_outputs[0], ctx.sizes, ctx.parameter.main_grad)
+            ctx.parameter.grad_added_to_main_grad = True
+        return grad_x, None, None
+
+
+class GroupedLinear(torch.nn.Module):
+    """The same linear layer of all experts of this rank, without bias."""
+
+    def __init__(
+        self, config: TransformerConfig, experts: int, outputs: int, inputs: int, partition_dim: int, stride: int
+    ) -> None:
+        """`partition_dim` and `stride`: how expert tensor parallelism has cut the weight [experts, outputs, inputs]."""
+        super().__init__()
+        self.weight = torch.nn.Parameter(
+            torch.empty(experts, outputs, inputs, dtype=config.params_dtype, device=torch.get_default_device())
+        )
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=partition_dim, stride=stride)
+        # False: gradients are reduced over the ranks that hold the same experts, not over all data-parallel ranks.
+        self.weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """x [N, inputs], `sizes` rows for each expert → [N, outputs]."""
+        out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, sizes)
+        return out
+
+
+class Experts(MegatronModule):
+    """This rank's experts: SwiGLU layers of the dense layer's shape, computed group by group."""
+
+    def __init__(
+        self, num_local_experts: int, config: TransformerConfig, pg_collection: ProcessGroupCollection
+    ) -> None:
+        super().__init__(config)
+        hidden, width = config.hidden_size, config.moe_ffn_hidden_size // pg_collection.expt_tp.size()
+        # Gate and up projection side by side: a stride of two.
+        self.linear_fc1 = GroupedLinear(config, num_local_experts, 2 * width, hidden, partition_dim=1, stride=2)
+        self.linear_fc2 = GroupedLinear(config, num_local_experts, hidden, width, partition_dim=2, stride=1)
+
+    def forward(
+        self, tokens: torch.Tensor, tokens_per_expert: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        """Each token through its expert, times the router's weight.
+
+        Args:
+            tokens: [N, H], sorted by expert.
+            tokens_per_expert: [E], on the host.
+            weights: [N]
+
+        Returns:
+            [N, H], and no bias.
+        """
+        sizes = tokens_per_expert.tolist()
+        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, sizes)), sizes)
+        return (out * weights[:, None]).to(out.dtype), None
+
+
+def spec() -> ModuleSpec:
+    """ModuleSpec of the whole mixture, router included."""
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=Experts), router=Router))
