@@ -78,6 +78,8 @@ class Parameters:
     attention: int
     feed_forward: int
     norms: int
+    idle: int = 0
+    """Of `feed_forward`: those of the experts that a token does not go to."""
 
     @property
     def total(self) -> int:
@@ -86,18 +88,36 @@ class Parameters:
     @property
     def active(self) -> int:
         """Parameters that compute for each token; all of them in a dense model."""
-        return self.total
+        return self.total - self.idle
 
 
 def parameters(model: ModelConfig) -> Parameters:
     """Parameters by part; equal to `transformers.Qwen2ForCausalLM`'s with the same shapes."""
+    moe = model.moe
+    feed_forward = _router_parameters(model) + _feed_forward_copies(model) * _feed_forward_parameters(model)
+    idle = (moe.experts - moe.top_k) * _feed_forward_parameters(model) if moe else 0
     return Parameters(
         embedding=model.vocab_size * model.hidden_size,
         position=POSITION[model.position.kind].parameters(model),
         attention=model.layers * ATTENTION[model.attention.kind].parameters(model),
-        feed_forward=model.layers * 3 * model.hidden_size * model.ffn_hidden_size,
+        feed_forward=model.layers * feed_forward,
         norms=(2 * model.layers + 1) * model.hidden_size,
+        idle=model.layers * idle,
     )
+
+
+def _feed_forward_parameters(model: ModelConfig) -> int:
+    """Of one dense layer or one expert."""
+    return 3 * model.hidden_size * model.ffn_hidden_size
+
+
+def _feed_forward_copies(model: ModelConfig) -> int:
+    """Dense layers or experts in one layer's place."""
+    return model.moe.experts if model.moe else 1
+
+
+def _router_parameters(model: ModelConfig) -> int:
+    return model.hidden_size * model.moe.experts if model.moe else 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +147,8 @@ class Flops:
 def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
     """FLOPs per token at sequences of `seq_len` tokens, averaged over their positions."""
     attention = ATTENTION[model.attention.kind]
-    feed_forward = 2 * 3 * model.hidden_size * model.ffn_hidden_size
+    computed = model.moe.top_k if model.moe else 1
+    feed_forward = 2 * (computed * _feed_forward_parameters(model) + _router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
     scores = model.layers * attention.score_flops(model, seq_len)
@@ -171,10 +192,14 @@ def memory_by_stage(config: RunConfig, layout: Layout, runtime_bytes: int) -> tu
 
 def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: int) -> RankMemory:
     """State as megatron-core's DistributedDataParallel and (distributed) optimizer hold it: weights in the compute
-    dtype, one float32 gradient buffer, and per data-parallel rank a share of float32 masters and Adam's moments."""
-    count = _rank_parameters(config, layout, stage)
+    dtype, one float32 gradient buffer, and per data-parallel rank a share of float32 masters and Adam's moments.
+    Experts are shared out over ep ranks, their optimizer states over the ranks that hold the same ones."""
+    common, experts = _rank_parameters(config, layout, stage), _rank_experts(config, layout)
+    same_experts = layout.tp * layout.dp // (layout.ep * config.parallel.expert_tp)
+    count = sharded = common + experts
     dtype_bytes = BYTES[config.training.dtype]
-    sharded = -(-count // layout.dp) if config.parallel.distributed_optimizer else count
+    if config.parallel.distributed_optimizer:
+        sharded = -(-common // layout.dp) + -(-experts // same_experts)
     return RankMemory(
         weights=count * dtype_bytes,
         gradients=count * 4,
@@ -187,10 +212,13 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
 
 
 def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Parameters on one rank; with several stages, the tied embedding is on the first and on the last."""
+    """Parameters on one rank besides experts; with several stages, the tied embedding is on the first and on the
+    last."""
     model, tp = config.model, layout.tp
-    split = ATTENTION[model.attention.kind].parameters(model) + 3 * model.hidden_size * model.ffn_hidden_size
-    count = layout.layers_per_stage * (split // tp + 2 * model.hidden_size)
+    split = ATTENTION[model.attention.kind].parameters(model)
+    if model.moe is None:
+        split += _feed_forward_parameters(model)
+    count = layout.layers_per_stage * (split // tp + _router_parameters(model) + 2 * model.hidden_size)
     if stage == 0:
         count += POSITION[model.position.kind].parameters(model)
     if stage in (0, layout.pp - 1):
@@ -200,16 +228,25 @@ def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     return count
 
 
+def _rank_experts(config: RunConfig, layout: Layout) -> int:
+    """Parameters of the experts on one rank; none in a dense model."""
+    model = config.model
+    if model.moe is None:
+        return 0
+    each = _feed_forward_parameters(model) // config.parallel.expert_tp
+    return layout.layers_per_stage * model.moe.experts // layout.ep * each
+
+
 def _rank_embedding(config: RunConfig, layout: Layout) -> int:
     return padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp * config.model.hidden_size
 
 
 def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """Elements kept per layer and token: both norms' inputs and outputs, attention's own, the feed-forward layer's
-    gate, up and product. 1F1B holds as many micro-batches as there are stages from this one on."""
+    gate, up and product, of experts their input and output too. 1F1B holds as many micro-batches as there are stages from this one on."""
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    layer = 4 * residual + ATTENTION[model.attention.kind].saved(model, tp) + 3 * model.ffn_hidden_size // tp
+    layer = 4 * residual + ATTENTION[model.attention.kind].saved(model, tp) + _feed_forward_elements(config)
     per_token = layout.layers_per_stage * layer
     if stage == layout.pp - 1:
         per_token += 2 * residual
@@ -218,13 +255,24 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     return in_flight * tokens * per_token * BYTES[training.dtype]
 
 
+def _feed_forward_elements(config: RunConfig) -> int:
+    """Gate, up and product, per token. Experts have top-k copies of it with an input and an output each, and compute
+    those of one rank's tokens on average: where ranks of tp do not split each expert, every one has its own tokens."""
+    model, parallel = config.model, config.parallel
+    inner = 3 * model.ffn_hidden_size // parallel.tp
+    if model.moe is None:
+        return inner
+    return model.moe.top_k * (inner + 2 * model.hidden_size * parallel.expert_tp // parallel.tp)
+
+
 def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Passing tensors: a layer's backward pass (gradients of gate, up, product and residual) beside the output
+    """Passing tensors: a layer's backward pass (gradients of gate, up, product and residual; for experts
+    also of what is dispatched and returned) beside the output
     embedding's gradient that waits for the lookup's, or the loss."""
     model, training = config.model, config.training
     dtype_bytes = BYTES[training.dtype]
     tokens = training.micro_batch_size * training.seq_len
-    layer = tokens * (3 * model.ffn_hidden_size // layout.tp + 2 * model.hidden_size) * dtype_bytes
+    layer = tokens * (_feed_forward_elements(config) + 2 * model.hidden_size) * dtype_bytes
     embedding = _rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
     waiting = embedding if last else 0

@@ -55,6 +55,48 @@ def memory_of(name: str, *overrides: str) -> tuple[cost.RankMemory, ...]:
     return cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)
 
 
+EXPERTS = {
+    # Backbone + 7 more feed-forward layers (1 more for the active ones) and a router in each layer.
+    "moe_0.5Bx8": (494_032_768 + 24 * (7 * 3 * 896 * 4864 + 8 * 896), 494_032_768 + 24 * (3 * 896 * 4864 + 8 * 896)),
+    "moe_1.5Bx8": (
+        1_543_714_304 + 28 * (7 * 3 * 1536 * 8960 + 8 * 1536),
+        1_543_714_304 + 28 * (3 * 1536 * 8960 + 8 * 1536),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "counts"), EXPERTS.items())
+def test_experts_count_in_all_and_active(name: str, counts: tuple[int, int]) -> None:
+    found = cost.parameters(resolve(name).model)
+    assert (found.total, found.active) == counts
+
+
+def test_experts_flops_are_those_of_the_chosen_and_of_the_router() -> None:
+    dense, moe = (cost.flops_per_token(resolve(name).model, 2048) for name in ("dense_1.5B", "moe_1.5Bx8"))
+    assert moe.forward - dense.forward == 28 * 2 * (3 * 1536 * 8960 + 8 * 1536)
+    assert moe.training_hardware == 3 * moe.forward
+
+
+def test_expert_parallel_ranks_share_experts_and_their_states() -> None:
+    names = [f"moe_0.5Bx8 parallel.dp={dp} parallel.ep={ep} training.dtype=fp32" for dp, ep in ((1, 1), (2, 1), (2, 2))]
+    (one,), (replicated,), (shared,) = (memory_of(*name.split()) for name in names)
+    experts = 4 * 24 * 8 * 3 * 896 * 4864
+    assert one.weights == replicated.weights == shared.weights + experts // 2
+    # The distributed optimizer shares out the states either way.
+    assert shared.adam_moments == replicated.adam_moments == one.adam_moments // 2
+    (whole,) = memory_of("moe_0.5Bx8", "parallel.dp=2", "parallel.ep=2", "parallel.distributed_optimizer=false")
+    assert whole.adam_moments == one.adam_moments - experts
+
+
+def test_tensor_parallel_ranks_split_each_expert_or_share_them_out() -> None:
+    sp = ["parallel.tp=2", "parallel.sp=true", "parallel.dp=2", "training.dtype=fp32"]
+    (split,), (shared,) = memory_of("moe_1.5Bx8", *sp), memory_of("moe_1.5Bx8", *sp, "parallel.ep=2")
+    # Half of each, or half of them.
+    assert split.weights == shared.weights
+    # Each rank's own tokens in whole experts, or everybody's in halves.
+    assert split.activations > shared.activations
+
+
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_published_parameters(name: str, count: int) -> None:
     found = cost.parameters(resolve(name).model)
@@ -143,12 +185,13 @@ def test_tensor_parallel_ranks_share_matrices_and_vocabulary_but_not_norms() -> 
     assert one.activations / 2 == split.activations < two.activations
 
 
-def test_activations_are_those_that_autograd_keeps(single_rank: None) -> None:
+@pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
+def test_activations_are_those_that_autograd_keeps(name: str, single_rank: None) -> None:
     import torch
 
     from efficientbench.model.gpt import build_stage
 
-    config = resolve("gqa_1.5B", True, ["training.dtype=fp32", "model.vocab_size=512"])
+    config = resolve(name, True, ["training.dtype=fp32", "model.vocab_size=512"])
     model = build_stage(config, torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Any] = {}

@@ -1,0 +1,48 @@
+"""transformers' Mixtral with the weights of one of our mixtures of experts."""
+
+from __future__ import annotations
+
+import torch
+from support.qwen2 import to_qwen2
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from efficientbench.config.schema import ModelConfig
+
+
+def to_mixtral(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
+    """Full tensors by our global names (weights or gradients) → the same tensors by Mixtral's names."""
+    experts = {name: tensor for name, tensor in tensors.items() if "mlp.experts" in name}
+    renamed = to_qwen2({name: tensor for name, tensor in tensors.items() if name not in experts}, model)
+    renamed = {name.replace("mlp.router", "mlp.gate"): tensor for name, tensor in renamed.items()}
+    for name, tensor in experts.items():
+        name = name.replace("decoder.layers", "model.layers")
+        name = name.replace("linear_fc1.weight", "gate_up_proj").replace("linear_fc2.weight", "down_proj")
+        renamed[name] = tensor
+    return renamed
+
+
+def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> MixtralForCausalLM:
+    """A float32 Mixtral whose weights are `tensors`, by our global names."""
+    assert model.moe is not None
+    config = MixtralConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.ffn_hidden_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.attention.query_groups,
+        head_dim=model.head_dim,
+        rms_norm_eps=model.norm_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": model.position.base},
+        tie_word_embeddings=True,
+        use_cache=False,
+        num_experts_per_tok=model.moe.top_k,
+        num_local_experts=model.moe.experts,
+        attn_implementation="sdpa",
+        experts_implementation="eager",
+    )
+    mixtral = MixtralForCausalLM(config).float()
+    missing, unexpected = mixtral.load_state_dict(to_mixtral(tensors, model), strict=False)
+    assert missing == ["lm_head.weight"]  # tied to the embedding
+    assert not unexpected
+    return mixtral
