@@ -243,7 +243,8 @@ def _rank_embedding(config: RunConfig, layout: Layout) -> int:
 
 def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """Elements kept per layer and token: both norms' inputs and outputs, attention's own, the feed-forward layer's
-    gate, up and product, of experts their input and output too. 1F1B holds as many micro-batches as there are stages from this one on."""
+    gate, up and product, of experts their input and output too. 1F1B holds as many micro-batches as there are stages
+    from this one on."""
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
     layer = 4 * residual + ATTENTION[model.attention.kind].saved(model, tp) + _feed_forward_elements(config)

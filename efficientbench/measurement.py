@@ -12,10 +12,11 @@ from efficientbench import cost
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor
+from metrics.definitions import load_imbalance
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
-from metrics.record import RunRecord
+from metrics.record import ExpertLoad, RunRecord
 from metrics.sensors.base import Sensor
 from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
@@ -107,15 +108,25 @@ def build_record(
         tp=layout.tp,
         pp=layout.pp,
         dp=layout.dp,
-        ep=1,
+        ep=layout.ep,
         cp=1,
         **summary.values,
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
         unavailable=summary.unavailable,
-        kernels=kernel_names(),
+        experts=_expert_load(quality),
+        kernels=kernel_names(config.model, device.type),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),
         paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},
+    )
+
+
+def _expert_load(quality: Quality) -> ExpertLoad | None:
+    if not quality.tokens_per_expert:
+        return None
+    return ExpertLoad(
+        tokens_per_expert=[list(layer) for layer in quality.tokens_per_expert],
+        load_imbalance=list(load_imbalance(quality.tokens_per_expert)),
     )

@@ -193,6 +193,8 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training = config.training
     grid = f"{layout.world_size} = tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
+    if layout.ep > 1:
+        grid += f", experts over ep {layout.ep}"
     batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
     return [
         ("parameters, total", f"{plan.parameters.total:,}"),

@@ -165,6 +165,16 @@ def bits_per_byte(mean_token_loss: float, tokens: int, utf8_bytes: int) -> float
     return mean_token_loss / math.log(2) * tokens / _positive("utf8_bytes", utf8_bytes)
 
 
+def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """Tokens of a layer's busiest expert over the mean of its experts, for each layer: 1 where all get as many.
+
+    Under expert parallelism all ranks wait for the busiest. `tokens_per_expert` is [layers][experts].
+    """
+    for layer in tokens_per_expert:
+        _positive("tokens of a layer's experts", sum(layer))
+    return tuple(max(layer) * len(layer) / sum(layer) for layer in tokens_per_expert)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which `percent` % of the values lie, straight between the two nearest ranks."""
     if not values:

@@ -109,6 +109,21 @@ class Metrics(BaseModel):
     peak_flops: float | None
     """Of one device for this dtype, dense, FLOP/s."""
     peak_flops_source: str | None
+    auxiliary_loss: float | None
+    """Load-balancing loss of a mixture of experts, without its factor, mean over layers: 1 where all get as many."""
+    expert_load_imbalance: float | None
+    """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
+
+
+class ExpertLoad(BaseModel):
+    """What the experts of a mixture were given in the measured window."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    tokens_per_expert: list[list[int]]
+    """[layers][experts], over all ranks; a token counts once for each expert that it goes to."""
+    load_imbalance: list[float]
+    """[layers]: tokens of the busiest expert over the mean of the layer's experts."""
 
 
 class RunRecord(Metrics, Identity):
@@ -123,6 +138,8 @@ class RunRecord(Metrics, Identity):
 
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
+    experts: ExpertLoad | None = None
+    """None for a model without experts."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     config: dict[str, Any]

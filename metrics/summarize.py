@@ -45,6 +45,10 @@ class Quality:
     """Tokens predicted in the validation text, and"""
     validation_bytes: int | None = None
     """the UTF-8 bytes of the same text."""
+    auxiliary_loss: float | None = None
+    """Of a mixture of experts: the load-balancing loss without its factor, and"""
+    tokens_per_expert: tuple[tuple[int, ...], ...] = ()
+    """[layers][experts] of the measured window; empty where there are none."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
 
@@ -92,6 +96,7 @@ def summarize(run: RunMeasurement, facts: RunFacts, quality: Quality) -> Summary
     _energy(summary, run)
     _flops(summary, run, facts)
     _quality(summary, quality)
+    _experts(summary, quality)
     return summary
 
 
@@ -184,3 +189,10 @@ def _quality(summary: Summary, quality: Quality) -> None:
         summary.put("bits_per_byte", None, why)
         return
     summary.compute("bits_per_byte", lambda: definitions.bits_per_byte(loss, tokens, size), None)
+
+
+def _experts(summary: Summary, quality: Quality) -> None:
+    none = quality.reasons.get("tokens_per_expert", "the model has no experts")
+    summary.put("auxiliary_loss", quality.auxiliary_loss, quality.reasons.get("auxiliary_loss", none))
+    by_layer = definitions.load_imbalance(quality.tokens_per_expert)
+    summary.put("expert_load_imbalance", math.fsum(by_layer) / len(by_layer) if by_layer else None, none)

@@ -33,7 +33,8 @@ class Layout:
         """The layout of `config` on `nodes` nodes with `devices` devices each.
 
         With `oversubscribe` (a CPU) several ranks may share a device, so an unset dp is the least that puts a rank on
-        every node and serves ep; without it (accelerators), an unset dp takes all devices. Raises ConfigError with every reason.
+        every node and serves ep; without it (accelerators), an unset dp takes all devices. Raises ConfigError with
+        every reason.
         """
         parallel = config.parallel
         model_ranks = parallel.tp * parallel.pp

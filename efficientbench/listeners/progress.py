@@ -79,6 +79,11 @@ class ProgressDisplay:
             [
                 f"step {event.step}/{self.steps}",
                 f"loss {event.loss:.4f}" + (" (skipped: fp16 overflow)" if event.skipped else ""),
+                *(
+                    [f"aux {event.routing.auxiliary_loss:.3f}"]
+                    if event.routing and event.routing.auxiliary_loss
+                    else []
+                ),
                 f"lr {event.learning_rate:.2e} ×{event.learning_rate / self.training.learning_rate:.2f}",
                 f"{step_time_s * 1e3:,.0f} ms",
                 f"{tokens_per_s:,.0f} tok/s",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
+from typing import Any
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.listeners.measure import Measure
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.events import Event, StepEnded, TrainingEnded, ValidationEnded
-from metrics.definitions import BYTES_PER_GB, bits_per_byte, perplexity
+from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity
 from metrics.report.tensorboard import TensorBoardLog
 from metrics.steplog import StepLog
 from metrics.summarize import Quality
@@ -29,6 +31,10 @@ class Recorder:
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
         self.stopped = False
+        self.moe = config.model.moe
+        self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
+        self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
+        """[layers][experts], over the measured steps."""
         self._begin_s = time.monotonic()
         self._tokens = 0
 
@@ -47,11 +53,18 @@ class Recorder:
             reasons["validation_loss"] = "the run ended before a validation"
         elif self.validation.utf8_bytes is None:
             reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
+        if self.moe is not None:
+            reasons["tokens_per_expert"] = "no step was measured"
+            reasons["auxiliary_loss"] = "no step was trained"
+            if self.moe.auxiliary_loss == 0:
+                reasons["auxiliary_loss"] = "model.moe.auxiliary_loss is 0: the run trained without it"
         return Quality(
-            train_loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            train_loss=_mean(self.losses),
             validation_loss=self.validation.loss if self.validation else None,
             validation_tokens=self.validation.tokens if self.validation else None,
             validation_bytes=self.validation.utf8_bytes if self.validation else None,
+            auxiliary_loss=_mean(self.auxiliary_losses),
+            tokens_per_expert=self.tokens_per_expert,
             reasons=reasons,
         )
 
@@ -82,6 +95,7 @@ class Recorder:
                 "elapsed_s": time.monotonic() - self._begin_s,
                 "memory_used_bytes": memory_used_bytes,
                 "power_w": power_w,
+                **self._routing(event),
             },
         )
         self.tensorboard.scalars(
@@ -97,6 +111,26 @@ class Recorder:
                 "energy/power_w": power_w,
             },
         )
+
+    def _routing(self, event: StepEnded) -> dict[str, Any]:
+        """What the routers of a mixture of experts did, written and kept; nothing for a model without experts."""
+        routing = event.routing
+        if routing is None:
+            return {}
+        if routing.auxiliary_loss is not None:
+            self.auxiliary_losses.append(routing.auxiliary_loss)
+        if event.step > self.warmup_steps:
+            before = self.tokens_per_expert or [(0,) * len(layer) for layer in routing.tokens_per_expert]
+            self.tokens_per_expert = tuple(
+                tuple(map(sum, zip(*layers, strict=True)))
+                for layers in zip(before, routing.tokens_per_expert, strict=True)
+            )
+        imbalance = load_imbalance(routing.tokens_per_expert)
+        values = {"auxiliary_loss": routing.auxiliary_loss, "load_imbalance": sum(imbalance) / len(imbalance)}
+        by_layer = {f"load_imbalance_layer_{layer}": value for layer, value in enumerate(imbalance, start=1)}
+        tagged = {f"experts/{name}": value for name, value in (values | by_layer).items()}
+        self.tensorboard.scalars(event.step, tagged)
+        return {**values, "load_imbalance_by_layer": imbalance, "tokens_per_expert": routing.tokens_per_expert}
 
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event
@@ -117,3 +151,7 @@ class Recorder:
             },
         )
         self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return sum(values) / len(values) if values else None

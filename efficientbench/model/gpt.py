@@ -21,6 +21,7 @@ from efficientbench.model import megatron_patches
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layer_spec import block_spec, transformer_config
+from efficientbench.model.moe import take_routing
 from efficientbench.model.position import build_position
 from efficientbench.model.position.base import Position
 
@@ -87,6 +88,10 @@ class GPT(GPTModel):
             loss_mask.t().flatten().float(),
             self.tp_group,
         )
+
+    def take_routing(self) -> torch.Tensor | None:
+        """What the routers have counted since the last call: see `model.moe.take_routing`."""
+        return take_routing(self)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [B, S] → [S, B, H], or with sequence parallelism this rank's part of the sequence."""

@@ -33,7 +33,9 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
                 tp_rank, tp_size = tensor_parallel_rank(name)
                 shape = _full_shape(name, parameter, config, tp_size)
                 if EXPERTS in name:
-                    full = torch.stack([_draw(expert, shape[1:], config, seed) for expert in expert_names(name, shape[0])])
+                    full = torch.stack(
+                        [_draw(expert, shape[1:], config, seed) for expert in expert_names(name, shape[0])]
+                    )
                 else:
                     full = _draw(name, shape, config, seed)
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))

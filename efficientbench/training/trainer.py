@@ -11,7 +11,6 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.moe import take_routing
 from efficientbench.training import groups
 from efficientbench.training.batches import Batch, Batches
 from efficientbench.training.events import (
@@ -81,7 +80,7 @@ class Trainer:
         self.optimizer.zero_grad()
         sums = self._forward_backward(self.batches.training_step(step), forward_only=False)
         updated, gradient_norm, _ = self.optimizer.step()
-        counted = take_routing(self.model.module)
+        counted = self.model.module.take_routing()
         loss, tokens, _, stops, *routed = self._over_ranks(sums, float(stop), counted)
         routing = self._routing(routed) if routed else None
         self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, routing))

@@ -30,7 +30,11 @@ EXPERT_LAYOUTS = {
 CELLS = [
     *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in LAYOUTS),
     # Tensor parallelism without sequence parallelism is refused for experts.
-    *(("moe_1.5Bx8", layout) for layout in [*LAYOUTS, *EXPERT_LAYOUTS] if not layout.startswith("TP 2") or "SP" in layout),
+    *(
+        ("moe_1.5Bx8", layout)
+        for layout in [*LAYOUTS, *EXPERT_LAYOUTS]
+        if not layout.startswith("TP 2") or "SP" in layout
+    ),
 ]
 
 

@@ -45,7 +45,6 @@ def test_logits_loss_and_gradients_equal_mixtral(
 ) -> None:
     from efficientbench.model.gpt import build_stage
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.model.moe import take_routing
     from efficientbench.training.optimizer import wrap_data_parallel
 
     if not grouped:
@@ -70,13 +69,13 @@ def test_logits_loss_and_gradients_equal_mixtral(
     (expected_loss + auxiliary_loss * auxiliary.sum()).backward()
     wrapped = wrap_data_parallel(model, config)
     logits = wrapped(tokens)
-    take_routing(model)
+    model.take_routing()
     loss = wrapped(tokens, labels, torch.ones_like(labels))
     loss.backward()
 
     assert relative_error(logits, expected) < 1e-5
     assert relative_error(loss, expected_loss) < 1e-5
-    counted = take_routing(model)
+    counted = model.take_routing()
     assert counted is not None
     if auxiliary_loss:
         assert relative_error(counted[:, 0], auxiliary) < 1e-5

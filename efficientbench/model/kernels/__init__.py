@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from efficientbench.config.schema import ModelConfig
 
-def kernel_names() -> dict[str, str]:
+
+def kernel_names(model: ModelConfig, device_type: str) -> dict[str, str]:
     """Part of the model → the kernel that computes it, for the record."""
-    from efficientbench.model.kernels import attention, cross_entropy, norm, rope, swiglu
+    from efficientbench.model.kernels import attention, cross_entropy, grouped_mm, norm, rope, swiglu
 
-    return {
+    names = {
         module.__name__.rpartition(".")[2]: module.NAME for module in (attention, cross_entropy, norm, rope, swiglu)
     }
+    if model.moe is not None:
+        names["grouped_mm"] = grouped_mm.NAMES[grouped_mm.has_grouped_mm(device_type)]
+    return names
