@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from math import lcm
 from typing import TYPE_CHECKING
 
 from efficientbench import cost
@@ -102,7 +103,8 @@ def _needed(plan: Plan, shared: bool) -> int:
 
 def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
     """Of each kind of change, the mildest that makes the run fit; none of a kind where none does."""
-    for changes in (_smoke(plan), _smaller_micro_batch(plan), _shorter_sequence(plan), _more_ranks(plan)):
+    kinds = (_smoke, _smaller_micro_batch, _shorter_sequence, _shared_experts, _more_ranks)
+    for changes in (kind(plan) for kind in kinds):
         for text, config in changes:
             try:
                 layout = Layout.of(config, plan.layout.world_size, plan.layout.nodes, oversubscribe=True)
@@ -138,6 +140,16 @@ def _shorter_sequence(plan: Plan) -> Changes:
         seq_len //= 2
 
 
+def _shared_experts(plan: Plan) -> Changes:
+    """The same grid with as many more replicas as it takes to share the experts out."""
+    layout, moe = plan.layout, plan.config.model.moe
+    for ep in range(layout.ep + 1, moe.experts + 1 if moe else 0):
+        dp = lcm(layout.dp, ep)
+        changes = {"ep": ep, "dp": dp}
+        ranks = layout.tp * layout.pp * dp
+        yield f"parallel.ep={ep} parallel.dp={dp} ({ranks} ranks)", _with(plan, "parallel", changes)
+
+
 def _more_ranks(plan: Plan) -> Changes:
     """Larger grids on the same nodes: the fewest ranks first, of these data parallelism before stages before tensor
     parallelism, which communicates most."""
@@ -150,8 +162,10 @@ def _more_ranks(plan: Plan) -> Changes:
         if tp * pp * dp > layout.world_size
     ]
     for ranks, tp, pp, dp in sorted(set(grids)):
-        changes = {"tp": tp, "pp": pp, "dp": dp, "sp": layout.sp and tp > 1}
-        yield f"parallel.tp={tp} parallel.pp={pp} parallel.dp={dp} ({ranks} ranks)", _with(plan, "parallel", changes)
+        # Experts under tensor parallelism need sequence parallelism.
+        sp = tp > 1 and (layout.sp or plan.config.model.moe is not None)
+        text = f"parallel.tp={tp} parallel.pp={pp} parallel.dp={dp}" + (" parallel.sp=true" if sp > layout.sp else "")
+        yield f"{text} ({ranks} ranks)", _with(plan, "parallel", {"tp": tp, "pp": pp, "dp": dp, "sp": sp})
 
 
 def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:

@@ -86,6 +86,43 @@ def test_refusals(overrides: list[str], devices: int, nodes: int, message: str) 
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.tp=2"], "experts would count it 2 times: set parallel.sp=true"),
+        (["parallel.ep=3", "parallel.dp=3"], "3 does not divide the 8 experts (model.moe.experts)"),
+        (["parallel.ep=4", "parallel.dp=2"], "4 does not divide the 2 data-parallel ranks (parallel.dp)"),
+        (["parallel.ep=16"], "16 does not divide the 8 experts"),
+    ],
+)
+def test_refusals_of_experts(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        layout(*overrides, name="moe_1.5Bx8")
+    assert message in str(caught.value)
+
+
+def test_expert_parallelism_needs_experts() -> None:
+    with pytest.raises(ConfigError, match=r"2 ranks cannot share experts that the model does not have \(model.moe\)"):
+        layout("parallel.ep=2")
+    with pytest.raises(ConfigError, match="top_k 9 is more than the 8 experts"):
+        layout("model.moe.top_k=9", name="moe_1.5Bx8")
+
+
+def test_an_unset_dp_serves_expert_parallelism() -> None:
+    assert layout("parallel.ep=4", name="moe_1.5Bx8", devices=1, cpu=True).dp == 4
+    overrides = ["parallel.ep=4", "training.global_batch_size=24"]
+    assert layout(*overrides, name="moe_1.5Bx8", devices=1, nodes=3, cpu=True).dp == 12
+    assert layout("parallel.ep=4", name="moe_1.5Bx8").dp == 8
+
+
+def test_experts_are_split_or_shared_out_but_not_both() -> None:
+    # A width that tensor parallelism could not split does not matter where experts stay whole.
+    ranks = ["parallel.tp=2", "parallel.sp=true", "model.ffn_hidden_size=8961"]
+    assert layout(*ranks, "parallel.ep=2", name="moe_1.5Bx8").ep == 2
+    with pytest.raises(ConfigError, match="2 does not divide the feed-forward width 8961"):
+        layout(*ranks, name="moe_1.5Bx8")
+
+
 def test_all_refusals_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         layout("parallel.tp=5", "parallel.pp=3", "training.global_batch_size=3", "data.split=[0,1,0]")

@@ -140,3 +140,10 @@ def test_the_confidence_interval_holds_95_percent_of_students_t(count: int) -> N
     weights[1:-1:2], weights[2:-1:2] = 4, 2
     mass = 2 * float((weights * density).sum()) * (grid[1] - grid[0]) / 3
     assert mass == pytest.approx(0.95, abs=2e-5)
+
+
+def test_load_imbalance_is_the_busiest_over_the_mean() -> None:
+    assert definitions.load_imbalance([[5, 5, 5, 5], [20, 0, 0, 0], [6, 4, 5, 5]]) == (1, 4, 1.2)
+    assert definitions.load_imbalance([]) == ()
+    with pytest.raises(MetricsError, match="tokens of a layer's experts must be above zero"):
+        definitions.load_imbalance([[0, 0]])

@@ -141,6 +141,17 @@ def test_a_quality_that_is_no_number_has_a_reason(quality: Quality, reasons: dic
         assert re.search(reason, summary.unavailable[name]), summary.unavailable[name]
 
 
+def test_experts_are_told_apart_from_a_model_without() -> None:
+    given = summarize(
+        measured(), FACTS, Quality(auxiliary_loss=1.25, tokens_per_expert=((2, 2), (3, 1), (4, 0)))
+    ).values
+    assert (given["auxiliary_loss"], given["expert_load_imbalance"]) == (1.25, 1.5)
+    absent = summarize(measured(), FACTS, Quality()).unavailable
+    assert absent["auxiliary_loss"] == absent["expert_load_imbalance"] == "the model has no experts"
+    without = Quality(tokens_per_expert=((1, 1),), reasons={"auxiliary_loss": "its factor is 0"})
+    assert summarize(measured(), FACTS, without).unavailable["auxiliary_loss"] == "its factor is 0"
+
+
 def test_a_run_that_failed_early_has_a_record_all_the_same() -> None:
     summary = nothing_measured("rank 1 ended: out of memory")
     record = make_record({**summary.values, "unavailable": summary.unavailable, "status": "failed"})

@@ -62,7 +62,7 @@ def test_the_fullest_node_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "capacity_gb"), [("gqa_1.5B", 32), ("gqa_1.5B", 20), ("gqa_3B", 40), ("mqa_0.5B", 16)]
+    ("name", "capacity_gb"), [("gqa_1.5B", 32), ("gqa_1.5B", 20), ("gqa_3B", 40), ("mqa_0.5B", 16), ("moe_0.5Bx8", 45)]
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_every_named_remedy_helps(name: str, capacity_gb: float, shared: bool) -> None:
@@ -73,6 +73,13 @@ def test_every_named_remedy_helps(name: str, capacity_gb: float, shared: bool) -
         words = [word for word in remedy.split() if "=" in word]
         check_fits(plan_of(name, *words, smoke=remedy == "--smoke"), int(capacity_gb * 1e9), shared)
     assert any("ranks" in remedy for remedy in remedies) is not shared
+
+
+def test_experts_are_shared_out_where_that_helps() -> None:
+    message = refusal(plan_of("moe_0.5Bx8"), 38e9, shared=False)
+    assert (
+        "; parallel.ep=4 parallel.dp=4 (4 ranks); parallel.tp=2 parallel.pp=1 parallel.dp=1 parallel.sp=true" in message
+    )
 
 
 def test_only_what_helps_is_named() -> None:

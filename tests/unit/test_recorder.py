@@ -1,0 +1,53 @@
+"""The recorder's files and what it keeps for the record, from events as a training loop sends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from efficientbench.config.load import resolve
+from efficientbench.listeners.recorder import Recorder
+from efficientbench.output_folder import OutputFolder
+from efficientbench.training.events import Routing, StepEnded
+from metrics.steplog import read_steps
+
+
+def step(number: int, routing: Routing | None) -> StepEnded:
+    return StepEnded(number, 2.0, 1.0, 1e-3, 64, skipped=False, routing=routing)
+
+
+def record(name: str, folder: Path, events: list[StepEnded], *overrides: str) -> Recorder:
+    measure = SimpleNamespace(step_time_s=0.5, monitor=SimpleNamespace(latest_samples=list))
+    recorder = Recorder(resolve(name, overrides=overrides), OutputFolder(folder), measure)  # type: ignore[arg-type]
+    for event in events:
+        recorder(event)
+    recorder.close()
+    return recorder
+
+
+def test_routing_is_written_and_summed_over_the_measured_steps(tmp_path: Path) -> None:
+    loads = [((4, 0), (2, 2)), ((1, 3), (2, 2)), ((2, 2), (4, 0))]
+    events = [step(number, Routing(1.0 + number, load)) for number, load in enumerate(loads, start=1)]
+    quality = record("moe_0.5Bx8", tmp_path, events, "measurement.warmup_steps=1").quality()
+    assert quality.tokens_per_expert == ((3, 5), (6, 2))
+    assert quality.auxiliary_loss == pytest.approx(3.0)
+    lines = read_steps(tmp_path / "steps.jsonl")
+    assert lines[0]["load_imbalance_by_layer"] == [2, 1]
+    assert [line["load_imbalance"] for line in lines] == [1.5, 1.25, 1.5]
+    assert lines[2]["tokens_per_expert"] == [[2, 2], [4, 0]]
+    assert (lines[1]["loss"], lines[1]["auxiliary_loss"]) == (2.0, 3.0)
+
+
+def test_a_run_without_the_auxiliary_loss_says_why(tmp_path: Path) -> None:
+    events = [step(1, Routing(None, ((1, 1),)))]
+    quality = record("moe_0.5Bx8", tmp_path, events, "model.moe.auxiliary_loss=0").quality()
+    assert quality.auxiliary_loss is None
+    assert quality.reasons["auxiliary_loss"] == "model.moe.auxiliary_loss is 0: the run trained without it"
+
+
+def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:
+    quality = record("gqa_0.5B", tmp_path, [step(1, None)]).quality()
+    assert "auxiliary_loss" not in quality.reasons
+    assert "auxiliary_loss" not in read_steps(tmp_path / "steps.jsonl")[0]
