@@ -46,7 +46,7 @@ def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = Fal
     # The original leaves a tensor that is not on a CUDA device as it is, and the experts' all-to-all then gets tensors
     # where it wants numbers of rows.
     moved = _maybe_move_tensor_to_cpu(tensor, as_numpy, record_stream)
-    if not isinstance(moved, torch.Tensor) or moved.is_cuda:
+    if not isinstance(moved, torch.Tensor):
         return moved
     moved = moved.cpu()
     return moved.numpy() if as_numpy else moved
