@@ -1,0 +1,58 @@
+"""The plan's memory estimate against what a run's processes were measured to need, within 15 %."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import efficientbench, record
+
+from efficientbench.config.load import resolve
+from efficientbench.plan import plan_anywhere
+from metrics.cgroup import memory_limit_bytes
+
+TOLERANCE = 0.15
+SHORT = ["measurement.warmup_steps=1", "measurement.min_steps=3", "training.validation_batches=1"]
+REAL = [
+    "training.seq_len=128",
+    "training.micro_batch_size=1",
+    "training.global_batch_size=1",
+    "measurement.warmup_steps=1",
+    "measurement.min_steps=2",
+    "training.validation_batches=1",
+    "training.steps=3",
+]
+
+
+def assert_estimate_holds(name: str, smoke: bool, overrides: list[str], folder: Path) -> int:
+    """Run it, compare, and return the measured peak in bytes."""
+    places = [f"output={folder}", f"data.cache={folder / 'data'}"]
+    done = efficientbench("run", name, *(["--smoke"] if smoke else []), *overrides, *places)
+    assert done.returncode == 0, done.stderr
+    estimate = plan_anywhere(resolve(name, smoke=smoke, overrides=overrides)).node_memory_bytes()
+    measured = record(folder / f"{name}{'_smoke' if smoke else ''}")["peak_memory_device_bytes"]
+    print(json.dumps({"run": name, "estimate_gb": estimate / 1e9, "measured_gb": measured / 1e9}))
+    assert abs(estimate / measured - 1) < TOLERANCE, f"estimate {estimate / 1e9:.2f} GB, peak {measured / 1e9:.2f} GB"
+    return int(measured)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["mqa_0.5B", "gqa_0.5B", "gqa_1.5B", "gqa_3B"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_smoke_runs(name: str, dtype: str, tmp_path: Path) -> None:
+    assert_estimate_holds(name, True, [*SHORT, "training.steps=5", f"training.dtype={dtype}"], tmp_path)
+
+
+@pytest.mark.proof
+def test_two_ranks_share_the_host(tmp_path: Path) -> None:
+    assert_estimate_holds("gqa_1.5B", True, [*SHORT, "training.steps=5", "parallel.tp=2"], tmp_path)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_real_half_billion_within_12_gb(dtype: str, tmp_path: Path) -> None:
+    if memory_limit_bytes() < 14e9:
+        pytest.skip(f"needs 14 GB of memory; this machine has {memory_limit_bytes() / 1e9:.0f}")
+    measured = assert_estimate_holds("gqa_0.5B", False, [*REAL, f"training.dtype={dtype}"], tmp_path)
+    assert measured < 12e9
