@@ -5,8 +5,10 @@ Logging, signals and the ways to end; what a rank does in between stands in sess
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -23,6 +25,9 @@ from launchers.launch import USER_MISTAKE
 
 logger = logging.getLogger(__name__)
 
+FULL_BYTES = 1 << 20
+"""A disk with less space left than this is taken for full when writing has failed."""
+
 
 def main() -> None:
     """Entry point of a rank: every way to end is told to the launcher."""
@@ -35,12 +40,29 @@ def main() -> None:
         stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received))
     except Exception as error:
         logger.exception("rank %d failed", rank)
-        mistake = is_users_mistake(error)
-        reason = str(error) if mistake else f"{type(error).__name__}: {error} (traceback in {log_file})"
-        report_error(reason, USER_MISTAKE if mistake else 1)
-        sys.exit(USER_MISTAKE if mistake else 1)
+        reason, exit_code = _told(error, job, log_file)
+        report_error(reason, exit_code)
+        sys.exit(exit_code)
     if stopped:
         sys.exit(128 + (received[0] if received else signal.SIGTERM))
+
+
+def _told(error: Exception, job: Job, log_file: Path) -> tuple[str, int]:
+    """What to tell the user of an error, and the exit code that goes with it."""
+    if is_users_mistake(error):
+        return str(error), USER_MISTAKE
+    # The engine tells a failed write by an exception of its own.
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError):
+        folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
+        # By the space that is left as well: numpy, which writes the engine's index, gives no error number.
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT) or _free_bytes(folder) < FULL_BYTES:
+            return f"no space left in {folder} ({cause}); free some, or choose another folder", USER_MISTAKE
+    return f"{type(error).__name__}: {error} (traceback in {log_file})", 1
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free if folder.exists() else sys.maxsize
 
 
 def _set_up_logging(path: Path) -> None:

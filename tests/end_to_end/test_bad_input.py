@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, efficientbench, started, wait_for_steps
+from support.command_line import LONG, Finished, efficientbench, started, wait_for_steps
 
 Tiny = tuple[str, ...]
 
@@ -109,12 +109,13 @@ def test_an_output_folder_that_cannot_be_made(tiny: Tiny, tmp_path: Path) -> Non
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """`small_disk(kilobytes)` is a folder with no more space than that."""
+    """`small_disk(kilobytes)` is a folder with no more space than that; a second call changes how much."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
     def mount(kilobytes: int) -> Path:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+        options = f"size={kilobytes}k" + (",remount" if os.path.ismount(folder) else "")
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
         if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
             pytest.skip("a small disk can only be mounted by root")
         return folder
@@ -127,6 +128,18 @@ def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[
     disk = small_disk(100)
     refused(efficientbench(*tiny, f"data.cache={disk}"), f"no space left in {disk}: about ", " MB are free")
     assert not any(path.is_file() and path.stat().st_size for path in disk.rglob("*"))
+    nothing_looks_finished(tmp_path)
+
+
+def test_no_space_for_the_index(
+    train: Callable[..., Finished], tiny: Tiny, cache: str, tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    assert train().done.returncode == 0
+    disk = small_disk(100_000)
+    shutil.copytree(cache, disk, dirs_exist_ok=True, ignore=shutil.ignore_patterns("index"))
+    used_bytes = shutil.disk_usage(disk).used
+    small_disk(used_bytes // 1024 + 12)
+    refused(efficientbench(*tiny, *LONG, f"data.cache={disk}"), f"no space left in {disk}", "free some")
     nothing_looks_finished(tmp_path)
 
 
