@@ -1,0 +1,73 @@
+"""Every script of the matrix with --smoke: each trains, learns, and has its row in one report."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import ROOT, efficientbench, environment, record
+
+from data_tools.corpus import prepare_corpus
+from data_tools.statistics import unigram_entropy
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+
+pytestmark = pytest.mark.proof
+
+MARGIN_NATS = 0.2
+RUN_TIME_LIMIT_S = 300
+
+
+def built_runs() -> list[str]:
+    """The names of all runs whose variant is built, in the order of the matrix."""
+    return [run.name for run in load_matrix().runs if run.built]
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder that all runs share."""
+    return tmp_path_factory.mktemp("suite")
+
+
+@pytest.fixture(scope="module")
+def unigram_nats(cache: str) -> float:
+    """Loss of the best model without context on the smoke runs' text, in nats per token."""
+    corpus = prepare_corpus(None, None, Path(cache), resolve("gqa_1.5B", smoke=True).data.trained_vocab_size)
+    return unigram_entropy(corpus.prefix, corpus.vocab_size)
+
+
+@pytest.mark.parametrize("name", built_runs())
+def test_smoke_script_learns(name: str, suite: Path, cache: str, unigram_nats: float) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    if shutil.which("efficientbench", path=path) is None:
+        pytest.skip("the package is not installed in this environment, so the script would set up one of its own")
+    [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
+    done = subprocess.run(
+        ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
+        env=environment(PATH=path, VIRTUAL_ENV=sys.prefix, OMP_NUM_THREADS=str(os.cpu_count())),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_TIME_LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = record(suite / f"{name}_smoke")
+    loss = written["validation_loss"]
+    print(f"{name}: validation loss {loss:.3f}, unigram entropy {unigram_nats:.3f}, {written['duration_s']:.0f} s")
+    assert math.isfinite(loss)
+    assert loss < unigram_nats - MARGIN_NATS
+
+
+def test_one_report_has_a_row_for_each(suite: Path) -> None:
+    done = efficientbench("report", str(suite))
+    assert done.returncode == 0, done.stderr
+    with open(suite / "report.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == sorted(built_runs())
+    assert {row["status"] for row in rows} == {"completed"}
