@@ -11,7 +11,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from efficientbench.config.schema import TrainingConfig
 from efficientbench.listeners.measure import Measure
-from efficientbench.training.events import Event, StepEnded, StepStarted, TrainingEnded, ValidationEnded
+from efficientbench.training.events import (
+    Event,
+    StepEnded,
+    StepStarted,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +57,18 @@ class ProgressDisplay:
             self._begin_s = time.monotonic()
             self.bar.start()
         elif isinstance(event, StepEnded):
-            line = self._line(event)
+            state, times = self._state(event), self._times(event.step)
             self.bar.update(self.task, completed=event.step, description=f"loss {event.loss:.3f}")
-            self._tell(line, always=event.step in (1, self.steps))
+            logger.info(" | ".join([*state, *times]))
+            # The bar of a terminal tells the times already.
+            shown = state if self.console.is_terminal else [*state, *times]
+            self._show(" | ".join(shown), always=event.step in (1, self.steps))
+        elif isinstance(event, ValidationStarted):
+            self.bar.update(self.task, description="validating")
         elif isinstance(event, ValidationEnded):
-            self._tell(f"validation after step {event.step}: loss {event.loss:.4f} over {event.tokens:,} tokens", True)
+            line = f"validation after step {event.step}: loss {event.loss:.4f} over {event.tokens:,} tokens"
+            logger.info(line)
+            self._show(line, always=True)
         elif isinstance(event, TrainingEnded):
             self.close()
 
@@ -62,38 +76,33 @@ class ProgressDisplay:
         """Leave the terminal as it was."""
         self.bar.stop()
 
-    def _tell(self, line: str, always: bool) -> None:
-        logger.info(line)
+    def _show(self, line: str, always: bool) -> None:
         if always or time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = time.monotonic()
-            self.console.print(line, highlight=False, soft_wrap=True)
+            # A terminal gets lines broken between words, a file each in one.
+            self.console.print(line, highlight=False, soft_wrap=not self.console.is_terminal)
 
-    def _line(self, event: StepEnded) -> str:
+    def _times(self, step: int) -> list[str]:
+        elapsed_s = time.monotonic() - self._begin_s
+        return [f"elapsed {_clock(elapsed_s)}", f"ETA {_clock(elapsed_s / step * (self.steps - step))}"]
+
+    def _state(self, event: StepEnded) -> list[str]:
         step_time_s = self.measure.step_time_s
         tokens_per_s = event.tokens / step_time_s
-        elapsed_s = time.monotonic() - self._begin_s
         memory = [s.memory_used_bytes for s in self.measure.monitor.latest_samples() if s.memory_used_bytes is not None]
         mfu = f"{self.flops_per_token * tokens_per_s / self.peak_flops:.1%}" if self.peak_flops else "n/a"
         norm = f"{event.gradient_norm:.3f}" if event.gradient_norm is not None else "n/a"
-        return " | ".join(
-            [
-                f"step {event.step}/{self.steps}",
-                f"loss {event.loss:.4f}" + (" (skipped: fp16 overflow)" if event.skipped else ""),
-                *(
-                    [f"aux {event.routing.auxiliary_loss:.3f}"]
-                    if event.routing and event.routing.auxiliary_loss
-                    else []
-                ),
-                f"lr {event.learning_rate:.2e} ×{event.learning_rate / self.training.learning_rate:.2f}",
-                f"{step_time_s * 1e3:,.0f} ms",
-                f"{tokens_per_s:,.0f} tok/s",
-                f"MFU {mfu}",
-                f"mem {max(memory) / 1e9:.2f} GB" if memory else "mem n/a",
-                f"grad {norm}",
-                f"elapsed {_clock(elapsed_s)}",
-                f"ETA {_clock(elapsed_s / event.step * (self.steps - event.step))}",
-            ]
-        )
+        return [
+            f"step {event.step}/{self.steps}",
+            f"loss {event.loss:.4f}" + (" (skipped: fp16 overflow)" if event.skipped else ""),
+            *([f"aux {event.routing.auxiliary_loss:.3f}"] if event.routing and event.routing.auxiliary_loss else []),
+            f"lr {event.learning_rate:.2e} ×{event.learning_rate / self.training.learning_rate:.2f}",
+            f"{step_time_s * 1e3:,.0f} ms",
+            f"{tokens_per_s:,.0f} tok/s",
+            f"MFU {mfu}",
+            f"mem {max(memory) / 1e9:.2f} GB" if memory else "mem n/a",
+            f"grad {norm}",
+        ]
 
 
 def _clock(seconds: float) -> str:
