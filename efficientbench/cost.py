@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from efficientbench.config.layout import Layout, padded_vocab_size
-from efficientbench.config.schema import ModelConfig, RunConfig
+from efficientbench.config.schema import ModelConfig, Recompute, RunConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -28,6 +28,10 @@ class AttentionCost:
     """Elements that decoding keeps per token."""
     saved: Callable[[ModelConfig, int], int]
     """(model, t) → elements per token that one rank keeps from forward to backward, the layer's input left out."""
+    recomputed: Callable[[ModelConfig, int], int]
+    """(model, t) → of these, what selective recomputation does not keep."""
+    gathered: Callable[[ModelConfig, int], int]
+    """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ ATTENTION = {
         score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
         cached=lambda model: 2 * model.attention.query_groups * model.head_dim,
         saved=_gqa_saved,
+        recomputed=lambda model, tp: max(model.attention.query_groups // tp, 1) * model.head_dim,
+        gathered=lambda model, tp: 2 * max(model.attention.query_groups // tp, 1) * model.head_dim,
     ),
 }
 
@@ -126,6 +132,8 @@ class Flops:
 
     forward: int
     """Causal attention counted halved: the work that has to be done (Megatron's convention)."""
+    recomputed: int
+    """Of `forward`, what the backward pass computes again."""
     forward_full_square: int
     """Attention over the full square, as PaLM (arXiv 2204.02311, appendix B), nanochat and torchtitan count."""
 
@@ -140,11 +148,11 @@ class Flops:
 
     @property
     def training_hardware(self) -> int:
-        """What the device computes: `training` and what is recomputed, which is nothing."""
-        return self.training
+        """What the device computes: `training` and what is recomputed."""
+        return self.training + self.recomputed
 
 
-def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
+def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
     """FLOPs per token at sequences of `seq_len` tokens, averaged over their positions."""
     attention = ATTENTION[model.attention.kind]
     computed = model.moe.top_k if model.moe else 1
@@ -152,7 +160,9 @@ def flops_per_token(model: ModelConfig, seq_len: int) -> Flops:
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
     scores = model.layers * attention.score_flops(model, seq_len)
-    return Flops(forward=linear + scores // 2, forward_full_square=linear + scores)
+    forward = linear + scores // 2
+    recomputed = {"none": 0, "selective": scores // 2, "full": forward - logits}[recompute]
+    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + scores)
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
@@ -195,11 +205,12 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
     dtype, one float32 gradient buffer, and per data-parallel rank a share of float32 masters and Adam's moments.
     Experts are shared out over ep ranks, their optimizer states over the ranks that hold the same ones."""
     common, experts = _rank_parameters(config, layout, stage), _rank_experts(config, layout)
-    same_experts = layout.tp * layout.dp // (layout.ep * config.parallel.expert_tp)
+    replicas = layout.cp * layout.dp
+    same_experts = layout.tp * replicas // (layout.ep * config.parallel.expert_tp)
     count = sharded = common + experts
     dtype_bytes = BYTES[config.training.dtype]
     if config.parallel.distributed_optimizer:
-        sharded = -(-common // layout.dp) + -(-experts // same_experts)
+        sharded = -(-common // replicas) + -(-experts // same_experts)
     return RankMemory(
         weights=count * dtype_bytes,
         gradients=count * 4,
@@ -242,18 +253,38 @@ def _rank_embedding(config: RunConfig, layout: Layout) -> int:
 
 
 def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Elements kept per layer and token: both norms' inputs and outputs, attention's own, the feed-forward layer's
-    gate, up and product, of experts their input and output too. 1F1B holds as many micro-batches as there are stages
-    from this one on."""
+    """Per layer what `_layer_elements` says, or with full recomputation its input alone. 1F1B holds as many
+    micro-batches as there are stages from this one on; interleaved, each rank holds some more, of its virtual
+    stages."""
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    layer = 4 * residual + ATTENTION[model.attention.kind].saved(model, tp) + _feed_forward_elements(config)
-    per_token = layout.layers_per_stage * layer
+    layer = residual if training.recompute == "full" else _layer_elements(config, layout)
+    in_flight = layout.pp - stage
+    if layout.vpp > 1:
+        in_flight = 2 * (layout.pp - stage) - 1 + (layout.vpp - 1) * layout.pp
+    in_flight = min(in_flight, layout.micro_batches * layout.vpp)
+    per_token = in_flight * (layout.layers_per_stage // layout.vpp) * layer
     if stage == layout.pp - 1:
         per_token += 2 * residual
-    tokens = training.micro_batch_size * training.seq_len
-    in_flight = min(layout.pp - stage, layout.micro_batches)
-    return in_flight * tokens * per_token * BYTES[training.dtype]
+    return _rank_tokens(config, layout) * per_token * BYTES[training.dtype]
+
+
+def _layer_elements(config: RunConfig, layout: Layout) -> int:
+    """Elements kept per token of one layer: both norms' inputs and outputs, attention's own, the feed-forward layer's
+    gate, up and product, of experts their input and output too. Context-parallel ranks keep the keys and values of the
+    whole sequence, or with selective recomputation gather them again."""
+    model, tp = config.model, layout.tp
+    residual = model.hidden_size // tp if layout.sp else model.hidden_size
+    attention = ATTENTION[model.attention.kind]
+    elements = 4 * residual + attention.saved(model, tp) + _feed_forward_elements(config)
+    if config.training.recompute == "selective":
+        return elements - attention.recomputed(model, tp)
+    return elements + (layout.cp - 1) * attention.gathered(model, tp)
+
+
+def _rank_tokens(config: RunConfig, layout: Layout) -> int:
+    """Tokens of a micro-batch on one rank; sequence parallelism left out of account."""
+    return config.training.micro_batch_size * config.training.seq_len // layout.cp
 
 
 def _feed_forward_elements(config: RunConfig) -> int:
@@ -267,13 +298,15 @@ def _feed_forward_elements(config: RunConfig) -> int:
 
 
 def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
-    """Passing tensors: a layer's backward pass (gradients of gate, up, product and residual; for experts
-    also of what is dispatched and returned) beside the output
-    embedding's gradient that waits for the lookup's, or the loss."""
+    """Passing tensors: a layer's backward pass (its recomputed activations, gradients of gate, up, product, residual;
+    for experts also of what is dispatched and returned) beside the output embedding's gradient that waits for the
+    lookup's, or the loss."""
     model, training = config.model, config.training
     dtype_bytes = BYTES[training.dtype]
-    tokens = training.micro_batch_size * training.seq_len
+    tokens = _rank_tokens(config, layout)
     layer = tokens * (_feed_forward_elements(config) + 2 * model.hidden_size) * dtype_bytes
+    if training.recompute == "full":
+        layer += tokens * _layer_elements(config, layout) * dtype_bytes
     embedding = _rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
     waiting = embedding if last else 0
@@ -288,7 +321,7 @@ def loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
     dtype_bytes = BYTES[training.dtype]
     copies = 4 if dtype_bytes == 4 else 4 + 2 * dtype_bytes
     embedding = _rank_embedding(config, layout)
-    tokens = training.micro_batch_size * training.seq_len
+    tokens = _rank_tokens(config, layout)
     rows = padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp
     block = min(max(LOSS_BLOCK_ELEMENTS // rows, 1), tokens) * rows
     contribution = 0 if dtype_bytes == 4 else embedding * dtype_bytes

@@ -57,7 +57,7 @@ def run_facts(job: Job, device: Device) -> RunFacts:
 
     config, layout = job.config, job.layout
     parameters = cost.parameters(config.model)
-    flops = cost.flops_per_token(config.model, config.training.seq_len)
+    flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], config.training.dtype)
@@ -109,7 +109,7 @@ def build_record(
         pp=layout.pp,
         dp=layout.dp,
         ep=layout.ep,
-        cp=1,
+        cp=layout.cp,
         **summary.values,
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),

@@ -33,7 +33,7 @@ class Plan:
 
     def node_memory_bytes(self) -> int:
         """Peak of the ranks of one node together, of the node with most; stages are the grid's slowest dimension."""
-        per_stage = self.layout.tp * self.layout.dp
+        per_stage = self.layout.tp * self.layout.cp * self.layout.dp
         ranks = [self.memory[rank // per_stage].total for rank in range(self.layout.world_size)]
         per_node = self.layout.ranks_per_node
         return max(sum(ranks[first : first + per_node]) for first in range(0, len(ranks), per_node))
@@ -53,7 +53,7 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
         layout=layout,
         budget=plan_budget(config),
         parameters=cost.parameters(config.model),
-        flops=cost.flops_per_token(config.model, config.training.seq_len),
+        flops=cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute),
         memory=cost.memory_by_stage(config, layout, runtime_bytes),
     )
 
@@ -103,7 +103,7 @@ def _needed(plan: Plan, shared: bool) -> int:
 
 def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
     """Of each kind of change, the mildest that makes the run fit; none of a kind where none does."""
-    kinds = (_smoke, _smaller_micro_batch, _shorter_sequence, _shared_experts, _more_ranks)
+    kinds = (_smoke, _smaller_micro_batch, _recomputation, _shorter_sequence, _shared_experts, _more_ranks)
     for changes in (kind(plan) for kind in kinds):
         for text, config in changes:
             try:
@@ -133,6 +133,11 @@ def _smaller_micro_batch(plan: Plan) -> Changes:
         yield f"training.micro_batch_size={size}", _with(plan, "training", {"micro_batch_size": size})
 
 
+def _recomputation(plan: Plan) -> Changes:
+    if plan.config.training.recompute != "full":
+        yield "training.recompute=full", _with(plan, "training", {"recompute": "full"})
+
+
 def _shorter_sequence(plan: Plan) -> Changes:
     seq_len = plan.config.training.seq_len // 2
     while seq_len >= 128:
@@ -146,7 +151,7 @@ def _shared_experts(plan: Plan) -> Changes:
     for ep in range(layout.ep + 1, moe.experts + 1 if moe else 0):
         dp = lcm(layout.dp, ep)
         changes = {"ep": ep, "dp": dp}
-        ranks = layout.tp * layout.pp * dp
+        ranks = layout.tp * layout.cp * layout.pp * dp
         yield f"parallel.ep={ep} parallel.dp={dp} ({ranks} ranks)", _with(plan, "parallel", changes)
 
 
@@ -155,11 +160,11 @@ def _more_ranks(plan: Plan) -> Changes:
     parallelism, which communicates most."""
     layout = plan.layout
     grids = [
-        (tp * pp * dp, tp, pp, dp)
+        (tp * layout.cp * pp * dp, tp, pp, dp)
         for tp in (layout.tp, *TP_SIZES)
         for pp in (layout.pp, *PP_SIZES)
         for dp in (layout.dp, 2 * layout.dp, 4 * layout.dp, 8 * layout.dp)
-        if tp * pp * dp > layout.world_size
+        if tp * layout.cp * pp * dp > layout.world_size
     ]
     for ranks, tp, pp, dp in sorted(set(grids)):
         # Experts under tensor parallelism need sequence parallelism.
@@ -206,7 +211,8 @@ def print_plan(plan: Plan, console: Console) -> None:
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training = config.training
-    grid = f"{layout.world_size} = tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
+    cp = f" × cp {layout.cp}" if layout.cp > 1 else ""
+    grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
     if layout.ep > 1:
         grid += f", experts over ep {layout.ep}"
     batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
@@ -215,6 +221,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("parameters, active", f"{plan.parameters.active:,}"),
         ("FLOPs per token, training", f"{plan.flops.training:,}"),
         ("  attention as full square", f"{plan.flops.training_full_square:,}"),
+        *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
         ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
@@ -223,6 +230,6 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("tokens", f"{budget.tokens:,}"),
         ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
         *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
-        ("layers per stage", f"{layout.layers_per_stage:,}"),
+        ("layers per stage", f"{layout.layers_per_stage:,}" + (f", {layout.vpp} virtual" if layout.vpp > 1 else "")),
         ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
     ]

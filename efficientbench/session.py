@@ -74,7 +74,7 @@ class RankZero:
 
 def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> Trainer:
     """Model, optimizer and batches of this rank. All ranks must call it together."""
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.training.batches import Batches, Vocabulary
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer
@@ -82,9 +82,9 @@ def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> 
     config, corpus = job.config, load_corpus(job.corpus_manifest)
     vocabulary = Vocabulary(corpus.vocab_size, corpus.eod_id, {"fingerprint": corpus.fingerprint})
     batches = Batches(config, job.budget.steps, corpus.prefix, vocabulary, device)
-    model = wrap_data_parallel(build_stage(config, device), config)
-    optimizer = build_optimizer(model, config)
-    return Trainer(config, job.budget.steps, model, optimizer, batches, listeners, _token_bytes(corpus, device))
+    stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+    optimizer = build_optimizer(stages, config)
+    return Trainer(config, job.budget.steps, stages, optimizer, batches, listeners, _token_bytes(corpus, device))
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""The grid of ranks: world = dp × pp × tp. Pure arithmetic, and the refusal of what cannot work."""
+"""The grid of ranks: world = dp × pp × cp × tp. Pure arithmetic, and the refusal of what cannot work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+
+CONTEXT_PARALLEL_ATTENTION = ("gqa",)
+CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,13 @@ class Layout:
     nodes: int
     tp: int
     sp: bool
+    cp: int
     pp: int
+    vpp: int
     dp: int
     ep: int
     layers_per_stage: int
+    """Layers on each pipeline rank, in `vpp` virtual stages."""
     micro_batches: int
     """Micro-batches that one data-parallel replica computes in an optimizer step."""
 
@@ -37,22 +43,25 @@ class Layout:
         every reason.
         """
         parallel = config.parallel
-        model_ranks = parallel.tp * parallel.pp
+        model_ranks = parallel.tp * parallel.cp * parallel.pp
         problems: list[str] = []
         if parallel.dp is not None:
             dp = parallel.dp
         elif oversubscribe:
-            dp = lcm(nodes // gcd(nodes, model_ranks), parallel.ep)
+            dp = lcm(nodes // gcd(nodes, model_ranks), parallel.ep // gcd(parallel.ep, parallel.cp))
         else:
             dp = devices * nodes // model_ranks
             if devices * nodes % model_ranks:
                 problems.append(
-                    f"parallel.tp × parallel.pp = {parallel.tp} × {parallel.pp} = {model_ranks} must divide the "
-                    f"{devices * nodes} devices ({nodes} × {devices}): change tp or pp, or set parallel.dp to use fewer"
+                    f"parallel.tp × cp × pp = {parallel.tp} × {parallel.cp} × {parallel.pp} = {model_ranks} must "
+                    f"divide the {devices * nodes} devices ({nodes} × {devices}): change one of them, or set "
+                    "parallel.dp to use fewer"
                 )
         world_size = model_ranks * dp
         problems += _ranks_problems(world_size, devices, nodes, oversubscribe) if dp else []
         problems += _shape_problems(config)
+        problems += _pipeline_problems(config)
+        problems += _context_problems(config)
         problems += _expert_problems(config, dp)
         problems += _batch_problems(config, max(dp, 1))
         if problems:
@@ -62,7 +71,9 @@ class Layout:
             nodes=nodes,
             tp=parallel.tp,
             sp=parallel.sp,
+            cp=parallel.cp,
             pp=parallel.pp,
+            vpp=parallel.vpp,
             dp=dp,
             ep=parallel.ep,
             layers_per_stage=config.model.layers // parallel.pp,
@@ -77,11 +88,12 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     rather than none. Returns `config` itself where nothing has to change, or nothing would help.
     """
     training, parallel = config.training, config.parallel
-    dp = devices * nodes // (parallel.tp * parallel.pp)
+    dp = devices * nodes // (parallel.tp * parallel.cp * parallel.pp)
     if parallel.dp is not None or dp == 0 or training.global_batch_size % dp:
         return config
     share = training.global_batch_size // dp
-    fitting = next(size for size in range(min(training.micro_batch_size, share), 0, -1) if share % size == 0)
+    rounds = share // parallel.pp if parallel.vpp > 1 and share % parallel.pp == 0 else share
+    fitting = next(size for size in range(min(training.micro_batch_size, rounds), 0, -1) if rounds % size == 0)
     if fitting == training.micro_batch_size:
         return config
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch_size": fitting})})
@@ -96,17 +108,17 @@ def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bo
     problems = []
     if not oversubscribe and world_size > devices * nodes:
         problems.append(
-            f"parallel: tp × pp × dp = {world_size} ranks, but there are {devices * nodes} devices "
+            f"parallel: tp × cp × pp × dp = {world_size} ranks, but there are {devices * nodes} devices "
             f"({nodes} × {devices}): each rank needs one of its own"
         )
     if world_size % nodes:
-        problems.append(f"parallel: tp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes")
+        problems.append(f"parallel: tp × cp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes")
     return problems
 
 
 def _shape_problems(config: RunConfig) -> list[str]:
     model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    tp, pp, groups = parallel.tp, parallel.pp, model.attention.query_groups
+    tp, groups = parallel.tp, model.attention.query_groups
     problems = []
     if model.heads % tp:
         problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
@@ -123,8 +135,48 @@ def _shape_problems(config: RunConfig) -> list[str]:
         problems.append("parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1")
     if parallel.sp and seq_len % tp:
         problems.append(f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)")
-    if model.layers % pp:
-        problems.append(f"parallel.pp: {pp} stages do not divide the {model.layers} layers (model.layers)")
+    return problems
+
+
+def _pipeline_problems(config: RunConfig) -> list[str]:
+    layers, pp, vpp = config.model.layers, config.parallel.pp, config.parallel.vpp
+    problems = []
+    if layers % pp:
+        problems.append(f"parallel.pp: {pp} stages do not divide the {layers} layers (model.layers)")
+    elif layers % (pp * vpp):
+        problems.append(
+            f"parallel.vpp: {pp} × {vpp} = {pp * vpp} virtual stages do not divide the {layers} layers (model.layers)"
+        )
+    if vpp > 1 and pp == 1:
+        problems.append("parallel.vpp: virtual stages interleave those of several ranks: set parallel.pp above 1")
+    return problems
+
+
+def _context_problems(config: RunConfig) -> list[str]:
+    model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
+    cp, position = parallel.cp, model.position.kind
+    if cp == 1:
+        return []
+    problems = []
+    if model.attention.kind not in CONTEXT_PARALLEL_ATTENTION:
+        problems.append(
+            f"parallel.cp: attention {model.attention.kind!r} does not share a sequence over ranks: set parallel.cp=1"
+        )
+    if position not in CONTEXT_PARALLEL_POSITIONS:
+        problems.append(
+            f"parallel.cp: the scores' bias of {position!r} positions does not share a sequence over ranks: "
+            "set parallel.cp=1"
+        )
+    if seq_len % (2 * cp):
+        problems.append(
+            f"parallel.cp: {cp} ranks hold two chunks of a sequence each, and 2 × {cp} do not divide its {seq_len} "
+            "tokens (training.seq_len)"
+        )
+    elif parallel.sp and seq_len // cp % parallel.tp:
+        problems.append(
+            f"parallel.sp: tp {parallel.tp} does not divide the {seq_len // cp} tokens that one of {cp} "
+            "context-parallel ranks holds"
+        )
     return problems
 
 
@@ -137,8 +189,11 @@ def _expert_problems(config: RunConfig, dp: int) -> list[str]:
     problems = []
     if moe.experts % parallel.ep:
         problems.append(f"parallel.ep: {parallel.ep} does not divide the {moe.experts} experts (model.moe.experts)")
-    if dp % parallel.ep:
-        problems.append(f"parallel.ep: {parallel.ep} does not divide the {dp} data-parallel ranks (parallel.dp)")
+    if dp * parallel.cp % parallel.ep:
+        problems.append(
+            f"parallel.ep: {parallel.ep} does not divide the {dp * parallel.cp} data-parallel ranks "
+            "(parallel.dp × parallel.cp)"
+        )
     if parallel.tp > 1 and not parallel.sp:
         problems.append(
             f"parallel.tp: with tp {parallel.tp} alone each rank would route every token, and experts would count it "
@@ -148,12 +203,18 @@ def _expert_problems(config: RunConfig, dp: int) -> list[str]:
 
 
 def _batch_problems(config: RunConfig, dp: int) -> list[str]:
-    training = config.training
+    training, parallel = config.training, config.parallel
     problems = []
     if training.global_batch_size % (training.micro_batch_size * dp):
         problems.append(
             f"training.global_batch_size: {training.global_batch_size} is not a multiple of micro_batch_size × dp = "
             f"{training.micro_batch_size} × {dp}"
+        )
+    elif parallel.vpp > 1 and training.global_batch_size // (training.micro_batch_size * dp) % parallel.pp:
+        problems.append(
+            f"parallel.vpp: interleaved stages take micro-batches in rounds of parallel.pp = {parallel.pp}, which does "
+            f"not divide the {training.global_batch_size // (training.micro_batch_size * dp)} of a step "
+            "(global_batch_size / (micro_batch_size × dp))"
         )
     if config.data.split[0] == 0:
         problems.append(f"data.split: {list(config.data.split)} leaves nothing to train on: its first part is zero")

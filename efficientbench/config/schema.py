@@ -15,6 +15,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 # A name becomes a folder: it starts with a letter or digit and holds no separator, so it cannot leave its parent.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -108,12 +109,16 @@ class ParallelConfig(Part):
 
     tp: PositiveInt = Field(default=1, description="tensor-parallel ranks")
     sp: bool = Field(default=False, description="sequence parallelism: norms and residuals split over the tp ranks")
+    cp: PositiveInt = Field(default=1, description="context-parallel ranks, which share each sequence")
     pp: PositiveInt = Field(default=1, description="pipeline stages (1F1B)")
-    ep: PositiveInt = Field(default=1, description="ranks, among those of dp, that share a layer's experts")
+    ep: PositiveInt = Field(default=1, description="ranks, among those of cp × dp, that share a layer's experts")
+    vpp: PositiveInt = Field(default=1, description="virtual stages on each pipeline rank; above 1: interleaved 1F1B")
     dp: PositiveInt | None = Field(
-        default=None, description="data-parallel replicas; unset: what the devices leave after tp and pp"
+        default=None, description="data-parallel replicas; unset: what the devices leave after tp, cp and pp"
     )
-    distributed_optimizer: bool = Field(default=True, description="shard optimizer states and master weights over dp")
+    distributed_optimizer: bool = Field(
+        default=True, description="shard optimizer states and master weights over cp × dp"
+    )
 
     @property
     def expert_tp(self) -> int:
@@ -134,6 +139,11 @@ class TrainingConfig(Part):
     steps: PositiveInt | None = Field(default=None, description="optimizer steps, instead of tokens")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
         default="bf16", description="dtype of compute; master weights and gradient reduction are float32 in each"
+    )
+    recompute: Recompute = Field(
+        default="none",
+        description="activations computed again in the backward pass instead of kept: none; selective: attention "
+        "between its projections; full: every layer from its input",
     )
     learning_rate: PositiveFloat = Field(default=1e-4, description="peak of the cosine schedule")
     min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="end of the cosine schedule")

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
-from efficientbench.model import megatron_patches
+from efficientbench.model import context_parallel, megatron_patches
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layer_spec import block_spec, transformer_config
@@ -36,17 +36,20 @@ class GPT(GPTModel):
         position: Position,
         vocab_size: int,
         seq_len: int,
+        vp_stage: int | None = None,
     ) -> None:
+        """`vp_stage`: which of this rank's virtual pipeline stages; None where it has but one stage."""
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
             vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=seq_len,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=True,
             # Positions are of model/position.
             position_embedding_type="none",
+            vp_stage=vp_stage,
         )
         self.position = position
         self.register_parameter("position_table", position.table)
@@ -96,19 +99,31 @@ class GPT(GPTModel):
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens [B, S] → [S, B, H], or with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
-        first = self.tp_group.rank() * embedded.shape[0] if self.config.sequence_parallel else 0
-        return self.position.embed(embedded, torch.arange(first, first + embedded.shape[0], device=embedded.device))
+        positions = context_parallel.positions(tokens.shape[1], embedded.device)
+        if self.config.sequence_parallel:
+            positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
+        return self.position.embed(embedded, positions)
 
 
-def build_stage(config: RunConfig, device: torch.device) -> GPT:
-    """The part of the model that this rank computes, on its device, with its initial weights.
+def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
+    """What this rank computes of the model: one stage, or as many as the pipeline has virtual stages on each rank."""
+    if config.parallel.vpp == 1:
+        return [build_stage(config, device)]
+    return [build_stage(config, device, index) for index in range(config.parallel.vpp)]
 
-    Needs the process groups of training/groups.py.
+
+def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = None) -> GPT:
+    """One stage of the model, on its device, with its initial weights.
+
+    Needs the process groups of training/groups.py. `vp_stage`: which of this rank's virtual pipeline stages; None where
+    it has but one stage.
     """
     megatron_patches.apply()
     with device:
         position = build_position(config.model)
         spec = block_spec(config, position)
-        model = GPT(transformer_config(config), spec, position, config.model.vocab_size, config.training.seq_len)
+        model = GPT(
+            transformer_config(config), spec, position, config.model.vocab_size, config.training.seq_len, vp_stage
+        )
     initialize(model, config.model, config.training.seed)
     return model

@@ -23,7 +23,7 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
     """megatron's description of the model and of how its ranks share it."""
     model, parallel = config.model, config.parallel
     experts = model.moe
-    dtype = TORCH_DTYPES[config.training.dtype]
+    dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
@@ -50,6 +50,10 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         fp16=config.training.dtype == "fp16",
         tensor_model_parallel_size=parallel.tp,
         sequence_parallel=parallel.sp,
+        context_parallel_size=parallel.cp,
+        recompute_granularity=None if recompute == "none" else recompute,
+        recompute_method="uniform" if recompute == "full" else None,
+        recompute_num_layers=1 if recompute == "full" else None,
         pipeline_model_parallel_size=parallel.pp,
         expert_model_parallel_size=parallel.ep,
         expert_tensor_parallel_size=parallel.expert_tp,
@@ -61,6 +65,10 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         # Logits of nearly equal size decide where a token goes.
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="alltoall",
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
+        # megatron's other way of sending swaps activations and gradients of two interleaved stages, without a word.
+        overlap_p2p_comm=parallel.vpp > 1,
+        batch_p2p_comm=False,
     )
 
 
@@ -69,8 +77,8 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
 
 
 def block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
-    """The layers of one pipeline stage, all alike, and the norm that follows the last stage's."""
-    model = config.model
+    """The layers of one (virtual) pipeline stage, all alike, and the norm that follows the last stage's."""
+    model, parallel = config.model, config.parallel
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -82,4 +90,5 @@ def block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodu
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * (model.layers // config.parallel.pp), layer_norm=RMSNorm)
+    layers = model.layers // (parallel.pp * parallel.vpp)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)

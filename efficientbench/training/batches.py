@@ -18,6 +18,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.context_parallel import own_chunks
 from efficientbench.training.errors import TrainingError
 
 
@@ -32,7 +33,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of one data-parallel rank, on its device."""
+    """One micro-batch of one data-parallel rank, on its device; under context parallelism S is this rank's part."""
 
     tokens: torch.Tensor
     """[B, S]"""
@@ -88,7 +89,7 @@ class Batches:
             start = first + (rank * self.micro_batches + index) * size
             samples = [dataset[sample] for sample in range(start, start + size)]
             tokens, labels, loss_mask = (
-                torch.stack([sample[key] for sample in samples]).to(self.device, non_blocking=True)
+                own_chunks(torch.stack([sample[key] for sample in samples]), dim=1).to(self.device, non_blocking=True)
                 for key in ("tokens", "labels", "loss_mask")
             )
             yield Batch(tokens, labels, loss_mask)

@@ -32,10 +32,12 @@ def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
     """megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
+        context_parallel_size=parallel.cp,
         pipeline_model_parallel_size=parallel.pp,
         expert_model_parallel_size=parallel.ep,
         # With ep 1 and tp above 1, a size of one would leave the experts' gradients unreduced over the tp ranks.
         expert_tensor_parallel_size=parallel.expert_tp,
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=int(TIMEOUT.total_seconds() // 60),
     )
@@ -69,6 +71,9 @@ def holds_loss() -> bool:
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
-def reads_batches() -> bool:
-    """Whether this rank's pipeline stage needs tokens or labels."""
-    return parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage()
+def reads_batches(vp_stage: int | None) -> bool:
+    """Whether a stage of this rank needs tokens or labels; `vp_stage`: which one, None where it has but one."""
+    return any(
+        is_stage(ignore_virtual=False, vp_stage=vp_stage)
+        for is_stage in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
+    )

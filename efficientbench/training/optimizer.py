@@ -12,7 +12,7 @@ from efficientbench.config.schema import RunConfig
 
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
-    """The model with float32 gradient buffers that are reduced over the data-parallel ranks."""
+    """A stage with float32 gradient buffers that are reduced over the data-parallel ranks."""
     ddp = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
@@ -24,8 +24,8 @@ def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataPar
     return ddp
 
 
-def build_optimizer(model: DistributedDataParallel, config: RunConfig) -> MegatronOptimizer:
-    """megatron's optimizer over the model's gradient buffers; weight decay not on norms and biases."""
+def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:
+    """megatron's optimizer over the gradient buffers of this rank's stages; weight decay not on norms and biases."""
     training = config.training
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -39,10 +39,10 @@ def build_optimizer(model: DistributedDataParallel, config: RunConfig) -> Megatr
             clip_grad=training.gradient_clip,
             bf16=training.dtype == "bf16",
             fp16=training.dtype == "fp16",
-            params_dtype=model.config.params_dtype,
+            params_dtype=stages[0].config.params_dtype,
             use_distributed_optimizer=config.parallel.distributed_optimizer,
         ),
-        [model],
+        list(stages),
         use_gloo_process_groups=False,
     )
     for part in optimizer.chained_optimizers:

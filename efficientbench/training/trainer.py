@@ -30,13 +30,13 @@ LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.
 
 
 class Trainer:
-    """Trains one model stage together with all other ranks."""
+    """Trains this rank's stages of the model together with all other ranks."""
 
     def __init__(
         self,
         config: RunConfig,
         steps: int,
-        model: DistributedDataParallel,
+        stages: list[DistributedDataParallel],
         optimizer: MegatronOptimizer,
         batches: Batches,
         listeners: list[Listener],
@@ -46,15 +46,16 @@ class Trainer:
         Args:
             config: the run.
             steps: optimizer steps in all.
-            model, optimizer, batches: of this rank.
+            stages, optimizer, batches: of this rank; several stages where the pipeline is interleaved.
             listeners: called with every event, in order.
             token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell.
         """
         self.config, self.steps = config, steps
-        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes = listeners, token_bytes
-        model.config.grad_scale_func = optimizer.scale_loss
-        model.config.finalize_model_grads_func = finalize_model_grads
+        for stage in stages:
+            stage.config.grad_scale_func = optimizer.scale_loss
+            stage.config.finalize_model_grads_func = finalize_model_grads
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
         """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop.
@@ -76,12 +77,12 @@ class Trainer:
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
         set_learning_rate(self.optimizer, rate)
-        self.model.zero_grad_buffer()
+        for stage in self.stages:
+            stage.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums = self._forward_backward(self.batches.training_step(step), forward_only=False)
+        sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
         updated, gradient_norm, _ = self.optimizer.step()
-        counted = self.model.module.take_routing()
-        loss, tokens, _, stops, *routed = self._over_ranks(sums, float(stop), counted)
+        loss, tokens, _, stops, *routed = self._over_ranks(sums, float(stop), self._take_routing())
         routing = self._routing(routed) if routed else None
         self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, routing))
         return stops > 0
@@ -89,24 +90,33 @@ class Trainer:
     def validate(self, step: int) -> None:
         """Mean loss over the validation batches."""
         self._emit(ValidationStarted(step))
-        self.model.eval()
+        for stage in self.stages:
+            stage.eval()
         with torch.no_grad():
             sums = [
-                self._forward_backward(self.batches.validation_step(index), forward_only=True)
+                self._forward_backward(partial(self.batches.validation_step, index), forward_only=True)
                 for index in range(self.config.training.validation_batches)
             ]
-        self.model.train()
+        for stage in self.stages:
+            stage.train()
         loss, tokens, utf8_bytes, _ = self._over_ranks(torch.stack(sums).sum(dim=0), 0.0)
         counted = int(utf8_bytes) if self.token_bytes is not None else None
         self._emit(ValidationEnded(step, loss / tokens, int(tokens), counted))
 
-    def _forward_backward(self, batches: Iterator[Batch], forward_only: bool) -> torch.Tensor:
-        """Sums of loss, tokens and UTF-8 bytes [3] over this rank's micro-batches; zeros where it has no loss."""
+    def _forward_backward(self, batches: Callable[[], Iterator[Batch]], forward_only: bool) -> torch.Tensor:
+        """Sums of loss, tokens and UTF-8 bytes [3] over this rank's micro-batches; zeros where it has no loss.
+
+        `batches()` begins the step's micro-batches; each stage that reads them goes through them by itself.
+        """
         training = self.config.training
+        interleaved = len(self.stages) > 1
         stored = get_forward_backward_func()(
             forward_step_func=self._forward_step,
-            data_iterator=batches if groups.reads_batches() else None,
-            model=[self.model],
+            data_iterator=[
+                batches() if groups.reads_batches(index if interleaved else None) else None
+                for index in range(len(self.stages))
+            ],
+            model=list(self.stages),
             num_microbatches=self.batches.micro_batches,
             seq_length=training.seq_len,
             micro_batch_size=training.micro_batch_size,
@@ -128,11 +138,16 @@ class Trainer:
     def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tokens = batch.loss_mask.sum()
         utf8_bytes = torch.zeros_like(tokens)
-        if self.token_bytes is not None and not self.model.training:
+        if self.token_bytes is not None and not self.stages[-1].training:
             utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
         # Copies, because the schedules divide the loss in place.
         sums = torch.stack([loss.detach().double(), tokens.double(), utf8_bytes.double()])
         return loss, tokens.int(), sums
+
+    def _take_routing(self) -> torch.Tensor | None:
+        """What the routers of all stages of this rank have counted in the step; None for a model without experts."""
+        counted = [stage.module.take_routing() for stage in self.stages]
+        return None if counted[0] is None else torch.stack(counted).sum(dim=0)
 
     def _routing(self, routed: list[float]) -> Routing:
         """From what `take_routing` gave, summed over all ranks, layer after layer."""

@@ -98,7 +98,7 @@ def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
             return iter([Batch(tokens, labels, torch.ones(tokens.shape))])
 
     model = wrap_data_parallel(stage, config)
-    trainer = Trainer(config, training.steps or 1, model, build_optimizer(model, config), SameBatch(), [])
+    trainer = Trainer(config, training.steps or 1, [model], build_optimizer([model], config), SameBatch(), [])
     qwen2 = same_weights(tensors, config.model)
     mixed = torch.autocast("cpu", torch.bfloat16, enabled=training.dtype == "bf16")
     decayed = [parameter for parameter in qwen2.parameters() if parameter.dim() > 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,20 +20,31 @@ LAYOUTS = {
     "PP 2": (2, ["parallel.pp=2"]),
     "DP 2": (2, ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
     "DP 2 with distributed optimizer": (2, ["parallel.dp=2"]),
+    "PP 2 interleaved": (2, ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
     "TP 2 x PP 2": (4, ["parallel.tp=2", "parallel.pp=2"]),
+    "CP 2": (2, ["parallel.cp=2"]),
+    "CP 2 x TP 2 with SP": (4, ["parallel.cp=2", "parallel.tp=2", "parallel.sp=true"]),
+    "CP 2 x PP 2 interleaved": (4, ["parallel.cp=2", "parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
+    "CP 2 x DP 2": (4, ["parallel.cp=2", "parallel.dp=2"]),
     "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
+}
+RECOMPUTATION = {
+    "selective recomputation": (1, ["training.recompute=selective"]),
+    "full recomputation": (1, ["training.recompute=full"]),
+    "full recomputation x CP 2": (2, ["training.recompute=full", "parallel.cp=2"]),
 }
 EXPERT_LAYOUTS = {
     "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
     "EP 2, plain optimizer": (2, ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "EP 2 x CP 2": (2, ["parallel.ep=2", "parallel.cp=2"]),
     "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
 }
 CELLS = [
-    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in LAYOUTS),
+    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
     # Tensor parallelism without sequence parallelism is refused for experts.
     *(
         ("moe_1.5Bx8", layout)
-        for layout in [*LAYOUTS, *EXPERT_LAYOUTS]
+        for layout in [*LAYOUTS, *RECOMPUTATION, *EXPERT_LAYOUTS]
         if not layout.startswith("TP 2") or "SP" in layout
     ),
 ]
@@ -46,25 +58,28 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def single(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """A single rank's outcome for each variant."""
+def single(
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Outcome]:
+    """`single(name, *overrides)`: a single rank's outcome for a variant."""
     cache = tmp_path_factory.mktemp("cache")
-    return {
-        name: ranks(1).call(
-            train, tiny(name, f"data.cache={cache}", "parallel.distributed_optimizer=false"), corpus, STEPS
-        )[0]
-        for name in dict(CELLS)
-    }
+
+    @functools.cache
+    def outcome(name: str, *overrides: str) -> Outcome:
+        config = tiny(name, f"data.cache={cache}", "parallel.distributed_optimizer=false", *overrides)
+        return ranks(1).call(train, config, corpus, STEPS)[0]
+
+    return outcome
 
 
 @pytest.mark.parametrize(("name", "layout"), CELLS)
 def test_layout_equals_single_rank(
-    name: str, layout: str, ranks: Callable[[int], Ranks], single: dict[str, Outcome], corpus: Path, tmp_path: Path
+    name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path, tmp_path: Path
 ) -> None:
-    size, overrides = (LAYOUTS | EXPERT_LAYOUTS)[layout]
+    size, overrides = (LAYOUTS | RECOMPUTATION | EXPERT_LAYOUTS)[layout]
     config = tiny(name, f"data.cache={tmp_path}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
-    expected = single[name]
+    expected = single(name, *(each for each in overrides if each.startswith("model.")))
     for outcome in outcomes:
         assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
         assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)
@@ -79,7 +94,8 @@ def test_layout_equals_single_rank(
         assert error < RELATIVE, f"{key}: relative error {error:.1e}"
 
 
-def test_single_rank_learns(single: dict[str, Outcome]) -> None:
-    for outcome in single.values():
-        assert outcome.losses[-1] < outcome.losses[0] - 0.1
-        assert torch.isfinite(torch.tensor(outcome.norms)).all()
+@pytest.mark.parametrize("name", dict(CELLS))
+def test_single_rank_learns(name: str, single: Callable[..., Outcome]) -> None:
+    outcome = single(name)
+    assert outcome.losses[-1] < outcome.losses[0] - 0.1
+    assert torch.isfinite(torch.tensor(outcome.norms)).all()

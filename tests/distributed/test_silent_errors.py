@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
-from support.cells import write_corpus
+from support.cells import Outcome, train, write_corpus
 from support.configs import tiny
 from support.ranks import Ranks
 
@@ -106,9 +107,9 @@ def reported_and_recomputed_loss(config: RunConfig, prefix: Path) -> tuple[float
             for batch in batches.training_step(1)
         ]
         recomputed = torch.stack(losses).mean().item()
-        optimizer = build_optimizer(model, config)
+        optimizer = build_optimizer([model], config)
         assert all(group["fused"] for group in optimizer.param_groups)
-        Trainer(config, 1, model, optimizer, batches, [listen]).train_step(1)
+        Trainer(config, 1, [model], optimizer, batches, [listen]).train_step(1)
     return reported[0], recomputed
 
 
@@ -117,3 +118,53 @@ def test_the_reported_loss_is_the_mean_over_all_micro_batches(ranks: Callable[[i
     config = tiny("gqa_1.5B", f"data.cache={tmp_path}")
     [(reported, recomputed)] = ranks(1).call(reported_and_recomputed_loss, config, tmp_path / "tokens")
     assert reported == pytest.approx(recomputed, rel=1e-6)
+
+
+def train_sending_in_batches(config: RunConfig, prefix: Path) -> Outcome:
+    """One step with megatron's default way of sending between stages."""
+    from efficientbench.model import gpt
+
+    build = gpt.transformer_config
+
+    def build_default(config: RunConfig) -> object:
+        engine = build(config)
+        engine.overlap_p2p_comm, engine.batch_p2p_comm = False, True
+        return engine
+
+    with mock.patch.object(gpt, "transformer_config", build_default):
+        return train(config, prefix, steps=1)
+
+
+def test_interleaved_stages_send_and_receive_overlapped(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "tokens", vocab_size=131)
+    overrides = [f"data.cache={tmp_path}", "model.layers=4"]
+    interleaved = tiny("gqa_1.5B", *overrides, "parallel.pp=2", "parallel.vpp=2")
+    [expected] = ranks(1).call(train, tiny("gqa_1.5B", *overrides), tmp_path / "tokens", 1)
+    for remedied in ranks(2).call(train, interleaved, tmp_path / "tokens", 1):
+        assert remedied.norms == pytest.approx(expected.norms, rel=1e-5)
+    for default in ranks(2).call(train_sending_in_batches, interleaved, tmp_path / "tokens"):
+        assert default.norms != pytest.approx(expected.norms, rel=1e-2), "megatron has mended it"
+
+
+def train_with_mean_loss(config: RunConfig, prefix: Path) -> Outcome:
+    """One step with a loss function that returns its rank's mean and no count of tokens."""
+    from efficientbench.training.trainer import Trainer
+
+    count = Trainer._loss
+
+    def mean(self: Trainer, batch: object, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, tokens, sums = count(self, batch, loss)  # type: ignore[arg-type]
+        return loss / tokens, sums
+
+    with mock.patch.object(Trainer, "_loss", mean):
+        return train(config, prefix, steps=1)
+
+
+def test_context_parallel_ranks_count_their_tokens(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "tokens", vocab_size=131)
+    whole, split = (tiny("gqa_1.5B", f"data.cache={tmp_path}", f"parallel.cp={size}") for size in (1, 2))
+    [expected] = ranks(1).call(train, whole, tmp_path / "tokens", 1)
+    for counted in ranks(2).call(train, split, tmp_path / "tokens", 1):
+        assert counted.norms == pytest.approx(expected.norms, rel=1e-5)
+    for mean in ranks(2).call(train_with_mean_loss, split, tmp_path / "tokens"):
+        assert mean.norms == pytest.approx([2 * norm for norm in expected.norms], rel=1e-5)

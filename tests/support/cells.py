@@ -50,7 +50,7 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
     """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
     from megatron.core import parallel_state
 
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
     from efficientbench.training.batches import Batches, Vocabulary
     from efficientbench.training.events import Event, StepEnded, ValidationEnded
@@ -72,18 +72,19 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
     device = torch.device("cpu")
     with groups.model_parallel(config.parallel, config.training.seed):
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
-        model = wrap_data_parallel(build_stage(config, device), config)
-        optimizer = build_optimizer(model, config)
+        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+        optimizer = build_optimizer(stages, config)
         batches = Batches(config, steps, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
         step = optimizer.step
 
         def step_after_keeping_gradients() -> object:
             if not outcome.gradients:
-                outcome.gradients = _gradients(model)
+                for stage in stages:
+                    outcome.gradients |= _gradients(stage)
             return step()
 
         optimizer.step = step_after_keeping_gradients
-        Trainer(config, steps, model, optimizer, batches, [listen]).train(lambda: False)
+        Trainer(config, steps, stages, optimizer, batches, [listen]).train(lambda: False)
     return outcome
 
 

@@ -65,8 +65,8 @@ def test_set_dp_may_leave_devices_idle() -> None:
 @pytest.mark.parametrize(
     ("overrides", "devices", "nodes", "message"),
     [
-        (["parallel.tp=3"], 8, 1, "= 3 × 1 = 3 must divide the 8 devices (1 × 8)"),
-        (["parallel.tp=4", "parallel.pp=4"], 8, 1, "= 4 × 4 = 16 must divide the 8 devices"),
+        (["parallel.tp=3"], 8, 1, "= 3 × 1 × 1 = 3 must divide the 8 devices (1 × 8)"),
+        (["parallel.tp=4", "parallel.pp=4"], 8, 1, "= 4 × 1 × 4 = 16 must divide the 8 devices"),
         (["parallel.dp=16", "training.micro_batch_size=1"], 8, 1, "= 16 ranks, but there are 8 devices (1 × 8)"),
         (["parallel.dp=1"], 8, 2, "= 1 ranks cannot be spread evenly over 2 nodes"),
         (["parallel.tp=8"], 8, 1, "8 does not divide the 12 heads"),
@@ -76,6 +76,12 @@ def test_set_dp_may_leave_devices_idle() -> None:
         (["parallel.tp=2", "parallel.sp=1", "training.seq_len=33"], 8, 1, "tp 2 does not divide the sequence of 33"),
         (["parallel.sp=1"], 8, 1, "set parallel.tp above 1"),
         (["parallel.pp=8"], 8, 1, "8 stages do not divide the 28 layers"),
+        (["parallel.pp=2", "parallel.vpp=3"], 8, 1, "2 × 3 = 6 virtual stages do not divide the 28 layers"),
+        (["parallel.vpp=2"], 8, 1, "set parallel.pp above 1"),
+        (["parallel.pp=4", "parallel.vpp=7", "parallel.dp=4"], 16, 1, "parallel.pp = 4, which does not divide the 2"),
+        (["parallel.cp=2", "training.seq_len=30"], 8, 1, "2 × 2 do not divide its 30 tokens"),
+        (["parallel.cp=2", "parallel.tp=4", "parallel.sp=1", "training.seq_len=36"], 8, 1, "the 18 tokens that one of"),
+        (["parallel.cp=3"], 8, 1, "= 1 × 3 × 1 = 3 must divide the 8 devices"),
         (["training.global_batch_size=12"], 8, 1, "12 is not a multiple of micro_batch_size × dp = 2 × 8"),
         (["data.split=[0,1,0]"], 8, 1, "leaves nothing to train on"),
     ],
@@ -91,7 +97,7 @@ def test_refusals(overrides: list[str], devices: int, nodes: int, message: str) 
     [
         (["parallel.tp=2"], "experts would count it 2 times: set parallel.sp=true"),
         (["parallel.ep=3", "parallel.dp=3"], "3 does not divide the 8 experts (model.moe.experts)"),
-        (["parallel.ep=4", "parallel.dp=2"], "4 does not divide the 2 data-parallel ranks (parallel.dp)"),
+        (["parallel.ep=4", "parallel.dp=2"], "4 does not divide the 2 data-parallel ranks (parallel.dp × parallel.cp)"),
         (["parallel.ep=16"], "16 does not divide the 8 experts"),
     ],
 )
@@ -177,3 +183,15 @@ def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:
 def test_a_short_run_that_says_so_is_taken() -> None:
     overrides = ["training.steps=3", "measurement.warmup_steps=1", "measurement.min_steps=2"]
     assert plan_budget(resolve("gqa_0.5B", overrides=overrides)).measured_steps == 2
+
+
+def test_context_parallel_ranks_multiply() -> None:
+    found = layout("parallel.cp=2", "parallel.tp=2", devices=8)
+    assert (found.world_size, found.cp, found.dp) == (8, 2, 2)
+    assert layout("parallel.cp=2", "parallel.ep=4", name="moe_1.5Bx8", devices=1, cpu=True).dp == 2
+
+
+def test_interleaved_stages_get_whole_rounds_of_micro_batches() -> None:
+    config = resolve("gqa_0.5B", overrides=["parallel.pp=2", "parallel.vpp=2"])
+    fitted = fit_micro_batch(config, 8, nodes=1)
+    assert Layout.of(fitted, 8).micro_batches == 2

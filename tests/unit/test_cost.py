@@ -185,13 +185,14 @@ def test_tensor_parallel_ranks_share_matrices_and_vocabulary_but_not_norms() -> 
     assert one.activations / 2 == split.activations < two.activations
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
-def test_activations_are_those_that_autograd_keeps(name: str, single_rank: None) -> None:
+def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
     import torch
 
     from efficientbench.model.gpt import build_stage
 
-    config = resolve(name, True, ["training.dtype=fp32", "model.vocab_size=512"])
+    config = resolve(name, True, ["training.dtype=fp32", "model.vocab_size=512", f"training.recompute={recompute}"])
     model = build_stage(config, torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Any] = {}
@@ -215,3 +216,30 @@ def test_the_loss_takes_its_blocks_as_estimated() -> None:
     from efficientbench.model.kernels import cross_entropy
 
     assert cost.LOSS_BLOCK_ELEMENTS == cross_entropy.BLOCK_ELEMENTS
+
+
+def test_interleaved_stages_keep_more_for_the_first_rank() -> None:
+    stages = ["training.global_batch_size=64", "parallel.pp=2"]
+    (plain, _), (interleaved, _) = memory_of("gqa_1.5B", *stages), memory_of("gqa_1.5B", *stages, "parallel.vpp=2")
+    # Two micro-batches through 14 layers, and five (four to warm up) through 7.
+    assert interleaved.activations / plain.activations == pytest.approx(5 * 7 / (2 * 14))
+
+
+def test_context_parallel_ranks_share_tokens_and_optimizer_but_keep_all_keys() -> None:
+    (one,), (two,) = memory_of("gqa_1.5B"), memory_of("gqa_1.5B", "parallel.cp=2")
+    assert (two.weights, two.adam_moments) == (one.weights, one.adam_moments // 2)
+    keys = 28 * 2 * 2 * 128 * 2 * 2048 * 2  # layers, keys and values, groups, width, micro-batch, sequence, bf16
+    assert two.activations == one.activations // 2 + keys // 2
+    (selective,) = memory_of("gqa_1.5B", "parallel.cp=2", "training.recompute=selective")
+    assert selective.activations < one.activations // 2
+
+
+def test_recomputation_costs_flops_and_saves_memory() -> None:
+    model = resolve("gqa_1.5B").model
+    none, selective, full = (cost.flops_per_token(model, 2048, each) for each in ("none", "selective", "full"))
+    assert none.training == selective.training == full.training == none.training_hardware
+    assert selective.recomputed == 28 * 4 * 12 * 128 * 2048 // 2
+    assert full.recomputed == full.forward - 2 * 1536 * 151_936
+    memory = [memory_of("gqa_1.5B", f"training.recompute={each}")[0] for each in ("none", "selective", "full")]
+    assert memory[0].activations > memory[1].activations > 5 * memory[2].activations
+    assert memory[2].total < memory[0].total

@@ -13,7 +13,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.model.kernels.attention import causal_attention
+from efficientbench.model import context_parallel
 from efficientbench.model.position.base import Position
 
 
@@ -48,7 +48,7 @@ class CoreAttention(MegatronModule):
     ) -> torch.Tensor:
         """query [S, B, heads, D], key and value [S, B, groups, D] of this tensor-parallel rank → [S, B, heads · D]."""
         query, key = self.position.rotate(query), self.position.rotate(key)
-        return causal_attention(query, key, value, self.scale)
+        return context_parallel.attention(query, key, value, self.scale)
 
 
 def spec(position: Position) -> ModuleSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 NAME = "torch scaled_dot_product_attention"
 
@@ -11,21 +12,25 @@ NAME = "torch scaled_dot_product_attention"
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """softmax(scale · q kᵀ + causal mask) v; query head h reads key/value group h // (heads / groups).
 
+    The queries are those of the last Q of the S tokens.
+
     Args:
-        query: [S, B, heads, D]
+        query: [Q, B, heads, D]
         key, value: [S, B, groups, D]
         scale: factor on the scores.
 
     Returns:
-        [S, B, heads · D]
+        [Q, B, heads · D]
     """
     sequence, batch, heads, head_dim = query.shape
+    mask = None if query.shape[0] == key.shape[0] else causal_lower_right(query.shape[0], key.shape[0])
     out = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),
         key.permute(1, 2, 0, 3),
         value.permute(1, 2, 0, 3),
         # A Boolean mask instead would leave the flash kernel its second half to compute.
-        is_causal=True,
+        is_causal=mask is None,
+        attn_mask=mask,
         scale=scale,
         enable_gqa=heads != key.shape[2],
     )

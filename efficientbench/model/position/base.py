@@ -20,7 +20,7 @@ class Position:
         return embedded
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries or keys [S, B, heads, D] of the whole sequence → the same shape."""
+        """Queries or keys [S, B, heads, D] of this context-parallel rank → the same shape."""
         return x
 
     def bias(self, sequence: int) -> torch.Tensor | None:

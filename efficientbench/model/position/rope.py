@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from efficientbench.model import context_parallel
 from efficientbench.model.kernels.rope import rotate
 from efficientbench.model.position.base import Position
 
@@ -27,7 +28,7 @@ class Rope(Position):
         cached = self._angles
         if cached is None or cached[0].shape[0] != like.shape[0] or cached[0].dtype != like.dtype:
             exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=like.device) / self.dim
-            positions = torch.arange(like.shape[0], dtype=torch.float32, device=like.device)
+            positions = context_parallel.positions(like.shape[0], like.device).float()
             angles = torch.outer(positions, self.base**-exponents)[:, None, None, :]
             cached = self._angles = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
         return cached

@@ -1,0 +1,65 @@
+"""Context parallelism: the ranks of a group share each sequence, and gather one another's keys and values.
+
+A sequence is cut into 2 · CP chunks. Rank r holds chunks r and 2 · CP - 1 - r, so that all ranks see as many keys.
+S = sequence, B = micro-batch, D = head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+from efficientbench.model.kernels.attention import causal_attention
+
+
+def own_chunks(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """What this rank holds of a whole sequence that lies along `dim`."""
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return x
+    chunks = x.chunk(2 * size, dim)
+    return torch.cat([chunks[index] for index in _own(size)], dim)
+
+
+def positions(tokens: int, device: torch.device) -> torch.Tensor:
+    """Positions in the sequence [tokens] of the `tokens` that this rank holds."""
+    return own_chunks(torch.arange(tokens * parallel_state.get_context_parallel_world_size(), device=device), 0)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """`causal_attention` of this rank's queries over the keys and values of the whole sequence.
+
+    Args:
+        query: [S / CP, B, heads, D]
+        key: [S / CP, B, groups, D]
+        value: [S / CP, B, groups, E]
+        scale: factor on the scores.
+
+    Returns:
+        [S / CP, B, heads · E]
+    """
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return causal_attention(query, key, value, scale)
+    key, value = _gather_sequence(key), _gather_sequence(value)
+    chunk = key.shape[0] // (2 * size)
+    outputs = [
+        causal_attention(queries, key[: (index + 1) * chunk], value[: (index + 1) * chunk], scale)
+        for queries, index in zip(query.chunk(2), _own(size), strict=True)
+    ]
+    return torch.cat(outputs)
+
+
+def _own(size: int) -> tuple[int, int]:
+    rank = parallel_state.get_context_parallel_rank()
+    return rank, 2 * size - 1 - rank
+
+
+def _gather_sequence(x: torch.Tensor) -> torch.Tensor:
+    """[S / CP, ...] → [S, ...] in the sequence's order; the gradient is summed over ranks, and cut again."""
+    group = parallel_state.get_context_parallel_group()
+    gathered = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+    # Rank after rank, an early and a late chunk: the early ones rise, the late ones fall.
+    parts = gathered.chunk(2 * group.size())
+    return torch.cat([*parts[::2], *parts[::-2]])
