@@ -1,0 +1,73 @@
+"""What combines with what: every variant of the matrix tried on the layouts below, by the code that refuses a run.
+
+`python -m efficientbench.config.combinations` prints the table that the README shows.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+
+PARTS = {
+    "TP": ("parallel.tp=2",),
+    "TP + SP": ("parallel.tp=2", "parallel.sp=true"),
+    "PP": ("parallel.pp=2",),
+    "PP interleaved": ("parallel.pp=2", "parallel.vpp=2"),
+    "DP": ("parallel.dp=2",),
+    "EP": ("parallel.ep=2",),
+    "CP": ("parallel.cp=2",),
+    "recompute": ("training.recompute=full",),
+}
+"""Ways to share a run's work or memory, two ranks each; any of them may be multiplied."""
+
+
+def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Why the run called `name` cannot have these parts together; empty where it can."""
+    try:
+        Layout.of(resolve(name, overrides=[each for part in parts for each in PARTS[part]]), 1, oversubscribe=True)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def products() -> list[tuple[str, ...]]:
+    """Every product of the parts; each parallelism once."""
+    alternatives = ({"TP", "TP + SP"}, {"PP", "PP interleaved"})
+    return [
+        chosen
+        for count in range(1, len(PARTS) + 1)
+        for chosen in combinations(PARTS, count)
+        if not any(each <= set(chosen) for each in alternatives)
+    ]
+
+
+def runs() -> dict[str, str]:
+    """One run of each variant that is built, by the variant's name: of its middle size, or its only one."""
+    found: dict[str, str] = {}
+    for run in load_matrix().runs:
+        if run.built and (run.variant not in found or run.size.startswith("1.5B")):
+            found[run.variant] = run.name
+    return found
+
+
+def table() -> str:
+    """The README's table: a row for each variant, a column for each part, and below it the reasons."""
+    reasons: list[str] = []
+    rows = [f"| variant | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
+    for variant, name in runs().items():
+        cells = []
+        for part in PARTS:
+            problems = "; ".join(refusals(name, (part,)))
+            if problems and problems not in reasons:
+                reasons.append(problems)
+            cells.append(f"no ({reasons.index(problems) + 1})" if problems else "yes")
+        rows.append(f"| {variant} | {' | '.join(cells)} |")
+    return "\n".join([*rows, "", *(f"{number}. `{reason}`" for number, reason in enumerate(reasons, start=1))])
+
+
+if __name__ == "__main__":
+    print(table())

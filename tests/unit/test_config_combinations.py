@@ -1,0 +1,26 @@
+"""What combines with what, and that the README says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from efficientbench.config.combinations import products, refusals, runs, table
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def test_the_readme_has_the_table_as_the_code_refuses() -> None:
+    assert f"<!-- combinations -->\n\n{table()}\n\n<!-- /combinations -->" in README.read_text(encoding="utf-8")
+
+
+def test_a_product_works_where_each_of_its_parts_does() -> None:
+    for name in runs().values():
+        refused = {part for parts in products() if len(parts) == 1 and refusals(name, parts) for part in parts}
+        for parts in products():
+            assert bool(refusals(name, parts)) == bool(refused & set(parts)), (name, parts)
+
+
+def test_experts_are_refused_what_only_they_or_only_others_can_do() -> None:
+    assert "set parallel.sp=true" in refusals("moe_1.5Bx8", ("TP",))[0]
+    assert "experts that the model does not have" in refusals("gqa_1.5B", ("EP",))[0]
+    assert not refusals("moe_1.5Bx8", ("TP + SP", "PP interleaved", "DP", "EP", "CP", "recompute"))
