@@ -40,7 +40,7 @@ EXPERT_LAYOUTS = {
     "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
 }
 CELLS = [
-    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
+    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B", "mla_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
     # Tensor parallelism without sequence parallelism is refused for experts.
     *(
         ("moe_1.5Bx8", layout)

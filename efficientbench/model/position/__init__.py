@@ -12,6 +12,6 @@ def build_position(model: ModelConfig) -> Position:
     """The positional encoding that the configuration names."""
     match model.position:
         case RopeConfig(base=base):
-            return Rope(base, model.head_dim)
+            return Rope(base, model.rotated_dim)
         case NoPositionConfig():
             return NoPosition()
