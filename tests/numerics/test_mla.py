@@ -114,6 +114,17 @@ def written_out_attention(query: torch.Tensor, key: torch.Tensor, value: torch.T
     return torch.einsum("bhst,tbhd->sbhd", masked.softmax(dim=-1), value).flatten(2)
 
 
+def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from efficientbench.model.kernels.attention import causal_attention
+
+    query, key, value = torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 8)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = causal_attention(query, key, value, 0.3)
+    assert relative_error(out, written_out_attention(query, key, value, 0.3)) < 1e-5
+
+
 @pytest.mark.parametrize("name", ["mla_0.5B", "mla_1.5B", "mla_3B"])
 @pytest.mark.parametrize("overrides", [[], ["model.attention.q_lora_rank=384"]])
 def test_parameters_equal_deepseeks(name: str, overrides: list[str]) -> None:
