@@ -26,6 +26,10 @@ class AttentionCost:
     """Elements that decoding keeps per token."""
     saved: Callable[[ModelConfig, int], int]
     """(model, t) → elements per token that one rank keeps from forward to backward, the layer's input left out."""
+    recomputed: Callable[[ModelConfig, int], int]
+    """(model, t) → of these, what selective recomputation does not keep."""
+    gathered: Callable[[ModelConfig, int], int]
+    """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
 
 
 def _gqa(model: ModelConfig) -> GQAConfig:
@@ -40,6 +44,10 @@ def _gqa_qkv(model: ModelConfig) -> int:
 def _gqa_parameters(model: ModelConfig) -> int:
     bias = _gqa_qkv(model) if _gqa(model).qkv_bias else 0
     return (_gqa_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
+
+
+def _gqa_key(model: ModelConfig, tp: int) -> int:
+    return max(_gqa(model).query_groups // tp, 1) * model.head_dim
 
 
 def _gqa_saved(model: ModelConfig, tp: int) -> int:
@@ -87,6 +95,13 @@ def _mla_saved(model: ModelConfig, tp: int) -> int:
     return latents + model.heads // tp * (4 * _mla_key_dim(model) + _mla(model).v_head_dim)
 
 
+def _mla_recomputed(model: ModelConfig, tp: int) -> int:
+    """Keys, values and output as wide as keys, per head; kept instead, what they are made of."""
+    mla = _mla(model)
+    heads = model.heads // tp
+    return heads * (3 * _mla_key_dim(model) - mla.qk_nope_head_dim - mla.v_head_dim) - mla.qk_rope_head_dim
+
+
 ATTENTION = {
     "gqa": AttentionCost(
         parameters=_gqa_parameters,
@@ -95,6 +110,8 @@ ATTENTION = {
         score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
         cached=lambda model: 2 * _gqa(model).query_groups * model.head_dim,
         saved=_gqa_saved,
+        recomputed=lambda model, tp: _gqa_key(model, tp),
+        gathered=lambda model, tp: 2 * _gqa_key(model, tp),
     ),
     "mla": AttentionCost(
         parameters=lambda model: _mla_projections(model) + _mla_latent_norms(model),
@@ -103,5 +120,7 @@ ATTENTION = {
         score_flops=lambda model, seq_len: 2 * model.heads * (_mla_key_dim(model) + _mla(model).v_head_dim) * seq_len,
         cached=_mla_cached,
         saved=_mla_saved,
+        recomputed=_mla_recomputed,
+        gathered=lambda model, tp: 2 * model.heads // tp * _mla_key_dim(model),
     ),
 }

@@ -8,7 +8,7 @@ from math import gcd, lcm
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 
-CONTEXT_PARALLEL_ATTENTION = ("gqa",)
+CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
 CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
 
 
@@ -97,6 +97,12 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     if fitting == training.micro_batch_size:
         return config
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch_size": fitting})})
+
+
+def context_chunks(rank: int, cp: int) -> tuple[int, int]:
+    """Which of a sequence's 2 · cp chunks a context-parallel rank holds: one early and one late, so that all ranks see
+    as many keys."""
+    return rank, 2 * cp - 1 - rank
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:

@@ -13,7 +13,7 @@ import math
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, checkpoint
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -22,7 +22,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.schema import MLAConfig, ModelConfig
-from efficientbench.model.kernels.attention import causal_attention
+from efficientbench.model import context_parallel
 from efficientbench.model.norm import RMSNorm
 from efficientbench.model.position.base import Position
 
@@ -102,11 +102,18 @@ class MultiLatentAttention(MegatronModule):
             [widths.kv_lora_rank, widths.qk_rope_head_dim], dim=-1
         )
         up, _ = self.linear_kv_up_proj(self.kv_layernorm(latent))
-        key, value = self._heads(up).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
-        query = self.position.rotate(self._heads(self._query(hidden_states)))
-        shared_key = self.position.rotate(self._for_all_heads(shared_key).unsqueeze(2))
+        inputs = self._query(hidden_states), up, self._for_all_heads(shared_key)
+        if self.config.recompute_granularity == "selective" and self.training:
+            return self.linear_proj(checkpoint(self._attend, False, *inputs))
+        return self.linear_proj(self._attend(*inputs))
+
+    def _attend(self, query: torch.Tensor, up: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
+        """query [S, B, N · key_dim], keys without position beside values [S, B, N · …], shared key [S, B, R]."""
+        key, value = self._heads(up).split([self.widths.qk_nope_head_dim, self.widths.v_head_dim], dim=-1)
+        query = self.position.rotate(self._heads(query))
+        shared_key = self.position.rotate(shared_key.unsqueeze(2))
         key = torch.cat([key, shared_key.expand(-1, -1, key.shape[2], -1)], dim=-1)
-        return self.linear_proj(causal_attention(query, key, value, 1 / math.sqrt(self.key_dim)))
+        return context_parallel.attention(query, key, value, 1 / math.sqrt(self.key_dim))
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[S, B, H] → [S, B, N · key_dim]."""
