@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from efficientbench.attention_cost import ATTENTION
 from efficientbench.config.layout import Layout, padded_vocab_size
-from efficientbench.config.schema import ModelConfig, Recompute, RunConfig
+from efficientbench.config.schema import LearnableAbsoluteConfig, ModelConfig, Recompute, RelativeConfig, RunConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -21,11 +21,36 @@ class PositionCost:
     """A positional encoding's formulas."""
 
     parameters: Callable[[ModelConfig], int]
+    rank_parameters: Callable[[ModelConfig, int, bool], int]
+    """(model, t, whether the stage is the first) → parameters on one rank."""
+
+
+WITHOUT_PARAMETERS = PositionCost(parameters=lambda model: 0, rank_parameters=lambda model, tp, first: 0)
+
+
+def _learnable_absolute_parameters(model: ModelConfig) -> int:
+    assert isinstance(model.position, LearnableAbsoluteConfig)
+    return model.position.max_seq_len * model.hidden_size
+
+
+def _relative_parameters(model: ModelConfig) -> int:
+    assert isinstance(model.position, RelativeConfig)
+    return model.position.buckets * model.heads
 
 
 POSITION = {
-    "rope": PositionCost(parameters=lambda model: 0),
-    "none": PositionCost(parameters=lambda model: 0),
+    "rope": WITHOUT_PARAMETERS,
+    "absolute": WITHOUT_PARAMETERS,
+    "learnable_absolute": PositionCost(
+        parameters=_learnable_absolute_parameters,
+        rank_parameters=lambda model, tp, first: _learnable_absolute_parameters(model) if first else 0,
+    ),
+    "relative": PositionCost(
+        parameters=_relative_parameters,
+        rank_parameters=lambda model, tp, first: _relative_parameters(model) // tp,
+    ),
+    "alibi": WITHOUT_PARAMETERS,
+    "none": WITHOUT_PARAMETERS,
 }
 
 
@@ -186,8 +211,7 @@ def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     if model.moe is None:
         split += _feed_forward_parameters(model)
     count = layout.layers_per_stage * (split // tp + whole + _router_parameters(model) + 2 * model.hidden_size)
-    if stage == 0:
-        count += POSITION[model.position.kind].parameters(model)
+    count += POSITION[model.position.kind].rank_parameters(model, tp, stage == 0)
     if stage in (0, layout.pp - 1):
         count += _rank_embedding(config, layout)
     if stage == layout.pp - 1:

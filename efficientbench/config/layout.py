@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import LearnableAbsoluteConfig, RunConfig
 
 CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
 CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
@@ -136,6 +136,11 @@ def _shape_problems(config: RunConfig) -> list[str]:
         problems.append("parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1")
     if parallel.sp and seq_len % tp:
         problems.append(f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)")
+    if isinstance(model.position, LearnableAbsoluteConfig) and seq_len > model.position.max_seq_len:
+        problems.append(
+            f"training.seq_len: {seq_len} tokens are more than the {model.position.max_seq_len} positions that "
+            "the model has rows for (model.position.max_seq_len)"
+        )
     return problems
 
 

@@ -89,10 +89,51 @@ class RopeConfig(Part):
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
 
 
+class AbsoluteConfig(Part):
+    """Fixed sinusoids added to the embedding, which is scaled by √hidden_size (arXiv 1706.03762, 3.4 and 3.5)."""
+
+    kind: Literal["absolute"] = "absolute"
+
+
+class LearnableAbsoluteConfig(Part):
+    """A trained row for each position, added to the embedding, as in GPT-2."""
+
+    kind: Literal["learnable_absolute"] = "learnable_absolute"
+    max_seq_len: PositiveInt = Field(
+        default=2048, description="rows of the table: the longest sequence that the model can read"
+    )
+
+
+class RelativeConfig(Part):
+    """T5's bias on the scores, by bucket of the distance and head; one table for all layers (arXiv 1910.10683)."""
+
+    kind: Literal["relative"] = "relative"
+    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="buckets that distances fall into")
+    max_distance: PositiveInt = Field(default=128, description="distance from which on all share the last bucket")
+
+    @model_validator(mode="after")
+    def _distances_fill_the_buckets(self) -> RelativeConfig:
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"max_distance {self.max_distance} must be above {self.buckets // 2}, half of the {self.buckets} "
+                "buckets: that many distances have a bucket of their own"
+            )
+        return self
+
+
+class AlibiConfig(Part):
+    """ALiBi: a bias on the scores that falls with distance, by a fixed slope for each head (arXiv 2108.12409)."""
+
+    kind: Literal["alibi"] = "alibi"
+
+
 class NoPositionConfig(Part):
     """NoPE: the causal mask alone tells the order of tokens (arXiv 2305.19466)."""
 
     kind: Literal["none"] = "none"
+
+
+PositionConfig = RopeConfig | AbsoluteConfig | LearnableAbsoluteConfig | RelativeConfig | AlibiConfig | NoPositionConfig
 
 
 class ModelConfig(Part):
@@ -113,9 +154,7 @@ class ModelConfig(Part):
     attention: GQAConfig | MLAConfig = Field(
         default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
     )
-    position: RopeConfig | NoPositionConfig = Field(
-        default=RopeConfig(), discriminator="kind", description="the positional encoding"
-    )
+    position: PositionConfig = Field(default=RopeConfig(), discriminator="kind", description="the positional encoding")
 
     @property
     def key_value_heads(self) -> int:

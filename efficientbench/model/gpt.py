@@ -120,10 +120,10 @@ def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = 
     """
     megatron_patches.apply()
     with device:
-        position = build_position(config.model)
+        engine = transformer_config(config)
+        first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+        position = build_position(config.model, engine, first_stage)
         spec = block_spec(config, position)
-        model = GPT(
-            transformer_config(config), spec, position, config.model.vocab_size, config.training.seq_len, vp_stage
-        )
+        model = GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)
     initialize(model, config.model, config.training.seed)
     return model

@@ -27,6 +27,7 @@ LAYOUTS = {
     "CP 2 x PP 2 interleaved": (4, ["parallel.cp=2", "parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
     "CP 2 x DP 2": (4, ["parallel.cp=2", "parallel.dp=2"]),
     "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
+    "PP 2 x DP 2": (4, ["parallel.pp=2", "parallel.dp=2"]),
 }
 RECOMPUTATION = {
     "selective recomputation": (1, ["training.recompute=selective"]),
@@ -39,6 +40,7 @@ EXPERT_LAYOUTS = {
     "EP 2 x CP 2": (2, ["parallel.ep=2", "parallel.cp=2"]),
     "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
 }
+POSITIONS = ("absolute_1.5B", "learnable_absolute_1.5B", "relative_1.5B", "none_1.5B")
 CELLS = [
     *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B", "mla_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
     # Tensor parallelism without sequence parallelism is refused for experts.
@@ -47,6 +49,14 @@ CELLS = [
         for layout in [*LAYOUTS, *RECOMPUTATION, *EXPERT_LAYOUTS]
         if not layout.startswith("TP 2") or "SP" in layout
     ),
+    *(
+        (name, layout)
+        for name in POSITIONS
+        for layout in ("TP 2", "TP 2 with SP", "PP 2", "DP 2 with distributed optimizer")
+    ),
+    # A table that every stage holds: split over heads, and cut by the distributed optimizer.
+    ("relative_1.5B", "TP 2 x PP 2"),
+    ("relative_1.5B", "PP 2 x DP 2"),
 ]
 
 

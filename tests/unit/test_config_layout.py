@@ -129,6 +129,15 @@ def test_experts_are_split_or_shared_out_but_not_both() -> None:
         layout(*ranks, name="moe_1.5Bx8")
 
 
+def test_a_sequence_longer_than_the_table_of_positions() -> None:
+    overrides = ["training.seq_len=2049", "training.micro_batch_size=1"]
+    with pytest.raises(ConfigError) as caught:
+        layout(*overrides, name="learnable_absolute_1.5B")
+    assert "2049 tokens are more than the 2048 positions" in str(caught.value)
+    assert layout(*overrides, "model.position.max_seq_len=2049", name="learnable_absolute_1.5B").tp == 1
+    assert layout(*overrides, name="absolute_1.5B").tp == 1
+
+
 def test_all_refusals_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         layout("parallel.tp=5", "parallel.pp=3", "training.global_batch_size=3", "data.split=[0,1,0]")

@@ -109,6 +109,11 @@ def test_a_key_of_another_kind() -> None:
     assert problem == "model.position.base: is no key of kind none"
 
 
+def test_a_relative_bias_with_buckets_to_spare() -> None:
+    (problem,) = problems_of("model.position.max_distance=16", name="relative_1.5B")
+    assert problem.startswith("model.position: max_distance 16 must be above 16, half of the 32 buckets")
+
+
 def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
     position = resolve("gqa_1.5B", overrides=["model.position.base=1e4"]).model.position
     assert position == RopeConfig(base=1e4)

@@ -24,6 +24,10 @@ PUBLISHED = {
     "rope_1.5B": 1_543_714_304,
     "dense_1.5B": 1_543_714_304,
     "dense_3B": 3_085_938_688,
+    "absolute_1.5B": 1_543_714_304,
+    "learnable_absolute_1.5B": 1_543_714_304 + 2048 * 1536,
+    "relative_1.5B": 1_543_714_304 + 32 * 12,
+    "none_1.5B": 1_543_714_304,
 }
 
 
@@ -169,6 +173,16 @@ def test_stages_hold_the_model_once_and_the_tied_embedding_twice(stages: int) ->
     assert sum(stage.weights for stage in memory) == 2 * (PUBLISHED["gqa_1.5B"] + 151_936 * 1536)
 
 
+def test_position_tables_lie_on_the_first_stage_or_on_every_one() -> None:
+    for layout in (["parallel.pp=2"], ["parallel.pp=2", "parallel.tp=2"]):
+        none, learnable, relative = (
+            [stage.weights for stage in memory_of(f"{name}_1.5B", *layout)]
+            for name in ("none", "learnable_absolute", "relative")
+        )
+        assert [each - bare for each, bare in zip(learnable, none, strict=True)] == [2048 * 1536 * 2, 0]
+        assert [each - bare for each, bare in zip(relative, none, strict=True)] == [32 * 12 * 2 // len(layout)] * 2
+
+
 def test_earlier_stages_hold_more_micro_batches() -> None:
     memory = memory_of("gqa_1.5B", "parallel.pp=4")
     first, second, third, last = (stage.activations for stage in memory)
@@ -194,7 +208,9 @@ def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize(
+    "name", ["gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "relative_1.5B"]
+)
 def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
     import torch
 

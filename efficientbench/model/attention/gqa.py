@@ -15,6 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.schema import ModelConfig
 from efficientbench.model import context_parallel
+from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.position.base import Position
 
 
@@ -49,6 +50,9 @@ class CoreAttention(MegatronModule):
     ) -> torch.Tensor:
         """query [S, B, heads, D], key and value [S, B, groups, D] of this tensor-parallel rank → [S, B, heads · D]."""
         query, key = self.position.rotate(query), self.position.rotate(key)
+        bias = self.position.bias(query.shape[0])
+        if bias is not None:
+            return biased_causal_attention(query, key, value, self.scale, bias)
         return context_parallel.attention(query, key, value, self.scale)
 
 

@@ -6,12 +6,18 @@ from efficientbench.config.schema import ModelConfig
 
 
 def kernel_names(model: ModelConfig, device_type: str) -> dict[str, str]:
-    """Part of the model → the kernel that computes it, for the record."""
-    from efficientbench.model.kernels import attention, cross_entropy, grouped_mm, norm, rope, swiglu
+    """Part of the model → the kernel that computes it on the device type, for the record."""
+    from efficientbench.model.kernels import attention, biased_attention, cross_entropy, grouped_mm, norm, rope, swiglu
 
+    biased = model.position.kind in ("relative", "alibi")
     names = {
-        module.__name__.rpartition(".")[2]: module.NAME for module in (attention, cross_entropy, norm, rope, swiglu)
+        "attention": biased_attention.name(device_type) if biased else attention.NAME,
+        "cross_entropy": cross_entropy.NAME,
+        "norm": norm.NAME,
+        "swiglu": swiglu.NAME,
     }
+    if model.position.kind == "rope":
+        names["rope"] = rope.NAME
     if model.moe is not None:
         names["grouped_mm"] = grouped_mm.NAMES[grouped_mm.has_grouped_mm(device_type)]
     return names

@@ -1,0 +1,182 @@
+"""Causal softmax attention with a bias on the scores that depends on the head and the distance alone.
+
+S = sequence, B = batch, D = head dimension, R = queries of a block, N = keys that a block's last query sees. No kernel
+here holds a bias of S × S for each head, nor the scores of the whole sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+BLOCK_ELEMENTS = 2**20
+"""Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed."""
+
+Attention = Callable[..., torch.Tensor]
+Block = tuple[int, int, torch.Tensor, torch.Tensor]
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return "torch flex_attention" if _flex_runs(device_type) else "blocks of queries, recomputed in the backward pass"
+
+
+def biased_causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
+) -> torch.Tensor:
+    """softmax(scale · q kᵀ + bias by distance + causal mask) v; query head h reads group h // (heads / groups).
+
+    Args:
+        query: [S, B, heads, D]
+        key, value: [S, B, groups, D]
+        scale: factor on the products, not on the bias.
+        bias: [heads, S], added to the score of a query and the key d tokens before it; it may be trained.
+
+    Returns:
+        [S, B, heads · D]
+    """
+    if _flex_runs(query.device.type):
+        return flex_attention(query, key, value, scale, bias, _compiled_flex())
+    out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
+    return out
+
+
+class BlockedAttention(torch.autograd.Function):
+    """Block after block of queries, in float32; keeps only its inputs for the backward pass.
+
+    Keys are taken from the last to the first: the distance then grows by one along a block's rows and by one along its
+    columns, so that a strided view of the bias lies over the scores, and infinities in front of it are the causal mask.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value, bias)
+        ctx.scale = scale
+        sequence, batch, heads, _ = query.shape
+        keys, values = _reversed(key), _reversed(value)
+        out = query.new_empty(sequence, batch, heads, value.shape[-1])
+        for first, last, probabilities, _ in _probabilities(query, keys, scale, bias):
+            block = torch.bmm(probabilities, values[:, sequence - last :])
+            out[first:last] = block.view(batch, heads, last - first, -1).permute(2, 0, 1, 3)
+        return out.flatten(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, bias = ctx.saved_tensors
+        sequence, batch, heads, _ = query.shape
+        grad_out = grad_outputs[0].view(sequence, batch, heads, -1)
+        keys, values = _reversed(key), _reversed(value)
+        grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
+        grad_query = torch.empty_like(query)
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[4] else None
+        for first, last, probabilities, queries in _probabilities(query, keys, ctx.scale, bias):
+            seen = slice(sequence - last, sequence)
+            grad = _rows(grad_out[first:last], keys.shape[0])
+            grad_values[:, seen].baddbmm_(probabilities.transpose(1, 2), grad)
+            grad_probabilities = torch.bmm(grad, values[:, seen].transpose(1, 2))
+            grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, torch.float32)
+            grad_queries = torch.bmm(grad_scores, keys[:, seen]).mul_(ctx.scale)
+            grad_query[first:last] = grad_queries.view(batch, heads, last - first, -1).permute(2, 0, 1, 3)
+            grad_keys[:, seen].baddbmm_(grad_scores.transpose(1, 2), queries)
+            if grad_bias is not None:
+                grad_bias[:, :last] += _sum_by_distance(grad_scores.view(batch, heads, last - first, last))
+        grad_key, grad_value = (
+            grad.flip(1).view(batch, -1, sequence, grad.shape[-1]).permute(2, 0, 1, 3).to(key.dtype)
+            for grad in (grad_keys, grad_values)
+        )
+        return grad_query, grad_key, grad_value, None, None if grad_bias is None else grad_bias.to(bias.dtype)
+
+
+def _reversed(x: torch.Tensor) -> torch.Tensor:
+    """Keys or values [S, B, groups, D] → float32 [B · groups, S, D], the last token first."""
+    return x.permute(1, 2, 0, 3).flip(2).float().flatten(0, 1)
+
+
+def _rows(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """A block of queries [R, B, heads, D] → float32 [B · groups, heads / groups · R, D]."""
+    return x.permute(1, 2, 0, 3).float().reshape(groups, -1, x.shape[-1])
+
+
+def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: torch.Tensor) -> Iterator[Block]:
+    """For each block of queries: its first position, the position after its last, the probabilities over reversed keys
+    [B · groups, heads / groups · R, N], and the scaled queries [B · groups, heads / groups · R, D]."""
+    sequence, batch, heads, _ = query.shape
+    rows = min(max(BLOCK_ELEMENTS // (batch * heads * sequence), 16), sequence)
+    # Distances from 1 - R to S - 1; a key after its query is at a negative one.
+    distances = F.pad(bias.detach().float(), (rows - 1, 0), value=-torch.inf)
+    for first in range(0, sequence, rows):
+        last = min(first + rows, sequence)
+        shape, stride = (heads, last - first, last), (distances.stride(0), 1, 1)
+        offset = rows - (last - first)
+        queries = _rows(query[first:last], keys.shape[0]) * scale
+        scores = torch.bmm(queries, keys[:, sequence - last :].transpose(1, 2))
+        scores.view(batch, *shape).add_(distances.as_strided(shape, stride, offset))
+        yield first, last, torch.softmax(scores, dim=-1), queries
+
+
+def _sum_by_distance(grad_scores: torch.Tensor) -> torch.Tensor:
+    """Gradient of a block's scores [B, heads, R, N] over reversed keys → its sums [heads, N] by distance."""
+    _, heads, rows, seen = grad_scores.shape
+    # Rows padded to N + R, read as if they had N + R - 1 columns: each begins one column further right than the row
+    # above it, and what lay on one distance lies in one column.
+    padded = grad_scores.new_zeros(heads, rows, seen + rows)
+    torch.sum(grad_scores, dim=0, out=padded[:, :, :seen])
+    skewed = padded.view(heads, -1)[:, : rows * (seen + rows - 1)].view(heads, rows, seen + rows - 1)
+    return skewed.sum(dim=1)[:, rows - 1 :]
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    bias: torch.Tensor,
+    kernel: Attention,
+) -> torch.Tensor:
+    """The same by torch's FlexAttention, `kernel`, compiled or not."""
+    by_distance = bias.float()
+
+    def add_bias(score: torch.Tensor, _: Any, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        # Masked pairs are computed too, with a distance that has to be an index.
+        return score + by_distance[head, (i - j).abs()]
+
+    out = kernel(
+        query.permute(1, 2, 0, 3),
+        key.permute(1, 2, 0, 3),
+        value.permute(1, 2, 0, 3),
+        score_mod=add_bias,
+        block_mask=_causal_block_mask(query.shape[0], str(query.device)),
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return out.permute(2, 0, 1, 3).flatten(2)
+
+
+@functools.lru_cache(maxsize=4)
+def _causal_block_mask(sequence: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
+
+
+@functools.cache
+def _compiled_flex() -> Attention:
+    from torch.nn.attention.flex_attention import flex_attention as kernel
+
+    return torch.compile(kernel, dynamic=False)
+
+
+@functools.cache
+def _flex_runs(device_type: str) -> bool:
+    """Whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
+    if device_type != "cuda" or not torch.cuda.is_available():
+        return False
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())
