@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from efficientbench import nsa_cost
 from efficientbench.config.schema import GQAConfig, MLAConfig, ModelConfig
 
 
@@ -30,6 +31,10 @@ class AttentionCost:
     """(model, t) → of these, what selective recomputation does not keep."""
     gathered: Callable[[ModelConfig, int], int]
     """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
+    causal_score_flops: Callable[[ModelConfig, int], int] | None = None
+    """The same as score_flops over the keys that a query sees; None: half of the full square."""
+    keys_read_per_query: Callable[[ModelConfig, int], float] | None = None
+    """Mean number of keys that a query reads in a sequence of so many tokens; None: all in its past and itself."""
 
 
 def _gqa(model: ModelConfig) -> GQAConfig:
@@ -122,5 +127,17 @@ ATTENTION = {
         saved=_mla_saved,
         recomputed=_mla_recomputed,
         gathered=lambda model, tp: 2 * model.heads // tp * _mla_key_dim(model),
+    ),
+    "nsa": AttentionCost(
+        parameters=nsa_cost.parameters,
+        replicated_parameters=nsa_cost.compression_parameters,
+        projection_flops=nsa_cost.projection_flops,
+        score_flops=nsa_cost.score_flops_full_square,
+        cached=nsa_cost.cached,
+        saved=nsa_cost.saved,
+        recomputed=nsa_cost.recomputed,
+        gathered=lambda model, tp: 0,
+        causal_score_flops=nsa_cost.score_flops,
+        keys_read_per_query=nsa_cost.keys_read_per_query,
     ),
 }

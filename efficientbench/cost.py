@@ -138,10 +138,22 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
     feed_forward = 2 * (computed * _feed_forward_parameters(model) + _router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
-    scores = model.layers * attention.score_flops(model, seq_len)
-    forward = linear + scores // 2
-    recomputed = {"none": 0, "selective": scores // 2, "full": forward - logits}[recompute]
-    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + scores)
+    square = attention.score_flops(model, seq_len)
+    causal = attention.causal_score_flops(model, seq_len) if attention.causal_score_flops else square // 2
+    forward = linear + model.layers * causal
+    recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
+    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
+
+
+def dense_keys_per_query(seq_len: int) -> float:
+    """Mean number of keys that a query of causal attention reads: all in its past, itself included."""
+    return (seq_len + 1) / 2
+
+
+def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
+    """Mean number of keys that a query of this model's attention reads."""
+    read = ATTENTION[model.attention.kind].keys_read_per_query
+    return read(model, seq_len) if read else dense_keys_per_query(seq_len)
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:

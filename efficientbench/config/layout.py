@@ -128,7 +128,12 @@ def _shape_problems(config: RunConfig) -> list[str]:
     problems = []
     if model.heads % tp:
         problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
-    if groups != model.heads:
+    if model.attention.kind == "nsa" and groups % tp:
+        problems.append(
+            f"parallel.tp: {tp} does not divide the {groups} query groups (model.attention.query_groups): "
+            "tensor-parallel ranks of NSA hold whole groups"
+        )
+    elif groups != model.heads:
         problems += _group_problems(tp, groups, model.head_dim)
     if model.ffn_hidden_size % tp and parallel.ep == 1:
         problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")

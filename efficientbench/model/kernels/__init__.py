@@ -7,15 +7,26 @@ from efficientbench.config.schema import ModelConfig
 
 def kernel_names(model: ModelConfig, device_type: str) -> dict[str, str]:
     """Part of the model → the kernel that computes it on the device type, for the record."""
-    from efficientbench.model.kernels import attention, biased_attention, cross_entropy, grouped_mm, norm, rope, swiglu
+    from efficientbench.model.kernels import (
+        attention,
+        biased_attention,
+        cross_entropy,
+        grouped_mm,
+        norm,
+        nsa_range,
+        nsa_selection,
+        rope,
+        swiglu,
+    )
 
-    biased = model.position.kind in ("relative", "alibi")
-    names = {
-        "attention": biased_attention.name(device_type) if biased else attention.NAME,
-        "cross_entropy": cross_entropy.NAME,
-        "norm": norm.NAME,
-        "swiglu": swiglu.NAME,
-    }
+    names = {"cross_entropy": cross_entropy.NAME, "norm": norm.NAME, "swiglu": swiglu.NAME}
+    if model.attention.kind == "nsa":
+        names["nsa_compression"] = names["nsa_window"] = nsa_range.NAME
+        names["nsa_selection"] = nsa_selection.kernel_name(device_type, model.attention.select_block, model.head_dim)
+    elif model.position.kind in ("relative", "alibi"):
+        names["attention"] = biased_attention.name(device_type)
+    else:
+        names["attention"] = attention.NAME
     if model.position.kind == "rope":
         names["rope"] = rope.NAME
     if model.moe is not None:
