@@ -99,6 +99,12 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     return config.model_copy(update={"training": training.model_copy(update={"micro_batch_size": fitting})})
 
 
+def context_chunks(rank: int, cp: int) -> tuple[int, int]:
+    """Which of a sequence's 2 · cp chunks a context-parallel rank holds: one early and one late, so that all ranks see
+    as many keys."""
+    return rank, 2 * cp - 1 - rank
+
+
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
     """Rows of the embedding: the vocabulary, rounded up to what `tp` ranks share evenly."""
     return -(-vocab_size // tp) * tp

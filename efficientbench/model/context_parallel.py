@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group share each sequence, and gather one another's keys and values.
 
-A sequence is cut into 2 · CP chunks. Rank r holds chunks r and 2 · CP - 1 - r, so that all ranks see as many keys.
+A sequence is cut into 2 · CP chunks, of which each rank holds an early and a late one.
 S = sequence, B = micro-batch, D = head dimension.
 """
 
@@ -10,21 +10,17 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
+from efficientbench.config.layout import context_chunks
 from efficientbench.model.kernels.attention import causal_attention
-
-
-def own_chunks(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """What this rank holds of a whole sequence that lies along `dim`."""
-    size = parallel_state.get_context_parallel_world_size()
-    if size == 1:
-        return x
-    chunks = x.chunk(2 * size, dim)
-    return torch.cat([chunks[index] for index in _own(size)], dim)
 
 
 def positions(tokens: int, device: torch.device) -> torch.Tensor:
     """Positions in the sequence [tokens] of the `tokens` that this rank holds."""
-    return own_chunks(torch.arange(tokens * parallel_state.get_context_parallel_world_size(), device=device), 0)
+    size = parallel_state.get_context_parallel_world_size()
+    if size == 1:
+        return torch.arange(tokens, device=device)
+    chunk = tokens // 2
+    return torch.cat([torch.arange(index * chunk, (index + 1) * chunk, device=device) for index in _own(size)])
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -52,8 +48,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
 
 
 def _own(size: int) -> tuple[int, int]:
-    rank = parallel_state.get_context_parallel_rank()
-    return rank, 2 * size - 1 - rank
+    return context_chunks(parallel_state.get_context_parallel_rank(), size)
 
 
 def _gather_sequence(x: torch.Tensor) -> torch.Tensor:

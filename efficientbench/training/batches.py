@@ -17,8 +17,8 @@ from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
+from efficientbench.config.layout import context_chunks
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.context_parallel import own_chunks
 from efficientbench.training.errors import TrainingError
 
 
@@ -89,10 +89,19 @@ class Batches:
             start = first + (rank * self.micro_batches + index) * size
             samples = [dataset[sample] for sample in range(start, start + size)]
             tokens, labels, loss_mask = (
-                own_chunks(torch.stack([sample[key] for sample in samples]), dim=1).to(self.device, non_blocking=True)
+                _own_part(torch.stack([sample[key] for sample in samples])).to(self.device, non_blocking=True)
                 for key in ("tokens", "labels", "loss_mask")
             )
             yield Batch(tokens, labels, loss_mask)
+
+
+def _own_part(sequences: torch.Tensor) -> torch.Tensor:
+    """[B, sequence] → [B, S], what this context-parallel rank holds of it."""
+    size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    if size == 1:
+        return sequences
+    chunks = sequences.chunk(2 * size, dim=1)
+    return torch.cat([chunks[index] for index in context_chunks(rank, size)], dim=1)
 
 
 def _open_datasets(
