@@ -1,7 +1,7 @@
 """What a model costs: parameters, FLOPs, cache and memory, as pure formulas; no torch.
 
 H = hidden size, F = feed-forward width, D = head dimension, V = vocabulary, S = sequence, t = tensor-parallel ranks.
-A new attention or positional encoding adds one entry to ATTENTION or POSITION below, found by its `kind`.
+A new positional encoding adds one entry to POSITION below, found by its `kind`; attention has attention_cost.py.
 """
 
 from __future__ import annotations
@@ -9,29 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from efficientbench.attention_cost import ATTENTION
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import LearnableAbsoluteConfig, ModelConfig, Recompute, RelativeConfig, RunConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
-@dataclass(frozen=True)
-class AttentionCost:
-    """One attention layer's formulas, projections included. Counts are of elements, not bytes."""
-
-    parameters: Callable[[ModelConfig], int]
-    projection_flops: Callable[[ModelConfig], int]
-    """Forward FLOPs per token in the projections."""
-    score_flops: Callable[[ModelConfig, int], int]
-    """Forward FLOPs per token in scores and their product with the values, over keys of the full square."""
-    cached: Callable[[ModelConfig], int]
-    """Elements that decoding keeps per token."""
-    saved: Callable[[ModelConfig, int], int]
-    """(model, t) → elements per token that one rank keeps from forward to backward, the layer's input left out."""
-    recomputed: Callable[[ModelConfig, int], int]
-    """(model, t) → of these, what selective recomputation does not keep."""
-    gathered: Callable[[ModelConfig, int], int]
-    """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +23,6 @@ class PositionCost:
     parameters: Callable[[ModelConfig], int]
     rank_parameters: Callable[[ModelConfig, int, bool], int]
     """(model, t, whether the stage is the first) → parameters on one rank."""
-
-
-def _gqa_qkv(model: ModelConfig) -> int:
-    return (model.heads + 2 * model.attention.query_groups) * model.head_dim
-
-
-def _gqa_parameters(model: ModelConfig) -> int:
-    bias = _gqa_qkv(model) if model.attention.qkv_bias else 0
-    return (_gqa_qkv(model) + model.heads * model.head_dim) * model.hidden_size + bias
-
-
-def _gqa_saved(model: ModelConfig, tp: int) -> int:
-    """QKV (the values are a view of it), rotated queries and keys, and the output. Without rotation a little less: the
-    keys are a view too."""
-    groups = max(model.attention.query_groups // tp, 1)
-    heads = model.heads // tp
-    return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
-
-
-ATTENTION = {
-    "gqa": AttentionCost(
-        parameters=_gqa_parameters,
-        projection_flops=lambda model: 2 * model.hidden_size * (_gqa_qkv(model) + model.heads * model.head_dim),
-        score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
-        cached=lambda model: 2 * model.attention.query_groups * model.head_dim,
-        saved=_gqa_saved,
-        recomputed=lambda model, tp: max(model.attention.query_groups // tp, 1) * model.head_dim,
-        gathered=lambda model, tp: 2 * max(model.attention.query_groups // tp, 1) * model.head_dim,
-    ),
-}
 
 
 WITHOUT_PARAMETERS = PositionCost(parameters=lambda model: 0, rank_parameters=lambda model, tp, first: 0)
@@ -253,10 +205,12 @@ def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """Parameters on one rank besides experts; with several stages, the tied embedding is on the first and on the
     last."""
     model, tp = config.model, layout.tp
-    split = ATTENTION[model.attention.kind].parameters(model)
+    attention = ATTENTION[model.attention.kind]
+    whole = attention.replicated_parameters(model)
+    split = attention.parameters(model) - whole
     if model.moe is None:
         split += _feed_forward_parameters(model)
-    count = layout.layers_per_stage * (split // tp + _router_parameters(model) + 2 * model.hidden_size)
+    count = layout.layers_per_stage * (split // tp + whole + _router_parameters(model) + 2 * model.hidden_size)
     count += POSITION[model.position.kind].rank_parameters(model, tp, stage == 0)
     if stage in (0, layout.pp - 1):
         count += _rank_embedding(config, layout)

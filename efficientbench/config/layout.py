@@ -124,17 +124,12 @@ def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bo
 
 def _shape_problems(config: RunConfig) -> list[str]:
     model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    tp, groups = parallel.tp, model.attention.query_groups
+    tp, groups = parallel.tp, model.key_value_heads
     problems = []
     if model.heads % tp:
         problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
-    if groups % tp and tp % groups:
-        problems.append(
-            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
-            "(model.attention.query_groups)"
-        )
-    elif 2 * groups * model.head_dim % tp:
-        problems.append(f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}")
+    if groups != model.heads:
+        problems += _group_problems(tp, groups, model.head_dim)
     if model.ffn_hidden_size % tp and parallel.ep == 1:
         problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")
     if parallel.sp and tp == 1:
@@ -211,6 +206,17 @@ def _expert_problems(config: RunConfig, dp: int) -> list[str]:
             f"{parallel.tp} times: set parallel.sp=true"
         )
     return problems
+
+
+def _group_problems(tp: int, groups: int, head_dim: int) -> list[str]:
+    if groups % tp and tp % groups:
+        return [
+            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
+            "(model.attention.query_groups)"
+        ]
+    if 2 * groups * head_dim % tp:
+        return [f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {head_dim}"]
+    return []
 
 
 def _batch_problems(config: RunConfig, dp: int) -> list[str]:

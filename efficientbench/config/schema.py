@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUseDefault
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -53,8 +54,36 @@ class GQAConfig(Part):
     qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
 
 
+class MLAConfig(Part):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Widths that are not set follow the backbone's in the proportions of DeepSeek-V2-Lite: see `proportions`.
+    """
+
+    kind: Literal["mla"] = "mla"
+    q_lora_rank: PositiveInt | None = Field(
+        default=None, description="width of the queries' latent; unset: queries are not compressed"
+    )
+    kv_lora_rank: PositiveInt = Field(description="width of the latent that keys and values share; hidden_size / 4")
+    qk_nope_head_dim: PositiveInt = Field(description="part of a query or key head without position; head_dim")
+    qk_rope_head_dim: PositiveInt = Field(
+        description="part of a query head that RoPE rotates, and the one rotated key of all heads; head_dim / 2"
+    )
+    v_head_dim: PositiveInt = Field(description="width of a value head; head_dim")
+
+    @staticmethod
+    def proportions(hidden_size: int, head_dim: int) -> dict[str, int]:
+        """The widths of MLA on a backbone with these."""
+        return {
+            "kv_lora_rank": hidden_size // 4,
+            "qk_nope_head_dim": head_dim,
+            "qk_rope_head_dim": head_dim // 2,
+            "v_head_dim": head_dim,
+        }
+
+
 class RopeConfig(Part):
-    """Rotary position embedding (arXiv 2104.09864) on the whole head dimension."""
+    """Rotary position embedding (arXiv 2104.09864) on the whole head dimension; with MLA on the part that it sets."""
 
     kind: Literal["rope"] = "rope"
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
@@ -122,8 +151,33 @@ class ModelConfig(Part):
         default=0.02,
         description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
     )
-    attention: GQAConfig = Field(default=GQAConfig(), description="the attention variant and its own shapes")
+    attention: GQAConfig | MLAConfig = Field(
+        default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
+    )
     position: PositionConfig = Field(default=RopeConfig(), discriminator="kind", description="the positional encoding")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads that keys and values have in the attention kernel."""
+        return self.heads if isinstance(self.attention, MLAConfig) else self.attention.query_groups
+
+    @property
+    def rotated_dim(self) -> int:
+        """Dimensions of a query or key head that RoPE rotates."""
+        return self.attention.qk_rope_head_dim if isinstance(self.attention, MLAConfig) else self.head_dim
+
+    @field_validator("attention", mode="before")
+    @classmethod
+    def _complete_attention(cls, attention: object, info: ValidationInfo) -> object:
+        """Attention without a kind is GQA; MLA's widths follow the backbone's."""
+        if not isinstance(attention, Mapping):
+            return attention
+        if attention.get("kind") != "mla":
+            return {"kind": "gqa", **attention}
+        if not {"hidden_size", "head_dim"} <= info.data.keys():
+            # A mistake in these is told; that no widths follow from it need not be.
+            raise PydanticUseDefault
+        return {**MLAConfig.proportions(info.data["hidden_size"], info.data["head_dim"]), **attention}
 
     @field_validator("position", mode="before")
     @classmethod
@@ -133,13 +187,19 @@ class ModelConfig(Part):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
-        if self.heads % self.attention.query_groups:
+        if self.heads % self.key_value_heads:
             raise ValueError(
-                f"{self.heads} heads cannot be shared evenly by {self.attention.query_groups} query groups: "
+                f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
                 "attention.query_groups must divide heads"
             )
-        if self.position.kind == "rope" and self.head_dim % 2:
-            raise ValueError(f"RoPE rotates pairs of dimensions: head_dim must be even, not {self.head_dim}")
+        if isinstance(self.attention, MLAConfig) and self.position.kind != "rope":
+            raise ValueError(
+                f"position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not "
+                f"{self.position.kind!r}"
+            )
+        if self.position.kind == "rope" and self.rotated_dim % 2:
+            key = "attention.qk_rope_head_dim" if isinstance(self.attention, MLAConfig) else "head_dim"
+            raise ValueError(f"RoPE rotates pairs of dimensions: {key} must be even, not {self.rotated_dim}")
         return self
 
 

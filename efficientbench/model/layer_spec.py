@@ -10,7 +10,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import GQAConfig, RunConfig
 from efficientbench.model import feed_forward, moe
 from efficientbench.model.attention import attention_spec
 from efficientbench.model.norm import RMSNorm
@@ -28,11 +28,11 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         num_layers=model.layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.heads,
-        num_query_groups=model.attention.query_groups,
+        num_query_groups=model.key_value_heads,
         kv_channels=model.head_dim,
         ffn_hidden_size=model.ffn_hidden_size,
         add_bias_linear=False,
-        add_qkv_bias=model.attention.qkv_bias,
+        add_qkv_bias=isinstance(model.attention, GQAConfig) and model.attention.qkv_bias,
         gated_linear_unit=True,
         activation_func=F.silu,
         normalization="RMSNorm",

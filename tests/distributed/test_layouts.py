@@ -42,7 +42,7 @@ EXPERT_LAYOUTS = {
 }
 POSITIONS = ("absolute_1.5B", "learnable_absolute_1.5B", "relative_1.5B", "none_1.5B")
 CELLS = [
-    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
+    *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B", "mla_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
     # Tensor parallelism without sequence parallelism is refused for experts.
     *(
         ("moe_1.5Bx8", layout)

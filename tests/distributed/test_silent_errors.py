@@ -59,20 +59,23 @@ def initial_weights(config: RunConfig) -> dict[str, tuple[torch.Tensor, int | No
         }
 
 
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B"])
 @pytest.mark.parametrize("layout", [["parallel.tp=2"], ["parallel.tp=2", "parallel.sp=true"], ["parallel.pp=2"]])
-def test_initial_weights_are_the_same_in_every_layout(layout: list[str], ranks: Callable[[int], Ranks]) -> None:
-    whole = ranks(1).call(initial_weights, tiny("gqa_1.5B"))[0]
+def test_initial_weights_are_the_same_in_every_layout(
+    name: str, layout: list[str], ranks: Callable[[int], Ranks]
+) -> None:
+    whole = ranks(1).call(initial_weights, tiny(name))[0]
     seen = set()
-    for weights in ranks(2).call(initial_weights, tiny("gqa_1.5B", *layout)):
-        for name, (part, dim, stride, rank) in weights.items():
-            full = whole[name][0]
+    for weights in ranks(2).call(initial_weights, tiny(name, *layout)):
+        for key, (part, dim, stride, rank) in weights.items():
+            full = whole[key][0]
             if dim is not None and "parallel.pp=2" not in layout:
                 pieces = [piece.chunk(2, dim=dim)[rank] for piece in full.chunk(stride, dim=dim)]
                 full = torch.cat(pieces, dim=dim)
             # The vocabulary is padded where two ranks do not share it evenly.
-            assert torch.equal(part[: full.shape[0]], full), name
-            assert not part[full.shape[0] :].any(), name
-            seen.add(name)
+            assert torch.equal(part[: full.shape[0]], full), key
+            assert not part[full.shape[0] :].any(), key
+            seen.add(key)
     assert seen == whole.keys()
 
 
@@ -168,3 +171,57 @@ def test_context_parallel_ranks_count_their_tokens(ranks: Callable[[int], Ranks]
         assert counted.norms == pytest.approx(expected.norms, rel=1e-5)
     for mean in ranks(2).call(train_with_mean_loss, split, tmp_path / "tokens"):
         assert mean.norms == pytest.approx([2 * norm for norm in expected.norms], rel=1e-5)
+
+
+def train_without_summing_the_shared_key(config: RunConfig, prefix: Path) -> Outcome:
+    """One step in which each rank keeps its own heads' share of the gradient of MLA's shared key."""
+    from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+
+    from efficientbench.model.attention.mla import MultiLatentAttention
+
+    def for_all_heads(self: MultiLatentAttention, shared_key: torch.Tensor) -> torch.Tensor:
+        if not self.config.sequence_parallel:
+            return shared_key
+        return gather_from_sequence_parallel_region(shared_key, tensor_parallel_output_grad=False, group=self.tp_group)
+
+    with mock.patch.object(MultiLatentAttention, "_for_all_heads", for_all_heads):
+        return train(config, prefix, steps=1)
+
+
+def train_without_marking_replicated_weights(config: RunConfig, prefix: Path) -> Outcome:
+    """One step in which MLA's down-projection is not marked as seeing only this rank's part of the sequence."""
+    from efficientbench.model.attention.mla import MultiLatentAttention
+
+    def replicated(self: MultiLatentAttention, inputs: int, outputs: int) -> torch.nn.Linear:
+        return torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
+
+    with mock.patch.object(MultiLatentAttention, "_replicated", replicated):
+        return train(config, prefix, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("without_remedy", "layout"),
+    [
+        (train_without_summing_the_shared_key, ["parallel.tp=2"]),
+        (train_without_summing_the_shared_key, ["parallel.tp=2", "parallel.sp=true"]),
+        (train_without_marking_replicated_weights, ["parallel.tp=2", "parallel.sp=true"]),
+    ],
+)
+def test_the_shared_keys_gradient_is_that_of_all_heads_and_tokens(
+    without_remedy: Callable[[RunConfig, Path], Outcome],
+    layout: list[str],
+    ranks: Callable[[int], Ranks],
+    tmp_path: Path,
+) -> None:
+    write_corpus(tmp_path / "tokens", vocab_size=131)
+    name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight"
+    single, split = tiny("mla_1.5B", f"data.cache={tmp_path}"), tiny("mla_1.5B", f"data.cache={tmp_path}", *layout)
+
+    def shared_key_gradient(outcomes: list[Outcome]) -> torch.Tensor:
+        return outcomes[0].gradients[name].tensor[single.model.attention.kv_lora_rank :]
+
+    expected = shared_key_gradient(ranks(1).call(train, single, tmp_path / "tokens", 1))
+    found = shared_key_gradient(ranks(2).call(train, split, tmp_path / "tokens", 1))
+    wrong = shared_key_gradient(ranks(2).call(without_remedy, split, tmp_path / "tokens"))
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (wrong - expected).abs().max() > 0.1 * expected.abs().max()

@@ -126,7 +126,7 @@ def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch
             found.setdefault((outcome.pp_rank, name), {}).setdefault(piece.position, piece)
     whole: dict[str, torch.Tensor] = {}
     for (_, name), pieces in found.items():
-        gradient = _join([pieces[position] for position in sorted(pieces)])
+        gradient = _join(name, [pieces[position] for position in sorted(pieces)])
         if name == "embedding.word_embeddings.weight":
             gradient = gradient[:vocab_size]
         # The tied embedding lies on two stages, which must agree.
@@ -135,9 +135,11 @@ def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch
     return whole
 
 
-def _join(parts: list[Piece]) -> torch.Tensor:
+def _join(name: str, parts: list[Piece]) -> torch.Tensor:
     dim, stride = parts[0].dim, parts[0].stride
     if dim is None:
+        # What every rank holds whole stays the same on all of them only while its gradients do.
+        assert all(torch.equal(part.tensor, parts[0].tensor) for part in parts), name
         return parts[0].tensor
     chunks = [part.tensor.chunk(stride, dim=dim) for part in parts]
     return torch.cat([torch.cat([chunk[index] for chunk in chunks], dim=dim) for index in range(stride)], dim=dim)

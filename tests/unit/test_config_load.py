@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.schema import RopeConfig, RunConfig
+from efficientbench.config.schema import MLAConfig, RopeConfig, RunConfig
 
 BUILT = [run.name for run in load_matrix().runs if run.built]
 
@@ -36,7 +36,10 @@ def test_layers_in_order() -> None:
 @pytest.mark.parametrize("name", BUILT)
 def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
     full, smoke = resolve(name).model, resolve(name, smoke=True).model
-    assert (smoke.heads, smoke.attention, smoke.position) == (full.heads, full.attention, full.position)
+    assert (smoke.heads, smoke.position) == (full.heads, full.position)
+    widths = MLAConfig.proportions(0, 0) if isinstance(smoke.attention, MLAConfig) else ()
+    scaled = {width: 8 * getattr(smoke.attention, width) for width in widths}
+    assert full.attention == smoke.attention.model_copy(update=scaled)
     assert full.hidden_size == 8 * smoke.hidden_size
     assert full.ffn_hidden_size == 8 * smoke.ffn_hidden_size
     assert full.head_dim == 8 * smoke.head_dim
@@ -114,6 +117,31 @@ def test_a_relative_bias_with_buckets_to_spare() -> None:
 def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
     position = resolve("gqa_1.5B", overrides=["model.position.base=1e4"]).model.position
     assert position == RopeConfig(base=1e4)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.attention.query_groups=2", "model.attention.query_groups: is no key of kind mla"),
+        ("model.attention.qk_rope_head_dim=7", "attention.qk_rope_head_dim must be even, not 7"),
+        ("model.attention.kv_lora_rank=0", "model.attention.kv_lora_rank: '0' does not fit"),
+        ("model.hidden_size=x", "model.hidden_size: 'x' does not fit"),
+        ("model.position.kind=none", "MLA has a part of its keys for RoPE and takes no other encoding, not 'none'"),
+    ],
+)
+def test_mistakes_with_mla(override: str, message: str) -> None:
+    (problem,) = problems_of(override, name="mla_1.5B")
+    assert message in problem
+
+
+def test_mlas_widths_follow_the_backbone_unless_set() -> None:
+    follow = resolve("mla_0.5B", overrides=["model.hidden_size=1024", "model.attention.kv_lora_rank=100"])
+    assert follow.model.attention == MLAConfig(
+        kv_lora_rank=100, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
+    )
+    assert resolve("mla_3B").model.attention == MLAConfig(
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
 
 
 def test_all_mistakes_at_once() -> None:

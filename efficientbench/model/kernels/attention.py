@@ -16,13 +16,17 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
     Args:
         query: [Q, B, heads, D]
-        key, value: [S, B, groups, D]
+        key: [S, B, groups, D]
+        value: [S, B, groups, E], E ≤ D
         scale: factor on the scores.
 
     Returns:
-        [Q, B, heads · D]
+        [Q, B, heads · E]
     """
-    sequence, batch, heads, head_dim = query.shape
+    value_dim = value.shape[-1]
+    if value_dim != query.shape[-1] and query.device.type == "cpu":
+        # The CPU's flash kernel wants values as wide as keys. The zeros cost less than scores in memory would.
+        value = F.pad(value, (0, query.shape[-1] - value_dim))
     mask = None if query.shape[0] == key.shape[0] else causal_lower_right(query.shape[0], key.shape[0])
     out = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),
@@ -32,6 +36,6 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         is_causal=mask is None,
         attn_mask=mask,
         scale=scale,
-        enable_gqa=heads != key.shape[2],
+        enable_gqa=query.shape[2] != key.shape[2],
     )
-    return out.permute(2, 0, 1, 3).reshape(sequence, batch, heads * head_dim)
+    return out[..., :value_dim].permute(2, 0, 1, 3).flatten(2)

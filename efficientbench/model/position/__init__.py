@@ -26,7 +26,7 @@ def build_position(model: ModelConfig, config: TransformerConfig, first_stage: b
     """The positional encoding that the configuration names, for one pipeline stage."""
     match model.position:
         case RopeConfig(base=base):
-            return Rope(base, model.head_dim)
+            return Rope(base, model.rotated_dim)
         case AbsoluteConfig():
             return Absolute()
         case LearnableAbsoluteConfig(max_seq_len=rows):

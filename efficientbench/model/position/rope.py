@@ -13,7 +13,7 @@ class Rope(Position):
     """Rotates queries and keys by angles that grow with position."""
 
     def __init__(self, base: float, dim: int) -> None:
-        """base: of the frequencies; dim: how many dimensions of a head are rotated."""
+        """base: of the frequencies; dim: how many dimensions of a head, its last ones, are rotated."""
         self.base = base
         self.dim = dim
         self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -24,7 +24,7 @@ class Rope(Position):
         return rotate(x, cos, sin)
 
     def angles(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [S, 1, 1, D/2] for the sequence length, dtype and device of `like` [S, ...]."""
+        """cos and sin [S, 1, 1, dim / 2] for the sequence length, dtype and device of `like` [S, ...]."""
         cached = self._angles
         if cached is None or cached[0].shape[0] != like.shape[0] or cached[0].dtype != like.dtype:
             exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=like.device) / self.dim
