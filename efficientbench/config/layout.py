@@ -8,7 +8,7 @@ from math import gcd, lcm
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import LearnableAbsoluteConfig, RunConfig
 
-CONTEXT_PARALLEL_ATTENTION = ("gqa",)
+CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
 CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
 
 

@@ -93,13 +93,13 @@ def test_parameters_and_flops_are_those_of_the_cost_formulas(
 ) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from efficientbench.model.attention import mla
+    from efficientbench.model import context_parallel
 
     config = config_of(*shapes)
     model = build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == cost.parameters(config.model).total
 
-    monkeypatch.setattr(mla, "causal_attention", written_out_attention)
+    monkeypatch.setattr(context_parallel, "causal_attention", written_out_attention)
     tokens = torch.zeros(3, config.training.seq_len, dtype=torch.long)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(tokens)
@@ -112,6 +112,17 @@ def written_out_attention(query: torch.Tensor, key: torch.Tensor, value: torch.T
     scores = torch.einsum("sbhd,tbhd->bhst", query, key) * scale
     masked = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
     return torch.einsum("bhst,tbhd->sbhd", masked.softmax(dim=-1), value).flatten(2)
+
+
+def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from efficientbench.model.kernels.attention import causal_attention
+
+    query, key, value = torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 8)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = causal_attention(query, key, value, 0.3)
+    assert relative_error(out, written_out_attention(query, key, value, 0.3)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["mla_0.5B", "mla_1.5B", "mla_3B"])

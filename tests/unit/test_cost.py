@@ -141,6 +141,7 @@ def test_causal_attention_is_counted_halved() -> None:
 def test_kv_cache() -> None:
     assert cost.kv_cache_bytes_per_token(resolve("gqa_1.5B").model, "bf16") == 28 * 2 * 2 * 128 * 2
     assert cost.kv_cache_bytes_per_token(resolve("mqa_1.5B").model, "fp32") == 28 * 2 * 1 * 128 * 4
+    assert cost.kv_cache_bytes_per_token(resolve("mla_1.5B").model, "bf16") == 28 * (384 + 64) * 2
 
 
 def test_state_by_dtype() -> None:
@@ -199,8 +200,15 @@ def test_tensor_parallel_ranks_share_matrices_and_vocabulary_but_not_norms() -> 
     assert one.activations / 2 == split.activations < two.activations
 
 
+def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
+    (one,), (two,) = memory_of("mla_1.5B"), memory_of("mla_1.5B", "parallel.tp=2")
+    down, norms = 28 * 1536 * (384 + 64), 28 * (2 * 1536 + 384) + 1536
+    whole = (down + norms) * 2
+    assert two.weights - whole == (one.weights - whole) // 2
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "learnable_absolute_1.5B", "moe_1.5Bx8", "relative_1.5B"])
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "learnable_absolute_1.5B", "moe_1.5Bx8", "relative_1.5B"])
 def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
     import torch
 

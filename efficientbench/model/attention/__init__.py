@@ -1,4 +1,4 @@
-"""Attention variants, one a file. A new one: its file, a line here, its configuration, its formulas in cost.py."""
+"""Attention variants, one a file. A new one: its file, a line here, its configuration, a line in attention_cost.py."""
 
 from __future__ import annotations
 
