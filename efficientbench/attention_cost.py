@@ -56,7 +56,8 @@ def _gqa_key(model: ModelConfig, tp: int) -> int:
 
 
 def _gqa_saved(model: ModelConfig, tp: int) -> int:
-    """QKV (the values are a view of it), rotated queries and keys, and the output."""
+    """QKV (the values are a view of it), rotated queries and keys, and the output. Without rotation a little less: the
+    keys are a view too."""
     groups = max(_gqa(model).query_groups // tp, 1)
     heads = model.heads // tp
     return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
@@ -101,10 +102,9 @@ def _mla_saved(model: ModelConfig, tp: int) -> int:
 
 
 def _mla_recomputed(model: ModelConfig, tp: int) -> int:
-    """Keys, values and output as wide as keys, per head; kept instead, what they are made of."""
+    """Of what each head keeps, all but queries, keys and values as they are projected, and the output."""
     mla = _mla(model)
-    heads = model.heads // tp
-    return heads * (3 * _mla_key_dim(model) - mla.qk_nope_head_dim - mla.v_head_dim) - mla.qk_rope_head_dim
+    return model.heads // tp * (3 * _mla_key_dim(model) - mla.qk_nope_head_dim - mla.v_head_dim)
 
 
 ATTENTION = {
@@ -126,7 +126,7 @@ ATTENTION = {
         cached=_mla_cached,
         saved=_mla_saved,
         recomputed=_mla_recomputed,
-        gathered=lambda model, tp: 2 * model.heads // tp * _mla_key_dim(model),
+        gathered=lambda model, tp: model.heads // tp * 2 * _mla_key_dim(model),
     ),
     "nsa": AttentionCost(
         parameters=nsa_cost.parameters,

@@ -5,33 +5,43 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import combinations
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
 
 PARTS = {
-    "TP": ("parallel.tp=2",),
-    "TP + SP": ("parallel.tp=2", "parallel.sp=true"),
-    "PP": ("parallel.pp=2",),
-    "PP interleaved": ("parallel.pp=2", "parallel.vpp=2"),
-    "DP": ("parallel.dp=2",),
-    "EP": ("parallel.ep=2",),
-    "CP": ("parallel.cp=2",),
-    "recompute": ("training.recompute=full",),
+    "TP": {"tp": 2},
+    "TP + SP": {"tp": 2, "sp": True},
+    "PP": {"pp": 2},
+    "PP interleaved": {"pp": 2, "vpp": 2},
+    "DP": {"dp": 2},
+    "EP": {"ep": 2},
+    "CP": {"cp": 2},
+    "recompute": {},
 }
-"""Ways to share a run's work or memory, two ranks each; any of them may be multiplied."""
+"""Ways to share a run's work or memory, two ranks each, by keys of `parallel`; any of them may be multiplied."""
 
 
 def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
     """Why the run called `name` cannot have these parts together; empty where it can."""
+    config = _resolved(name)
+    parallel = config.parallel.model_copy(update={key: value for part in parts for key, value in PARTS[part].items()})
+    training = config.training.model_copy(update={"recompute": "full" if "recompute" in parts else "none"})
     try:
-        Layout.of(resolve(name, overrides=[each for part in parts for each in PARTS[part]]), 1, oversubscribe=True)
+        Layout.of(config.model_copy(update={"parallel": parallel, "training": training}), 1, oversubscribe=True)
     except ConfigError as error:
         return error.problems
     return ()
+
+
+@functools.lru_cache(maxsize=32)
+def _resolved(name: str) -> RunConfig:
+    return resolve(name)
 
 
 def products() -> list[tuple[str, ...]]:

@@ -39,6 +39,8 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
             clip_grad=training.gradient_clip,
             bf16=training.dtype == "bf16",
             fp16=training.dtype == "fp16",
+            # megatron begins at 2^32, and a short run would skip most of its steps on the way down.
+            initial_loss_scale=2.0**16,
             params_dtype=stages[0].config.params_dtype,
             use_distributed_optimizer=config.parallel.distributed_optimizer,
         ),

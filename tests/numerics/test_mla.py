@@ -93,13 +93,13 @@ def test_parameters_and_flops_are_those_of_the_cost_formulas(
 ) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from efficientbench.model.attention import mla
+    from efficientbench.model import context_parallel
 
     config = config_of(*shapes)
     model = build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == cost.parameters(config.model).total
 
-    monkeypatch.setattr(mla, "causal_attention", written_out_attention)
+    monkeypatch.setattr(context_parallel, "causal_attention", written_out_attention)
     tokens = torch.zeros(3, config.training.seq_len, dtype=torch.long)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(tokens)

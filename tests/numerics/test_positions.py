@@ -117,6 +117,7 @@ def test_only_without_positions_the_order_of_earlier_tokens_is_lost_on_one_layer
 def test_parameters_and_flops_equal_those_of_the_formulas(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
+    from efficientbench.model import context_parallel
     from efficientbench.model.attention import gqa
 
     config = configuration(kind)
@@ -124,7 +125,7 @@ def test_parameters_and_flops_equal_those_of_the_formulas(kind: str, monkeypatch
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert cost.parameters(config.model).total == counted
     # The counter sees matmuls only.
-    monkeypatch.setattr(gqa, "causal_attention", dense_attention)
+    monkeypatch.setattr(context_parallel, "causal_attention", dense_attention)
     monkeypatch.setattr(gqa, "biased_causal_attention", dense_attention)
     with FlopCounterMode(display=False) as counter:
         model(tokens)

@@ -55,6 +55,22 @@ class Ranks:
         self.folder.cleanup()
 
 
+def _reuse_groups() -> None:
+    """Give the same ranks the same group in every call: a new one would add threads, which no call ever ends."""
+    import torch.distributed as dist
+
+    make_group = dist.new_group
+    groups: dict[tuple[int, ...] | None, object] = {}
+
+    def new_group(ranks: list[int] | None = None, **options: object) -> object:
+        key = tuple(ranks) if ranks is not None else None
+        if key not in groups:
+            groups[key] = make_group(ranks, **options)
+        return groups[key]
+
+    dist.new_group = new_group
+
+
 def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
     import warnings
 
@@ -69,6 +85,7 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
+    _reuse_groups()
     while True:
         function, arguments = connection.recv()
         try:

@@ -107,8 +107,8 @@ def test_plan_prints_the_model() -> None:
 @pytest.mark.parametrize(
     ("words", "mode", "steps"),
     [
-        ([], "dsw", 60),
-        (["dsw"], "dsw", 60),
+        ([], "dsw", 100),
+        (["dsw"], "dsw", 100),
         (["dlc", "training.steps=20"], "dlc", 20),
         (["training.steps=20", "dlc"], "dlc", 20),
     ],

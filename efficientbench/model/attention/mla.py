@@ -101,18 +101,18 @@ class MultiLatentAttention(MegatronModule):
         latent, shared_key = self.linear_kv_down_proj(hidden_states).split(
             [widths.kv_lora_rank, widths.qk_rope_head_dim], dim=-1
         )
-        up, _ = self.linear_kv_up_proj(self.kv_layernorm(latent))
-        inputs = self._query(hidden_states), up, self._for_all_heads(shared_key)
-        if self.config.recompute_granularity == "selective" and self.training:
-            return self.linear_proj(checkpoint(self._attend, False, *inputs))
-        return self.linear_proj(self._attend(*inputs))
+        key_value, _ = self.linear_kv_up_proj(self.kv_layernorm(latent))
+        projected = self._query(hidden_states), key_value, self._for_all_heads(shared_key)
+        if self.training and self.config.recompute_granularity == "selective":
+            return self.linear_proj(checkpoint(self._attend, False, *projected))
+        return self.linear_proj(self._attend(*projected))
 
-    def _attend(self, query: torch.Tensor, up: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
-        """query [S, B, N · key_dim], keys without position beside values [S, B, N · …], shared key [S, B, R]."""
-        key, value = self._heads(up).split([self.widths.qk_nope_head_dim, self.widths.v_head_dim], dim=-1)
-        query = self.position.rotate(self._heads(query))
-        shared_key = self.position.rotate(shared_key.unsqueeze(2))
-        key = torch.cat([key, shared_key.expand(-1, -1, key.shape[2], -1)], dim=-1)
+    def _attend(self, query: torch.Tensor, key_value: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
+        """Projected queries, keys and values [S, B, N · …] and the shared key [S, B, R] → output [S, B, N · E]."""
+        widths = self.widths
+        key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
+        shared_key = self.position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
+        query, key = self.position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
         return context_parallel.attention(query, key, value, 1 / math.sqrt(self.key_dim))
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
