@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from efficientbench import nsa_cost
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import LearnableAbsoluteConfig, ModelConfig, Recompute, RelativeConfig, RunConfig
 
@@ -20,6 +21,8 @@ class AttentionCost:
     """One attention layer's formulas, projections included. Counts are of elements, not bytes."""
 
     parameters: Callable[[ModelConfig], int]
+    replicated_parameters: Callable[[ModelConfig], int]
+    """Of these, what every tensor-parallel rank holds whole."""
     projection_flops: Callable[[ModelConfig], int]
     """Forward FLOPs per token in the projections."""
     score_flops: Callable[[ModelConfig, int], int]
@@ -32,6 +35,10 @@ class AttentionCost:
     """(model, t) → of these, what selective recomputation does not keep."""
     gathered: Callable[[ModelConfig, int], int]
     """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
+    causal_score_flops: Callable[[ModelConfig, int], int] | None = None
+    """The same over the keys that a query sees; None: half of the full square."""
+    keys_read_per_query: Callable[[ModelConfig, int], float] | None = None
+    """Mean number of keys that a query reads in a sequence of so many tokens; None: all in its past and itself."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,25 @@ def _gqa_saved(model: ModelConfig, tp: int) -> int:
 ATTENTION = {
     "gqa": AttentionCost(
         parameters=_gqa_parameters,
+        replicated_parameters=lambda model: 0,
         projection_flops=lambda model: 2 * model.hidden_size * (_gqa_qkv(model) + model.heads * model.head_dim),
         score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim * seq_len,
         cached=lambda model: 2 * model.attention.query_groups * model.head_dim,
         saved=_gqa_saved,
         recomputed=lambda model, tp: max(model.attention.query_groups // tp, 1) * model.head_dim,
         gathered=lambda model, tp: 2 * max(model.attention.query_groups // tp, 1) * model.head_dim,
+    ),
+    "nsa": AttentionCost(
+        parameters=nsa_cost.parameters,
+        replicated_parameters=nsa_cost.compression_parameters,
+        projection_flops=nsa_cost.projection_flops,
+        score_flops=nsa_cost.score_flops_full_square,
+        cached=nsa_cost.cached,
+        saved=nsa_cost.saved,
+        recomputed=nsa_cost.recomputed,
+        gathered=lambda model, tp: 0,
+        causal_score_flops=nsa_cost.score_flops,
+        keys_read_per_query=nsa_cost.keys_read_per_query,
     ),
 }
 
@@ -186,10 +206,22 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
     feed_forward = 2 * (computed * _feed_forward_parameters(model) + _router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
-    scores = model.layers * attention.score_flops(model, seq_len)
-    forward = linear + scores // 2
-    recomputed = {"none": 0, "selective": scores // 2, "full": forward - logits}[recompute]
-    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + scores)
+    square = attention.score_flops(model, seq_len)
+    causal = attention.causal_score_flops(model, seq_len) if attention.causal_score_flops else square // 2
+    forward = linear + model.layers * causal
+    recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
+    return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
+
+
+def dense_keys_per_query(seq_len: int) -> float:
+    """Mean number of keys that a query of causal attention reads: all in its past, itself included."""
+    return (seq_len + 1) / 2
+
+
+def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
+    """Mean number of keys that a query of this model's attention reads."""
+    read = ATTENTION[model.attention.kind].keys_read_per_query
+    return read(model, seq_len) if read else dense_keys_per_query(seq_len)
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
@@ -253,10 +285,12 @@ def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """Parameters on one rank besides experts; with several stages, the tied embedding is on the first and on the
     last."""
     model, tp = config.model, layout.tp
-    split = ATTENTION[model.attention.kind].parameters(model)
+    attention = ATTENTION[model.attention.kind]
+    whole = attention.replicated_parameters(model) + _router_parameters(model)
+    split = attention.parameters(model) - attention.replicated_parameters(model)
     if model.moe is None:
         split += _feed_forward_parameters(model)
-    count = layout.layers_per_stage * (split // tp + _router_parameters(model) + 2 * model.hidden_size)
+    count = layout.layers_per_stage * (split // tp + whole + 2 * model.hidden_size)
     count += POSITION[model.position.kind].rank_parameters(model, tp, stage == 0)
     if stage in (0, layout.pp - 1):
         count += _rank_embedding(config, layout)

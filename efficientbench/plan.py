@@ -208,6 +208,15 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(plan.budget.extended, highlight=False, soft_wrap=True)
 
 
+def _keys_read(plan: Plan) -> str:
+    """Mean keys that a query reads, beside dense attention's where that is another number."""
+    model, seq_len = plan.config.model, plan.config.training.seq_len
+    read, dense = cost.keys_read_per_query(model, seq_len), cost.dense_keys_per_query(seq_len)
+    if read == dense:
+        return f"{read:,.1f}"
+    return f"{read:,.1f}, dense {dense:,.1f}" + ("" if read < dense else ": NOT fewer; it pays at longer sequences")
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training = config.training
@@ -222,6 +231,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("FLOPs per token, training", f"{plan.flops.training:,}"),
         ("  attention as full square", f"{plan.flops.training_full_square:,}"),
         *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
+        ("keys read per query", _keys_read(plan)),
         ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),

@@ -128,7 +128,12 @@ def _shape_problems(config: RunConfig) -> list[str]:
     problems = []
     if model.heads % tp:
         problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
-    if groups % tp and tp % groups:
+    if model.attention.kind == "nsa" and groups % tp:
+        problems.append(
+            f"parallel.tp: {tp} does not divide the {groups} query groups (model.attention.query_groups): "
+            "tensor-parallel ranks of NSA hold whole groups"
+        )
+    elif groups % tp and tp % groups:
         problems.append(
             f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
             "(model.attention.query_groups)"

@@ -92,7 +92,7 @@ def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
     tree: Overlay = {"variant": run.variant, "size": run.size, "smoke": smoke is not None}
     layers = [matrix.sizes[run.size], matrix.variants[run.variant]]
     if smoke is not None:
-        layers += [smoke.all, smoke.sizes.get(run.size, {})]
+        layers += [smoke.all, smoke.sizes.get(run.size, {}), smoke.variants.get(run.variant, {})]
     for layer in layers:
         tree = _merged(tree, layer)
     return tree

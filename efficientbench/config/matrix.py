@@ -39,10 +39,11 @@ class SuiteBlock(Part):
 
 
 class Smoke(Part):
-    """What `--smoke` changes: for all runs, and by size."""
+    """What `--smoke` changes: for all runs, by size, and by variant."""
 
     all: Overlay
     sizes: dict[Name, Overlay]
+    variants: dict[Name, Overlay] = {}
 
 
 class Matrix(Part):

@@ -53,6 +53,40 @@ class GQAConfig(Part):
     qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
 
 
+class NSAConfig(Part):
+    """Native Sparse Attention (arXiv 2502.11089): compressed tokens, selected blocks and a sliding window, gated."""
+
+    kind: Literal["nsa"] = "nsa"
+    query_groups: PositiveInt = Field(
+        default=2, description="key/value heads; each serves heads / query_groups query heads"
+    )
+    qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
+    compress_block: PositiveInt = Field(default=32, description="tokens that one compressed key stands for (l)")
+    compress_stride: PositiveInt = Field(
+        default=16, description="tokens from one compressed key's start to the next (d)"
+    )
+    select_block: PositiveInt = Field(default=64, description="tokens in a block of the selected branch (l')")
+    select_count: PositiveInt = Field(
+        default=16, description="blocks that a query reads, the first and two local ones among them (n)"
+    )
+    window: PositiveInt = Field(default=512, description="tokens in the sliding window, the query's own included (w)")
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> NSAConfig:
+        for name in ("compress_block", "select_block"):
+            if getattr(self, name) % self.compress_stride:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not a multiple of compress_stride {self.compress_stride}"
+                )
+        if self.compress_block > self.select_block:
+            raise ValueError(f"compress_block {self.compress_block} must not be above select_block {self.select_block}")
+        if self.select_count < 3:
+            raise ValueError(
+                f"select_count {self.select_count} leaves no room for the first and two local blocks: 3 or more"
+            )
+        return self
+
+
 class RopeConfig(Part):
     """Rotary position embedding (arXiv 2104.09864) on the whole head dimension."""
 
@@ -122,8 +156,16 @@ class ModelConfig(Part):
         default=0.02,
         description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
     )
-    attention: GQAConfig = Field(default=GQAConfig(), description="the attention variant and its own shapes")
+    attention: GQAConfig | NSAConfig = Field(
+        default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
+    )
     position: PositionConfig = Field(default=RopeConfig(), discriminator="kind", description="the positional encoding")
+
+    @field_validator("attention", mode="before")
+    @classmethod
+    def _complete_attention(cls, attention: object) -> object:
+        """Attention without a kind is GQA."""
+        return {"kind": "gqa", **attention} if isinstance(attention, Mapping) else attention
 
     @field_validator("position", mode="before")
     @classmethod
@@ -140,6 +182,11 @@ class ModelConfig(Part):
             )
         if self.position.kind == "rope" and self.head_dim % 2:
             raise ValueError(f"RoPE rotates pairs of dimensions: head_dim must be even, not {self.head_dim}")
+        if self.attention.kind == "nsa" and self.position.kind in ("relative", "alibi"):
+            raise ValueError(
+                f"NSA's branches take no bias on their scores, as position.kind={self.position.kind} is: set "
+                "position.kind to rope, absolute, learnable_absolute or none"
+            )
         return self
 
 

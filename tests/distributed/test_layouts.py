@@ -43,6 +43,8 @@ EXPERT_LAYOUTS = {
 POSITIONS = ("absolute_1.5B", "learnable_absolute_1.5B", "relative_1.5B", "none_1.5B")
 CELLS = [
     *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
+    # NSA does not share a sequence over ranks.
+    *(("nsa_1.5B", layout) for layout in [*LAYOUTS, *RECOMPUTATION] if "CP" not in layout),
     # Tensor parallelism without sequence parallelism is refused for experts.
     *(
         ("moe_1.5Bx8", layout)

@@ -21,7 +21,19 @@ TINY = [
     "parallel.dp=1",
 ]
 
+# Blocks in the paper's ratios, and a sequence in which a query reads a part of them.
+TINY_VARIANTS = {
+    "nsa": [
+        "model.attention.compress_block=4",
+        "model.attention.compress_stride=2",
+        "model.attention.select_block=8",
+        "model.attention.select_count=4",
+        "model.attention.window=12",
+        "training.seq_len=64",
+    ]
+}
+
 
 def tiny(name: str, *overrides: str) -> RunConfig:
     """The run called `name` with shapes that take milliseconds."""
-    return resolve(name, smoke=True, overrides=[*TINY, *overrides])
+    return resolve(name, smoke=True, overrides=[*TINY, *TINY_VARIANTS.get(name.partition("_")[0], []), *overrides])

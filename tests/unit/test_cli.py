@@ -68,7 +68,10 @@ def test_starts_without_torch(words: list[str]) -> None:
     [
         (["run", "gqa_1.5B", "seq_len=64"], "error: seq_len: unknown key; did you mean training.seq_len?\n"),
         (["run", "gqa_15B"], "error: there is no run called 'gqa_15B': did you mean gqa_1.5B?\n"),
-        (["run", "nsa_3B", "--smoke"], "error: nsa_3B: the variant 'nsa' is not built yet; built are mqa_0.5B, "),
+        (
+            ["run", "mla_1.5B", "--smoke"],
+            "error: mla_1.5B: the variant 'mla' is not built yet; built are mqa_0.5B, ",
+        ),
         (["plan", "gqa_1.5B", "dls"], "error: 'dls': an override is written key=value, like training.seq_len=1024"),
         (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
         (

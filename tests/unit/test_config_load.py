@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.schema import RopeConfig, RunConfig
+from efficientbench.config.schema import NSAConfig, RopeConfig, RunConfig
 
 BUILT = [run.name for run in load_matrix().runs if run.built]
 
@@ -33,10 +33,23 @@ def test_layers_in_order() -> None:
     assert resolve("mqa_3B", True, ["training.seq_len=64", "training.seq_len=32"]).training.seq_len == 32
 
 
+def _assert_block_ratios(smoke: NSAConfig, full: NSAConfig) -> None:
+    def ratios(nsa: NSAConfig) -> tuple[float, ...]:
+        in_blocks = nsa.select_count * nsa.select_block
+        return nsa.compress_block / nsa.compress_stride, nsa.select_block / nsa.compress_block, in_blocks / nsa.window
+
+    assert ratios(smoke) == ratios(full) == (2, 2, 2)
+    assert smoke.query_groups == full.query_groups
+
+
 @pytest.mark.parametrize("name", BUILT)
 def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
     full, smoke = resolve(name).model, resolve(name, smoke=True).model
-    assert (smoke.heads, smoke.attention, smoke.position) == (full.heads, full.attention, full.position)
+    assert (smoke.heads, smoke.position) == (full.heads, full.position)
+    if isinstance(full.attention, NSAConfig):
+        _assert_block_ratios(smoke.attention, full.attention)
+    else:
+        assert smoke.attention == full.attention
     assert full.hidden_size == 8 * smoke.hidden_size
     assert full.ffn_hidden_size == 8 * smoke.ffn_hidden_size
     assert full.head_dim == 8 * smoke.head_dim
@@ -128,7 +141,7 @@ def test_all_mistakes_at_once() -> None:
         ("gqa_1.5b", "did you mean gqa_1.5B?"),
         ("gqa-0.5B", "did you mean gqa_0.5B?"),
         ("../../etc/passwd", "the runs are mqa_0.5B, "),
-        ("nsa_3B", "nsa_3B: the variant 'nsa' is not built yet; built are mqa_0.5B, "),
+        ("mla_1.5B", "mla_1.5B: the variant 'mla' is not built yet; built are mqa_0.5B, "),
     ],
 )
 def test_names(name: str, message: str) -> None:

@@ -200,7 +200,7 @@ def test_tensor_parallel_ranks_share_matrices_and_vocabulary_but_not_norms() -> 
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", ["gqa_1.5B", "learnable_absolute_1.5B", "moe_1.5Bx8", "relative_1.5B"])
+@pytest.mark.parametrize("name", ["gqa_1.5B", "learnable_absolute_1.5B", "moe_1.5Bx8", "nsa_1.5B", "relative_1.5B"])
 def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
     import torch
 

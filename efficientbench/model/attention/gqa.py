@@ -13,6 +13,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from efficientbench.config.schema import ModelConfig
 from efficientbench.model import context_parallel
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.position.base import Position
@@ -55,7 +56,7 @@ class CoreAttention(MegatronModule):
         return context_parallel.attention(query, key, value, self.scale)
 
 
-def spec(position: Position) -> ModuleSpec:
+def spec(model: ModelConfig, position: Position) -> ModuleSpec:
     """ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(
         module=SelfAttention,

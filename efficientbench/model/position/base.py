@@ -19,8 +19,9 @@ class Position:
         """Embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only."""
         return embedded
 
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries or keys [S, B, heads, D] of this context-parallel rank → the same shape."""
+    def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        """Queries or keys [S, B, heads, D] of this context-parallel rank, or of every `stride`-th token where one rank
+        holds them all → the same shape."""
         return x
 
     def bias(self, sequence: int) -> torch.Tensor | None:

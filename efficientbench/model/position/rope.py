@@ -16,19 +16,19 @@ class Rope(Position):
         """base: of the frequencies; dim: how many dimensions of a head are rotated."""
         self.base = base
         self.dim = dim
-        self._angles: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._angles: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotated queries or keys; [S, B, heads, D] → the same shape."""
-        cos, sin = self.angles(x)
+    def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        """Rotated queries or keys; [S, B, heads, D], of every `stride`-th token → the same shape."""
+        cos, sin = self.angles(x, stride)
         return rotate(x, cos, sin)
 
-    def angles(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def angles(self, like: torch.Tensor, stride: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [S, 1, 1, D/2] for the sequence length, dtype and device of `like` [S, ...]."""
-        cached = self._angles
-        if cached is None or cached[0].shape[0] != like.shape[0] or cached[0].dtype != like.dtype:
+        key = (like.shape[0], stride, like.dtype)
+        if key not in self._angles:
             exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=like.device) / self.dim
-            positions = context_parallel.positions(like.shape[0], like.device).float()
+            positions = stride * context_parallel.positions(like.shape[0], like.device).float()
             angles = torch.outer(positions, self.base**-exponents)[:, None, None, :]
-            cached = self._angles = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
-        return cached
+            self._angles[key] = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+        return self._angles[key]

@@ -1,0 +1,165 @@
+"""Native Sparse Attention (arXiv 2502.11089, equations 5 to 12): compressed, selected and window branch, gated.
+
+S = sequence, B = micro-batch, H = hidden size, D = head dimension, Hg = KV groups of this tensor-parallel rank,
+G = query heads of a group, C = compressed keys.
+
+RoPE turns the queries once, for all branches, and the keys of the selected and the window branch. Compressed keys are
+made of unturned keys, to which φ adds the position within the block, and are turned by the position of their block's
+first token: so their scores, too, depend on distances alone, which an MLP of turned keys would not grant.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    checkpoint,
+    copy_to_tensor_model_parallel_region,
+)
+from megatron.core.transformer import MegatronModule, TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from efficientbench.config.schema import ModelConfig, NSAConfig
+from efficientbench.model.kernels.nsa_choice import Choice
+from efficientbench.model.kernels.nsa_range import Reach, range_attention
+from efficientbench.model.kernels.nsa_selection import selected_attention
+from efficientbench.model.position.base import Position
+
+BRANCHES = 3
+"""Compressed, selected, window: the order of their keys, their values and their gates."""
+
+
+class Compression(torch.nn.Module):
+    """φ: the keys (or values) of a block → one, by an MLP with a position embedding within the block.
+
+    The groups of a layer share it. Every tensor-parallel rank holds it whole, and sums its gradient over their groups.
+    """
+
+    def __init__(self, config: TransformerConfig, nsa: NSAConfig, dim: int, tp_group: torch.distributed.ProcessGroup):
+        super().__init__()
+        self.block, self.stride, self.tp_group = nsa.compress_block, nsa.compress_stride, tp_group
+        place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
+        self.position = torch.nn.Parameter(torch.empty(self.block, dim, **place))
+        self.weight_in = torch.nn.Parameter(torch.empty(dim, self.block * dim, **place))
+        self.weight_out = torch.nn.Parameter(torch.empty(dim, dim, **place))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or values [B, Hg, S, D] → [B, Hg, C, D]."""
+        position, weight_in, weight_out = (
+            copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
+            for weight in (self.position, self.weight_in, self.weight_out)
+        )
+        # Of a sequence shorter than a block comes one key, which no query sees.
+        x = F.pad(x, (0, 0, 0, max(self.block - x.shape[2], 0)))
+        blocks = x.unfold(2, self.block, self.stride).transpose(3, 4) + position
+        return F.silu(blocks.flatten(3) @ weight_in.t()) @ weight_out.t()
+
+
+class NativeSparseAttention(MegatronModule):
+    """The whole attention layer, projections included."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        *,
+        model: ModelConfig,
+        position: Position,
+    ) -> None:
+        super().__init__(config)
+        assert isinstance(model.attention, NSAConfig)
+        tp_group = (pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])).tp
+        self.nsa, self.dim, self.position = model.attention, model.head_dim, position
+        self.group = model.heads // self.nsa.query_groups
+        self.linear_qkv = self._column_parallel(
+            self.nsa.query_groups * (self.group + 2 * BRANCHES) * self.dim, self.nsa.qkv_bias, tp_group
+        )
+        self.linear_gate = self._column_parallel(model.heads * BRANCHES, False, tp_group)
+        self.linear_proj = RowParallelLinear(
+            model.heads * self.dim,
+            config.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            tp_group=tp_group,
+        )
+        self.compress_key = Compression(config, self.nsa, self.dim, tp_group)
+        self.compress_value = Compression(config, self.nsa, self.dim, tp_group)
+
+    def _column_parallel(
+        self, width: int, bias: bool, tp_group: torch.distributed.ProcessGroup
+    ) -> ColumnParallelLinear:
+        return ColumnParallelLinear(
+            self.config.hidden_size,
+            width,
+            config=self.config,
+            init_method=self.config.init_method,
+            bias=bias,
+            gather_output=False,
+            tp_group=tp_group,
+        )
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [S, B, H] → output [S, B, H] and no bias."""
+        inputs = self._project(hidden_states)
+        gates, _ = self.linear_gate(hidden_states)
+        sequence, batch = gates.shape[:2]
+        gates = gates.sigmoid().view(sequence, batch, -1, self.group, BRANCHES)
+        gates = gates.permute(4, 1, 2, 0, 3).flatten(1, 2)[..., None]
+        if self.config.recompute_granularity == "selective" and self.training:
+            gated = checkpoint(self._attend, False, gates, *inputs)
+        else:
+            gated = self._attend(gates, *inputs)
+        gated = gated.unflatten(0, (batch, -1)).permute(2, 0, 1, 3, 4)
+        return self.linear_proj(gated.reshape(sequence, batch, -1))
+
+    def _project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Query [B · Hg, S, G, D], and keys and values of each branch [B · Hg, S or C, D], turned and compressed."""
+        mixed, _ = self.linear_qkv(hidden_states)
+        sequence, batch = mixed.shape[:2]
+        # Each group's query heads, keys and values lie together, so that a tensor-parallel rank holds whole groups.
+        mixed = mixed.view(sequence, batch, -1, self.group + 2 * BRANCHES, self.dim)
+        compressed_key, compressed_value, *unturned = mixed[:, :, :, -4:].unbind(3)
+        turned = self.position.rotate(mixed[:, :, :, :-4].flatten(2, 3))
+        turned = turned.unflatten(2, (-1, self.group + 2)).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        compressed_key = self.compress_key(compressed_key.permute(1, 2, 0, 3))
+        compressed_key = self.position.rotate(compressed_key.permute(2, 0, 1, 3), self.nsa.compress_stride)
+        compressed_value = self.compress_value(compressed_value.permute(1, 2, 0, 3)).flatten(0, 1)
+        selected_value, window_value = (value.permute(1, 2, 0, 3).flatten(0, 1) for value in unturned)
+        return (
+            turned[:, :, : self.group].contiguous(),
+            compressed_key.permute(1, 2, 0, 3).flatten(0, 1),
+            compressed_value,
+            turned[:, :, self.group].contiguous(),
+            selected_value,
+            turned[:, :, self.group + 1].contiguous(),
+            window_value,
+        )
+
+    def _attend(self, gates: torch.Tensor, query: torch.Tensor, *keys_and_values: torch.Tensor) -> torch.Tensor:
+        """The branches, gated and added up (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""
+        nsa, scale = self.nsa, 1 / math.sqrt(self.dim)
+        compressed_key, compressed_value, selected_key, selected_value, window_key, window_value = keys_and_values
+        choice = Choice(nsa.select_block, nsa.select_count, nsa.compress_block, nsa.compress_stride)
+        past = Reach(length=nsa.compress_block, stride=nsa.compress_stride)
+        compressed, chosen = range_attention(query, compressed_key, compressed_value, scale, past, choice)
+        assert chosen is not None
+        selected = selected_attention(query, selected_key, selected_value, chosen, nsa.select_block, scale)
+        window, _ = range_attention(query, window_key, window_value, scale, Reach(width=nsa.window))
+        return gates[0] * compressed + gates[1] * selected + gates[2] * window
+
+
+def spec(model: ModelConfig, position: Position) -> ModuleSpec:
+    """ModuleSpec of the whole attention layer, projections included."""
+    return ModuleSpec(module=NativeSparseAttention, params={"model": model, "position": position})

@@ -1,0 +1,71 @@
+"""Which blocks a query's selected branch reads (NSA, arXiv 2502.11089, equations 9 to 11).
+
+N = batch × groups, S = sequence, C = queries of one call, K = compressed keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LOCAL_BLOCKS = 2
+"""A query's own block and those before it that are always chosen; the first block is, too."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The geometry of the choice."""
+
+    block: int
+    """Tokens in a block to choose (l')."""
+    count: int
+    """Blocks that a query reads (n)."""
+    length: int
+    """Tokens in a compressed key (l)."""
+    stride: int
+    """Tokens from one compressed key's start to the next (d)."""
+
+    def without_scores(self, batch: int, sequence: int, device: torch.device) -> torch.Tensor:
+        """[N, S, count]: the first block alone, as is right before the first compressed key lies in the past."""
+        chosen = torch.full((batch, sequence, self.count), -1, device=device)
+        chosen[..., 0] = 0
+        return chosen
+
+
+def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> torch.Tensor:
+    """The blocks that each query reads, from its probabilities over the compressed keys.
+
+    Args:
+        probabilities: [N, C, K], summed over the query heads of a group (equation 10).
+        first: position of the first query.
+        choice: blocks and compressed keys.
+
+    Returns:
+        [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
+    """
+    queries = probabilities.shape[1]
+    blocks = (first + queries - 1) // choice.block + 1
+    scores = _block_scores(probabilities, blocks, choice)
+    own = torch.arange(first, first + queries, device=scores.device)[:, None] // choice.block
+    number = torch.arange(blocks, device=scores.device)
+    always = (number == 0) | ((number <= own) & (number > own - LOCAL_BLOCKS))
+    scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
+    best, chosen = scores.topk(min(choice.count, blocks), dim=-1)
+    chosen.masked_fill_(best == float("-inf"), -1)
+    return torch.nn.functional.pad(chosen, (0, choice.count - chosen.shape[-1]), value=-1)
+
+
+def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
+    """Importance of each block, [N, C, blocks].
+
+    Equation 9 with indices from zero: tokens come in pieces of one stride; a piece is as important as the compressed
+    keys that cover it together, a block as its pieces together.
+    """
+    per_key, per_block = choice.length // choice.stride, choice.block // choice.stride
+    pieces = blocks * per_block
+    padded = torch.nn.functional.pad(probabilities, (per_key - 1, pieces - probabilities.shape[-1]))
+    covering = padded[..., :pieces].clone()
+    for offset in range(1, per_key):
+        covering += padded[..., offset : offset + pieces]
+    return covering.unflatten(-1, (blocks, per_block)).sum(dim=-1)

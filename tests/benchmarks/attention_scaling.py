@@ -1,0 +1,101 @@
+"""How time and memory of an attention layer grow with the sequence: NSA beside GQA, fitted to c · S^a.
+
+    python tests/benchmarks/attention_scaling.py [--size 0.5B] [--threads 2]
+
+Measures the module with its projections, forward and backward, float32 on the CPU, one sequence in a batch. Each
+measurement has a process of its own: a peak of memory never falls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+
+SEQUENCES = (2048, 4096, 8192, 16384)
+VARIANTS = ("nsa", "gqa")
+LEAST_TIME_S = 4.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="0.5B", help="size of the matrix whose layer is measured")
+    parser.add_argument("--threads", type=int, default=2, help="threads that torch computes with")
+    parser.add_argument("--measure", nargs=2, metavar=("VARIANT", "SEQUENCE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        variant, sequence = arguments.measure
+        print(json.dumps(measure(f"{variant}_{arguments.size}", int(sequence), arguments.threads)))
+        return
+    for variant in VARIANTS:
+        found = [
+            json.loads(
+                subprocess.run(
+                    [sys.executable, *sys.argv, "--measure", variant, str(sequence)],
+                    check=True,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                ).stdout
+            )
+            for sequence in SEQUENCES
+        ]
+        for sequence, one in zip(SEQUENCES, found, strict=True):
+            print(f"{variant:4} S={sequence:6} {one['time_s']:8.3f} s  {one['memory_bytes'] / 1e6:8.0f} MB", flush=True)
+        for quantity in ("time_s", "memory_bytes"):
+            print(f"{variant:4} {quantity} grows as S^{exponent([one[quantity] for one in found]):.3f}", flush=True)
+
+
+def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
+    """Fewest seconds of a forward and backward pass over several, and the memory that they add to the process."""
+    import torch
+
+    from efficientbench.config.load import resolve
+    from efficientbench.devices.cpu import CPU
+
+    CPU().prepare(0)
+    from efficientbench.config.schema import ParallelConfig
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.training import groups
+
+    torch.set_num_threads(threads)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32"])
+    with groups.model_parallel(ParallelConfig(), seed=0):
+        attention = build_stage(config, torch.device("cpu")).decoder.layers[0].self_attention
+        for module in (attention.linear_qkv, attention.linear_proj, getattr(attention, "linear_gate", None)):
+            if module is not None:
+                module.gradient_accumulation_fusion = False  # there is no buffer of gradients here
+        torch.manual_seed(0)
+        run(attention, torch.randn(64, 1, config.model.hidden_size))  # warm-up
+        base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        hidden = torch.randn(sequence, 1, config.model.hidden_size, requires_grad=True)
+        times = [run(attention, hidden)]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        while sum(times) < LEAST_TIME_S:
+            times.append(run(attention, hidden))
+    torch.distributed.destroy_process_group()
+    return {"time_s": min(times), "memory_bytes": (peak - base) * 1024}
+
+
+def run(attention: object, hidden: object) -> float:
+    """Seconds of one forward and backward pass."""
+    begin_s = time.perf_counter()
+    out, _ = attention(hidden, attention_mask=None)  # type: ignore[operator]
+    out.backward(out.detach())
+    return time.perf_counter() - begin_s
+
+
+def exponent(values: list[float]) -> float:
+    """Slope of the least-squares line through log(value) over log(sequence)."""
+    x, y = [math.log(sequence) for sequence in SEQUENCES], [math.log(value) for value in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((each - mean_x) ** 2 for each in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+
+
+if __name__ == "__main__":
+    main()
