@@ -234,6 +234,11 @@ class ModelConfig(Part):
         if self.position.kind == "rope" and self.rotated_dim % 2:
             key = "attention.qk_rope_head_dim" if isinstance(self.attention, MLAConfig) else "head_dim"
             raise ValueError(f"RoPE rotates pairs of dimensions: {key} must be even, not {self.rotated_dim}")
+        if self.attention.kind == "nsa" and self.position.kind in ("relative", "alibi"):
+            raise ValueError(
+                f"NSA's branches take no bias on their scores, as position.kind={self.position.kind} is: set "
+                "position.kind to rope, absolute, learnable_absolute or none"
+            )
         return self
 
 

@@ -102,7 +102,8 @@ def test_layout_equals_single_rank(
     oracle = whole_gradients([expected], config.model.vocab_size)
     assert gradients.keys() == oracle.keys()
     for key, gradient in gradients.items():
-        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max()
+        # An expert that no token reaches has a gradient of zero.
+        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
         assert error < RELATIVE, f"{key}: relative error {error:.1e}"
 
 

@@ -69,6 +69,11 @@ def test_tensor_parallel_ranks_hold_whole_groups() -> None:
         Layout.of(config, devices=4)
 
 
+def test_a_bias_on_the_scores_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NSA's branches take no bias on their scores, as position.kind=relative is"):
+        resolve("nsa_1.5B", overrides=["model.position.kind=relative"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
