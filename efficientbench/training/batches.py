@@ -140,4 +140,16 @@ def _locked(cache: Path) -> Iterator[None]:
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        building = cache / "building"
+        if building.exists():
+            _remove_unfinished(cache, building.stat().st_mtime)
+        building.touch()
         yield
+        building.unlink()
+
+
+def _remove_unfinished(cache: Path, begun_s: float) -> None:
+    """Remove what a build that never ended has written: megatron takes each file that is there for whole."""
+    for index in cache.glob("*.npy"):
+        if index.stat().st_mtime >= begun_s:
+            index.unlink()

@@ -54,8 +54,12 @@ CELLS = [
     *(
         (name, layout)
         for name in POSITIONS
-        for layout in ("TP 2", "TP 2 with SP", "PP 2", "DP 2 with distributed optimizer")
+        for layout in ("TP 2", "TP 2 with SP", "PP 2", "PP 2 interleaved", "DP 2 with distributed optimizer", "CP 2")
+        # A bias on the scores does not share a sequence over ranks: refused.
+        if (name, layout) != ("relative_1.5B", "CP 2")
     ),
+    ("relative_1.5B", "full recomputation"),
+    ("learnable_absolute_1.5B", "CP 2 x TP 2 with SP"),
     # A table that every stage holds: split over heads, and cut by the distributed optimizer.
     ("relative_1.5B", "TP 2 x PP 2"),
     ("relative_1.5B", "PP 2 x DP 2"),
