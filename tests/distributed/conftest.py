@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from support.ranks import Ranks
 
+_pools: dict[int, Ranks] = {}
+
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Callable[[int], Ranks]]:
+def ranks() -> Callable[[int], Ranks]:
     """`ranks(2)` is the pool of two; each is started once."""
-    pools: dict[int, Ranks] = {}
 
     def pool(size: int) -> Ranks:
-        if size not in pools:
-            pools[size] = Ranks(size)
-        return pools[size]
+        if size not in _pools:
+            _pools[size] = Ranks(size)
+        return _pools[size]
 
-    yield pool
-    for started in pools.values():
-        started.close()
+    return pool
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the pools with the last distributed test: other tests measure this machine's memory and time."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        for pool in _pools.values():
+            pool.close()
+        _pools.clear()
