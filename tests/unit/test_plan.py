@@ -18,7 +18,7 @@ def plan_of(name: str, *overrides: str, smoke: bool = False, devices: int | None
     config = resolve(name, smoke, overrides)
     if devices is None:
         return plan_anywhere(config)
-    return make_plan(config, Layout.of(config, devices, nodes), runtime_bytes=390_000_000)
+    return make_plan(config, Layout.of(config, devices, nodes), runtime_bytes=410_000_000)
 
 
 def refusal(plan: Plan, capacity_bytes: float, shared: bool) -> str:
