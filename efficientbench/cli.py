@@ -22,7 +22,8 @@ app = typer.Typer(
 
 MODES = ("dsw", "dlc")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")]
+RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
+Name = Annotated[str, RUN]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -46,12 +47,27 @@ def run(name: Name, words: Words = None, smoke: Smoke = False, data: Data = None
 
 
 @app.command()
-def plan(name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None) -> None:
+def plan(
+    name: Annotated[str | None, RUN] = None,
+    words: Words = None,
+    smoke: Smoke = False,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
+) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
+    if every:
+        from efficientbench.plan_table import print_matrix
+
+        print_matrix(_overrides([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
+        return
+    if name is None:
+        raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
     config, _ = _resolve(name, words or [], smoke, data, tokenizer)
     from rich.console import Console
 
-    from efficientbench.plan import plan_anywhere, print_plan
+    from efficientbench.plan import plan_anywhere
+    from efficientbench.plan_table import print_plan
 
     print_plan(plan_anywhere(config), Console())
 
@@ -98,9 +114,13 @@ def _resolve(
     from efficientbench.config.load import resolve
 
     modes = [word for word in words if word in MODES]
-    overrides = [word for word in words if word not in MODES]
-    overrides += [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
-    return resolve(name, smoke, overrides), modes[-1] if modes else MODES[0]
+    return resolve(name, smoke, _overrides(words, data, tokenizer)), modes[-1] if modes else MODES[0]
+
+
+def _overrides(words: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
+    """The `key=value` that the words and options of a command line give."""
+    named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
+    return [*(word for word in words if word not in MODES), *named]
 
 
 def main() -> None:

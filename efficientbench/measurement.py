@@ -116,6 +116,8 @@ def build_record(
         duration_s=duration_s,
         unavailable=summary.unavailable,
         experts=_expert_load(quality),
+        keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
+        dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
         kernels=kernel_names(config.model, device.type),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import lcm
-from typing import TYPE_CHECKING
 
 from efficientbench import cost
 from efficientbench.config.budget import Budget, plan_budget
@@ -14,9 +13,6 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import all_devices
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
     if needed <= capacity_bytes:
         return
     stage = max(plan.memory, key=lambda each: each.total)
-    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in _parts(stage) if size >= 1e7)
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in memory_parts(stage) if size >= 1e7)
     who = "the ranks of a node together need" if shared and plan.layout.ranks_per_node > 1 else "a rank needs"
     where = "this machine has" if shared else "a device has"
     remedies = list(_remedies(plan, capacity_bytes, shared))
@@ -178,68 +174,11 @@ def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     return plan.config.model_copy(update={part: changed})
 
 
-def _parts(memory: cost.RankMemory) -> list[tuple[str, int]]:
+def memory_parts(memory: cost.RankMemory) -> list[tuple[str, int]]:
+    """Each part of a rank's peak memory: its name and its bytes."""
     return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
 
 
 def gigabytes(size_bytes: float) -> str:
     """Bytes as text, in GB of 10^9 bytes."""
     return f"{size_bytes / 1e9:.2f} GB"
-
-
-def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the plan as two tables and the notes that belong to it."""
-    from rich.table import Table
-
-    run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
-    for row in _run_rows(plan):
-        run.add_row(*row)
-    console.print(run)
-    memory = Table(title="peak memory of a rank, GB", title_justify="left")
-    memory.add_column("part")
-    for stage in range(plan.layout.pp):
-        memory.add_column(f"stage {stage}" if plan.layout.pp > 1 else "estimate", justify="right")
-    columns = [_parts(stage) for stage in plan.memory]
-    for row_index, (name, _) in enumerate(columns[0]):
-        memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
-    memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
-    console.print(memory)
-    if plan.budget.extended:
-        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
-
-
-def _keys_read(plan: Plan) -> str:
-    """Mean keys that a query reads, beside dense attention's where that is another number."""
-    model, seq_len = plan.config.model, plan.config.training.seq_len
-    read, dense = cost.keys_read_per_query(model, seq_len), cost.dense_keys_per_query(seq_len)
-    if read == dense:
-        return f"{read:,.1f}"
-    return f"{read:,.1f}, dense {dense:,.1f}" + ("" if read < dense else ": NOT fewer; it pays at longer sequences")
-
-
-def _run_rows(plan: Plan) -> list[tuple[str, str]]:
-    config, layout, budget = plan.config, plan.layout, plan.budget
-    training = config.training
-    cp = f" × cp {layout.cp}" if layout.cp > 1 else ""
-    grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
-    if layout.ep > 1:
-        grid += f", experts over ep {layout.ep}"
-    batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
-    return [
-        ("parameters, total", f"{plan.parameters.total:,}"),
-        ("parameters, active", f"{plan.parameters.active:,}"),
-        ("FLOPs per token, training", f"{plan.flops.training:,}"),
-        ("  attention as full square", f"{plan.flops.training_full_square:,}"),
-        *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
-        ("keys read per query", _keys_read(plan)),
-        ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
-        ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
-        ("batch, in sequences", f"{batch} {layout.dp}"),
-        ("tokens per step", f"{budget.tokens_per_step:,}"),
-        ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
-        ("tokens", f"{budget.tokens:,}"),
-        ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
-        *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
-        ("layers per stage", f"{layout.layers_per_stage:,}" + (f", {layout.vpp} virtual" if layout.vpp > 1 else "")),
-        ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
-    ]

@@ -140,6 +140,10 @@ class RunRecord(Metrics, Identity):
     """Name of a metric that is None → why."""
     experts: ExpertLoad | None = None
     """None for a model without experts."""
+    keys_read_per_query: float | None = None
+    """Mean keys that a query's attention reads in training, and"""
+    dense_keys_per_query: float | None = None
+    """those that dense causal attention reads; both None for a model without attention."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     config: dict[str, Any]
@@ -159,7 +163,8 @@ class RunRecord(Metrics, Identity):
 
 def columns() -> list[str]:
     """The names of a record's scalar figures, in the order of every table."""
-    return [*Identity.model_fields, *Metrics.model_fields, "status", "started_at", "duration_s"]
+    attention = ("keys_read_per_query", "dense_keys_per_query")
+    return [*Identity.model_fields, *Metrics.model_fields, *attention, "status", "started_at", "duration_s"]
 
 
 def write_record(record: RunRecord, path: Path) -> None:

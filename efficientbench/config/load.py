@@ -54,7 +54,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> Ru
 
 
 def same_model(name: str) -> list[str]:
-    """The other built runs that resolve to the same configuration as `name`, in the order of the matrix.
+    """The other runs that resolve to the same configuration as `name`, in the order of the matrix.
 
     They differ in nothing but their names, so the spread between their results is measurement noise.
     """
@@ -64,7 +64,7 @@ def same_model(name: str) -> list[str]:
     return [
         run.name
         for run in matrix.runs
-        if run.built and run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
+        if run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
     ]
 
 

@@ -24,7 +24,6 @@ class RunName(NamedTuple):
     variant: str
     size: str
     suite: str
-    built: bool
 
     @property
     def name(self) -> str:
@@ -51,14 +50,13 @@ class Matrix(Part):
 
     sizes: dict[Name, Overlay]
     variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
-    not_built: tuple[Name, ...] = ()
     suites: dict[Name, tuple[SuiteBlock, ...]]
 
     @property
     def runs(self) -> tuple[RunName, ...]:
         """All named runs, in the order of the file."""
         return tuple(
-            RunName(variant, size, suite, built=variant in self.variants)
+            RunName(variant, size, suite)
             for suite, blocks in self.suites.items()
             for block in blocks
             for variant in block.variants
@@ -68,18 +66,14 @@ class Matrix(Part):
     def run(self, name: str) -> RunName:
         """The run called `name`.
 
-        Raises ConfigError when no run is called so, and when its variant is not built yet.
+        Raises ConfigError when no run is called so.
         """
         runs = {run.name: run for run in self.runs}
-        built = ", ".join(run.name for run in self.runs if run.built)
         if name not in runs:
             near = nearest(name, runs)
             hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
-        run = runs[name]
-        if not run.built:
-            raise ConfigError(f"{name}: the variant {run.variant!r} is not built yet; built are {built}")
-        return run
+        return runs[name]
 
 
 def load_matrix(path: Path = EXPERIMENTS / "matrix.yaml") -> Matrix:
@@ -90,7 +84,7 @@ def load_matrix(path: Path = EXPERIMENTS / "matrix.yaml") -> Matrix:
         for suite, blocks in matrix.suites.items()
         for block in blocks
         for kind, names, known in (
-            ("variant", block.variants, {*matrix.variants, *matrix.not_built}),
+            ("variant", block.variants, set(matrix.variants)),
             ("size", block.sizes, set(matrix.sizes)),
         )
         for name in names

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
-from support.cells import Outcome, train, write_corpus
+from support.cells import Outcome, train, whole_gradients, write_corpus
 from support.configs import tiny
 from support.ranks import Ranks
 
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import ParallelConfig, RunConfig
 
 
 def reduce_transposed() -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,3 +225,63 @@ def test_the_shared_keys_gradient_is_that_of_all_heads_and_tokens(
     wrong = shared_key_gradient(ranks(2).call(without_remedy, split, tmp_path / "tokens"))
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (wrong - expected).abs().max() > 0.1 * expected.abs().max()
+
+
+def train_with_whole_experts_on_each_rank(config: RunConfig, prefix: Path) -> Outcome:
+    """One step in which tensor-parallel ranks hold the same experts and give them different tokens."""
+    with mock.patch.object(ParallelConfig, "expert_tp", 1):
+        return train(config, prefix, steps=1)
+
+
+def train_divided_by_tokens_in_the_engine(config: RunConfig, prefix: Path) -> Outcome:
+    """One step in which megatron divides all gradients by the tokens at the end, that of the auxiliary loss too."""
+    from efficientbench.model import gpt
+
+    build = gpt.transformer_config
+
+    def build_per_token(config: RunConfig) -> object:
+        engine = build(config)
+        engine.calculate_per_token_loss = True
+        return engine
+
+    with mock.patch.object(gpt, "transformer_config", build_per_token):
+        return train(config, prefix, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("without_remedy", "layout", "name"),
+    [
+        (
+            train_with_whole_experts_on_each_rank,
+            ["parallel.tp=2", "parallel.sp=true"],
+            "decoder.layers.0.mlp.experts.0.linear_fc1.weight",
+        ),
+        (train_divided_by_tokens_in_the_engine, ["parallel.cp=2"], "decoder.layers.0.mlp.router.weight"),
+        (
+            train_divided_by_tokens_in_the_engine,
+            ["parallel.tp=2", "parallel.sp=true"],
+            "decoder.layers.0.mlp.router.weight",
+        ),
+    ],
+)
+def test_gradients_of_experts_and_router_are_those_of_all_tokens(
+    without_remedy: Callable[[RunConfig, Path], Outcome],
+    layout: list[str],
+    name: str,
+    ranks: Callable[[int], Ranks],
+    tmp_path: Path,
+) -> None:
+    write_corpus(tmp_path / "tokens", vocab_size=131)
+    overrides = [f"data.cache={tmp_path}", "model.moe.auxiliary_loss=0.1"]
+    single, split = tiny("moe_1.5Bx8", *overrides), tiny("moe_1.5Bx8", *overrides, *layout)
+
+    def gradient(outcomes: list[Outcome]) -> torch.Tensor:
+        return whole_gradients(outcomes, single.model.vocab_size)[name]
+
+    expected = gradient(ranks(1).call(train, single, tmp_path / "tokens", 1))
+    found = gradient(ranks(2).call(train, split, tmp_path / "tokens", 1))
+    wrong = [each.gradients[name].tensor for each in ranks(2).call(without_remedy, split, tmp_path / "tokens")]
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    for each in wrong:
+        assert each.shape == expected.shape
+        assert (each - expected).abs().max() > 0.01 * expected.abs().max(), "megatron has mended it"

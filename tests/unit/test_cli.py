@@ -100,6 +100,15 @@ def test_plan_prints_the_model() -> None:
     assert "64 tokens" in done.stdout
 
 
+def test_plan_of_all_runs_takes_the_same_words() -> None:
+    done = command("plan", "--all", "--smoke", "dsw", "training.seq_len=64")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count(" 64 ") >= 21
+    without_name = command("plan")
+    assert without_name.returncode == 2
+    assert "plan needs the name of a run, like gqa_1.5B, or --all" in without_name.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "mode", "steps"),
     [

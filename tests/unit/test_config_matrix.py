@@ -36,14 +36,6 @@ def test_every_run_resolves(smoke: bool) -> None:
         assert resolve(run.name, smoke).name == run.name + ("_smoke" if smoke else "")
 
 
-def test_a_variant_that_is_named_and_not_built_says_so() -> None:
-    matrix = load_matrix()
-    built = {name: overlay for name, overlay in matrix.variants.items() if name != "relative"}
-    without = matrix.model_copy(update={"variants": built, "not_built": ("relative",)})
-    with pytest.raises(ConfigError, match="relative_1.5B: the variant 'relative' is not built yet; built are mqa_0.5B"):
-        without.run("relative_1.5B")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -13,7 +13,8 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import NSAConfig
-from efficientbench.plan import plan_anywhere, print_plan
+from efficientbench.plan import plan_anywhere
+from efficientbench.plan_table import print_plan
 
 SMALL = NSAConfig(compress_block=6, compress_stride=2, select_block=10, select_count=3, window=5)
 

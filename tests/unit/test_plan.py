@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -11,7 +12,11 @@ from rich.console import Console
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.plan import Plan, check_fits, make_plan, plan_anywhere, print_plan
+from efficientbench.config.matrix import load_matrix
+from efficientbench.plan import Plan, check_fits, make_plan, plan_anywhere
+from efficientbench.plan_table import print_matrix, print_plan
+
+Rows = dict[str, list[str]]
 
 
 def plan_of(name: str, *overrides: str, smoke: bool = False, devices: int | None = None, nodes: int = 1) -> Plan:
@@ -93,3 +98,40 @@ def test_the_refusal_names_the_figures() -> None:
     message = refusal(plan_of("gqa_1.5B"), 16e9, shared=False)
     assert "gqa_1.5B does not fit: a rank needs about 38." in message
     assert "a device has 16.00 GB (largest rank: weights 3.09 GB, gradients 6.17 GB" in message
+
+
+@pytest.fixture
+def matrix_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rows]:
+    """`matrix_table(*overrides)`: rows and notes of the whole matrix by their first word, on a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def table(*overrides: str) -> Rows:
+        print_matrix(overrides, smoke=False)
+        return {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+
+    return table
+
+
+def test_one_table_of_all_runs(matrix_table: Callable[..., Rows]) -> None:
+    rows = matrix_table()
+    # Of transformers' models with the same shapes, and of the papers' formulas.
+    assert rows["gqa_1.5B"][:6] == ["1,543,714,304", "1,543,714,304", "9,789,898,752", "1,024.5", "28,672", "2,048"]
+    assert rows["moe_0.5Bx8"][:2] == ["2,690,709,376", "807,991,168"]
+    for run in load_matrix().runs:
+        plan = plan_of(run.name)
+        assert rows[run.name][-1] == f"{plan.rank_memory_bytes() / 1e9:.2f}"
+        assert rows[run.name][1] == f"{plan.parameters.active:,}"
+
+
+def test_the_table_flags_attention_that_reads_no_fewer_keys(matrix_table: Callable[..., Rows]) -> None:
+    assert "NOT" in matrix_table()["nsa_1.5B:"]
+    assert "nsa_1.5B:" not in matrix_table("training.seq_len=8192")
+
+
+def test_the_table_tells_which_runs_an_override_does_not_fit(matrix_table: Callable[..., Rows]) -> None:
+    rows = matrix_table("parallel.cp=2")
+    assert rows["gqa_1.5B"][7] == "2"
+    assert "nsa_1.5B" not in rows
+    assert rows["nsa_1.5B:"][0] == "parallel.cp:"
+    with pytest.raises(ConfigError, match="training.dtype"):
+        matrix_table("training.dtype=int8")
