@@ -12,7 +12,7 @@ from efficientbench import cost
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor
-from metrics.definitions import load_imbalance
+from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
@@ -89,7 +89,8 @@ def build_record(
     from efficientbench.model.kernels import kernel_names
 
     config, layout = job.config, job.layout
-    summary = summarize(metrics.merge(measured), facts, quality)
+    run = metrics.merge(measured)
+    summary = summarize(run, facts, quality)
     return RunRecord(
         run=f"{config.variant}_{config.size}",
         variant=config.variant,
@@ -115,6 +116,7 @@ def build_record(
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
         unavailable=summary.unavailable,
+        step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         experts=_expert_load(quality),
         keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),

@@ -22,6 +22,10 @@ Windows = Sequence[tuple[float, float]]
 
 BYTES_PER_GB = 1e9
 
+FORMULAS = "efficientllm-2505.13840/1"
+"""The formula id of a record: whose definitions, and the edition of this file, counted up when a figure changes its
+meaning. Figures of different ids are not laid side by side."""
+
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T_95 = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -177,9 +181,18 @@ def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, .
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which `percent` % of the values lie, straight between the two nearest ranks."""
-    if not values:
-        raise MetricsError("a percentile of no value at all is not defined")
+    return _between(sorted(values), percent)
+
+
+def percentiles(values: Sequence[float]) -> list[float]:
+    """The 101 values from the smallest (0 %) to the largest (100 %), by the rule of `percentile`."""
     ordered = sorted(values)
+    return [_between(ordered, percent) for percent in range(101)]
+
+
+def _between(ordered: Sequence[float], percent: float) -> float:
+    if not ordered:
+        raise MetricsError("a percentile of no value at all is not defined")
     position = (len(ordered) - 1) * percent / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)

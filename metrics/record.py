@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from metrics.definitions import FORMULAS
 from metrics.errors import MetricsError
 from metrics.files import write_whole
 
@@ -136,8 +137,14 @@ class RunRecord(Metrics, Identity):
     duration_s: float
     """From start to end, set-up and evaluation included."""
 
+    formula_id: str = FORMULAS
+    """Which definitions the figures follow: see `metrics.definitions.FORMULAS`."""
+
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
+    step_time_percentiles_s: list[float] | None = None
+    """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
+    None where no step was measured."""
     experts: ExpertLoad | None = None
     """None for a model without experts."""
     keys_read_per_query: float | None = None
@@ -164,7 +171,8 @@ class RunRecord(Metrics, Identity):
 def columns() -> list[str]:
     """The names of a record's scalar figures, in the order of every table."""
     attention = ("keys_read_per_query", "dense_keys_per_query")
-    return [*Identity.model_fields, *Metrics.model_fields, *attention, "status", "started_at", "duration_s"]
+    run = ("status", "started_at", "duration_s", "formula_id")
+    return [*Identity.model_fields, *Metrics.model_fields, *attention, *run]
 
 
 def write_record(record: RunRecord, path: Path) -> None:

@@ -115,6 +115,11 @@ def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
     assert definitions.percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
 
 
+def test_all_percentiles_at_once_are_numpys() -> None:
+    values = irregular(0, 50, 333)[::-1]
+    assert definitions.percentiles(values) == pytest.approx(list(np.percentile(values, range(101))), rel=1e-12)
+
+
 def test_spread_needs_two_values() -> None:
     assert definitions.standard_deviation([1.0]) is None
     assert definitions.mean_confidence_interval([1.0]) is None
