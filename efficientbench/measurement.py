@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
-from metrics.record import ExpertLoad, RunRecord
+from metrics.record import DisturbanceRecord, ExpertLoad, RunRecord, TimelineRecord, WindowRecord
 from metrics.sensors.base import Sensor
 from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
@@ -120,6 +121,9 @@ def build_record(
         experts=_expert_load(quality),
         keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
+        timelines=[TimelineRecord(**asdict(timeline)) for timeline in run.timelines],
+        windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
+        disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
         kernels=kernel_names(config.model, device.type),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),

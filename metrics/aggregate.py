@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from metrics.definitions import window_length_s
 from metrics.errors import MetricsError
-from metrics.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
+from metrics.measurement import DeviceMeasurement, Disturbance, RankMeasurement, RunMeasurement
 from metrics.sensors.base import Scope
 
 # Figures of an accelerator are never replaced by the host's, nor mixed with them.
@@ -40,6 +40,8 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     energy_j = devices.all("energy_j")
     power_w = devices.all("aec_w")
     allocated_gb = allocators.all("amu_gb")
+    first = ranks[0]
+    zero_s = first.windows[0][0] if first.windows else 0.0
     allocators.rename("amu_gb", "allocated_mean_gb")
     if "aec_w" in devices.unavailable:
         devices.unavailable["power_w_sum"] = devices.unavailable["aec_w"]
@@ -67,6 +69,12 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         allocated_mean_gb=_mean(allocated_gb),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
         unavailable={**devices.unavailable, **allocators.unavailable},
+        energy_scope=scope if energy_j else None,
+        step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
+        windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
+        timelines=tuple(device.timeline for device in everything if device.timeline is not None),
+        disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
+        sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
 
 
@@ -147,6 +155,10 @@ class _Figures:
     def rename(self, name: str, new_name: str) -> None:
         if name in self.unavailable:
             self.unavailable[new_name] = self.unavailable.pop(name)
+
+
+def _begin(disturbance: Disturbance) -> float:
+    return disturbance.begin_s
 
 
 def _mean(values: Sequence[float]) -> float | None:

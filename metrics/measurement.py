@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from metrics.sensors.base import DeviceInfo, Scope
+from metrics.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,22 @@ class StepTime:
     """Wall time from a device synchronize to the next."""
     tokens: int
     """Tokens that this rank alone answers for."""
+    begin_s: float = 0.0
+    """On this rank's monotonic clock."""
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A time in which something that is not of the run used a device."""
+
+    device: str
+    """The device's uuid."""
+    begin_s: float
+    """Counted from the opening of the measured window; seen by looking from time to time, so true to a second or so."""
+    end_s: float
+    description: str
+    share: float | None = None
+    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,8 @@ class DeviceMeasurement:
     sample_interval_s: float | None
     """The mean interval achieved inside the window; longer than asked for where sampling is costly."""
     unavailable: dict[str, str] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    disturbances: tuple[Disturbance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,12 @@ class SensorState:
     scope: Scope
     failure: str | None
     """Why it gave nothing, or stopped; None: it worked to the end."""
+    measures: tuple[str, ...] = ()
+    """Fields of Sample, Counters and Peaks that it fills here."""
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """The other fields → why not."""
+    sample_interval_s: float | None = None
+    """The mean interval achieved, s; None before a second sample."""
 
 
 @dataclass(frozen=True)
@@ -101,3 +126,15 @@ class RunMeasurement:
     allocated_mean_gb: float | None
     sample_interval_s: float | None
     unavailable: dict[str, str]
+    energy_scope: str | None = None
+    """What the energy and power are of: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
+    step_begins_s: tuple[float, ...] = ()
+    """When each step began on the first rank, counted from the opening of the measured window, as are:"""
+    windows: tuple[tuple[float, float], ...] = ()
+    """the measured intervals,"""
+    timelines: tuple[Timeline, ...] = ()
+    """each physical device over the whole run, and"""
+    disturbances: tuple[Disturbance, ...] = ()
+    """the times in which others used a device, in order."""
+    sensors: tuple[SensorState, ...] = ()
+    """How each sensor of each rank fared."""

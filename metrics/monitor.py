@@ -103,11 +103,11 @@ class EfficiencyMonitor:
         if self._step_begin_s is None:
             raise MetricsError("end_step was called without begin_step")
         self._synchronize()
-        step_time_s = self._clock() - self._step_begin_s
-        self._step_begin_s = None
+        begin_s, self._step_begin_s = self._step_begin_s, None
+        step_time_s = self._clock() - begin_s
         self._steps_run += 1
         if self._window_begin_s is not None:
-            self._steps.append(StepTime(self._steps_run, step_time_s, tokens))
+            self._steps.append(StepTime(self._steps_run, step_time_s, tokens, begin_s))
         return step_time_s
 
     @contextmanager

@@ -127,6 +127,50 @@ class ExpertLoad(BaseModel):
     """[layers]: tokens of the busiest expert over the mean of the layer's experts."""
 
 
+class TimelineRecord(BaseModel):
+    """One device over the whole run, in at most 500 buckets of equal length.
+
+    All lists have one entry for each bucket that holds a sample; None where it holds none of that quantity.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    device: str
+    """The device's uuid."""
+    device_name: str
+    scope: str
+    """'gpu', 'npu', 'host', 'allocator' (one rank's own), or the energy scope of a meter of the host's power."""
+    bucket_s: float
+    time_s: list[float]
+    """The bucket's middle, counted from the opening of the measured window: set-up and warm-up are negative."""
+    memory_used_gb_mean: list[float | None]
+    memory_used_gb_max: list[float | None]
+    utilization_mean: list[float | None]
+    """Busy fraction, 0 to 1."""
+    utilization_max: list[float | None]
+    power_w_mean: list[float | None]
+    power_w_max: list[float | None]
+
+
+class WindowRecord(BaseModel):
+    """A measured interval, counted from the opening of the first one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    begin_s: float
+    end_s: float
+
+
+class DisturbanceRecord(WindowRecord):
+    """A time in which something that is not of the run used a device."""
+
+    device: str
+    """The device's uuid."""
+    description: str
+    share: float | None
+    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
+
+
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
@@ -151,6 +195,12 @@ class RunRecord(Metrics, Identity):
     """Mean keys that a query's attention reads in training, and"""
     dense_keys_per_query: float | None = None
     """those that dense causal attention reads; both None for a model without attention."""
+    timelines: list[TimelineRecord] = []
+    """Memory, utilization and power of each device over time, for plots."""
+    windows: list[WindowRecord] = []
+    """The measured intervals."""
+    disturbances: list[DisturbanceRecord] = []
+    """When others used the run's devices."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     config: dict[str, Any]

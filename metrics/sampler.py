@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 from metrics.definitions import Windows
 from metrics.measurement import DeviceMeasurement, SensorState
-from metrics.sensors.base import Counters, Peaks, Sample, Sensor
+from metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
 from metrics.series import DeviceSeries, Interval
 
 MAXIMUM_SHARE_OF_A_CORE = 0.002
 """Sampling may take this much of one core: a tenth of a second of reading buys 50 s of silence."""
+
+FOREIGN_INTERVAL_S = 1.0
+"""Time between looks for other processes on the device."""
 
 PATIENCE_S = 10.0
 """A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
@@ -37,6 +40,9 @@ class SensorSampler:
         self._thread: threading.Thread | None = None
         self._series: dict[str, DeviceSeries] = {}
         self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
+        self._looked_s: float | None = None
+        self._first_s = self._last_s = 0.0
+        self._samples = 0
 
     def start(self) -> None:
         """Open the sensor, take the first sample (the idle baseline), start the thread."""
@@ -99,7 +105,16 @@ class SensorSampler:
 
     def state(self) -> SensorState:
         """How the sensor fared."""
-        return SensorState(self._sensor.name, self._sensor.scope, self.failure)
+        unavailable = dict(self._sensor.unavailable)
+        opened = bool(self._series)
+        return SensorState(
+            self._sensor.name,
+            self._sensor.scope,
+            self.failure,
+            measures=tuple(name for name in QUANTITIES if name not in unavailable) if opened else (),
+            unavailable=unavailable,
+            sample_interval_s=(self._last_s - self._first_s) / (self._samples - 1) if self._samples > 1 else None,
+        )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
         """Each device over the windows; called after `stop`."""
@@ -111,10 +126,27 @@ class SensorSampler:
 
     def _sample(self) -> None:
         begin_s = time.thread_time()
-        for sample in self._sensor.sample(self._clock()):
+        now_s = self._clock()
+        for sample in self._sensor.sample(now_s):
             self._series[sample.device].add(sample)
+        self._count(now_s)
+        self._look_for_others(now_s)
         cost_s = time.thread_time() - begin_s
         self.interval_s = max(self._asked_interval_s, cost_s / MAXIMUM_SHARE_OF_A_CORE)
+
+    def _count(self, now_s: float) -> None:
+        self._first_s = self._first_s if self._samples else now_s
+        self._last_s = now_s
+        self._samples += 1
+
+    def _look_for_others(self, now_s: float) -> None:
+        if self._looked_s is not None and now_s - self._looked_s < FOREIGN_INTERVAL_S:
+            return
+        # What the first look finds has been there since an unknown time: it counts from now on.
+        begin_s = now_s if self._looked_s is None else self._looked_s
+        for uuid, foreign in self._sensor.foreign().items():
+            self._series[uuid].add_foreign(begin_s, now_s, foreign)
+        self._looked_s = now_s
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self.failure is not None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from metrics import definitions
 from metrics.definitions import BYTES_PER_GB, Windows, covered_s, window_length_s
-from metrics.measurement import DeviceMeasurement
-from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope
+from metrics.measurement import DeviceMeasurement, Disturbance
+from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope
+from metrics.timeline import Timeline, make_timeline
 
 MINIMUM_COVERAGE = 0.95
 """Share of the window that samples must cover before their mean stands for the whole of it."""
@@ -72,10 +73,14 @@ class DeviceSeries:
         self._utilization = Signal()
         self._power = Signal()
         self._intervals: list[Interval] = []
+        self._foreign: list[tuple[float, float, Foreign]] = []
+        self._origin_s: float | None = None
 
     def add(self, sample: Sample) -> None:
         if self.latest is None and sample.memory_used_bytes is not None:
             self._idle_gb = sample.memory_used_bytes / BYTES_PER_GB
+        if self._origin_s is None:
+            self._origin_s = sample.time_s
         self.latest = sample
         self._memory.add(sample.time_s, sample.memory_used_bytes)
         self._utilization.add(sample.time_s, sample.utilization)
@@ -83,6 +88,16 @@ class DeviceSeries:
 
     def add_interval(self, interval: Interval) -> None:
         self._intervals.append(interval)
+
+    def add_foreign(self, begin_s: float, end_s: float, foreign: Foreign) -> None:
+        """Others used the device in that time; what follows on the same goes on with it."""
+        if self._foreign:
+            before_s, until_s, last = self._foreign[-1]
+            if until_s == begin_s and last.description == foreign.description:
+                share = None if last.share is None or foreign.share is None else max(last.share, foreign.share)
+                self._foreign[-1] = (before_s, end_s, Foreign(last.description, share))
+                return
+        self._foreign.append((begin_s, end_s, foreign))
 
     def measure(self, windows: Windows, unavailable: dict[str, str], failure: str | None) -> DeviceMeasurement:
         """What this device did over the windows.
@@ -141,7 +156,25 @@ class DeviceSeries:
             samples=samples,
             sample_interval_s=window_s / samples if samples else None,
             unavailable=reasons,
+            timeline=self._timeline(windows),
+            disturbances=self._disturbances(windows),
         )
+
+    def _timeline(self, windows: Windows) -> Timeline | None:
+        if self.latest is None:
+            return None
+        traces = [(signal.times_s, signal.values) for signal in (self._memory, self._utilization, self._power)]
+        return make_timeline(self._info.uuid, self._info.name, self._scope, *traces, self._zero_s(windows))
+
+    def _disturbances(self, windows: Windows) -> tuple[Disturbance, ...]:
+        zero_s = self._zero_s(windows)
+        return tuple(
+            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, foreign.description, foreign.share)
+            for begin_s, end_s, foreign in self._foreign
+        )
+
+    def _zero_s(self, windows: Windows) -> float:
+        return windows[0][0] if windows else self._origin_s or 0.0
 
     def _growth(self, counter: str, windows: Windows) -> float | None:
         """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""

@@ -151,7 +151,7 @@ def _energy(summary: Summary, run: RunMeasurement) -> None:
     summary.put("energy_j", energy_j, reason or "")
     summary.put("aec_w", run.aec_w, reason or "")
     summary.put("power_w_sum", run.power_w_sum, reason or "")
-    summary.put("energy_scope", None if energy_j is None else run.device_scope, reason or "")
+    summary.put("energy_scope", run.energy_scope, reason or "")
     summary.put("energy_source", run.energy_source, reason or "")
     joules = energy_j or 0.0
     summary.compute("energy_j_per_token", lambda: definitions.energy_per_token(joules, run.tokens), reason)

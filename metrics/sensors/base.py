@@ -55,6 +55,29 @@ class Peaks:
     reserved_bytes: int | None = None
 
 
+QUANTITIES = (
+    "memory_used_bytes",
+    "utilization",
+    "power_w",
+    "energy_j",
+    "busy_s",
+    "used_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+)
+"""Fields of Sample, Counters and Peaks that a sensor fills, or names in `unavailable` with the reason why not."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What is not of the run and uses a device."""
+
+    description: str
+    """The same text as long as it is the same thing."""
+    share: float | None = None
+    """The part of the device that it takes, 0 to 1; None where nobody can tell."""
+
+
 class Sensor(ABC):
     """Reads devices. The monitor calls it from one thread at a time.
 
@@ -89,6 +112,10 @@ class Sensor(ABC):
 
     def peaks(self) -> dict[str, Peaks]:
         """The peaks by device uuid; empty where the sensor keeps none."""
+        return {}
+
+    def foreign(self) -> dict[str, Foreign]:
+        """By device uuid, who else has used a device since the last call; called once a second or so."""
         return {}
 
     def close(self) -> None:

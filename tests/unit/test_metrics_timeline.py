@@ -1,0 +1,97 @@
+"""A device's course in a bounded number of points, from the samples to the record."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.metrics_parts import GB, HandClock, TraceSensor
+
+from metrics import EfficiencyMonitor, merge
+from metrics.sensors.base import Foreign
+from metrics.timeline import MAXIMUM_POINTS, make_timeline
+
+NOTHING: tuple[list[float], list[float]] = ([], [])
+
+
+def test_a_long_run_becomes_five_hundred_points_with_mean_and_maximum() -> None:
+    times_s = [i / 10 for i in range(100_000)]
+    power_w = [300.0 if i % 1000 == 7 else 100.0 for i in range(100_000)]
+    line = make_timeline("GPU-0", "Trace 9000", "gpu", NOTHING, NOTHING, (times_s, power_w), origin_s=1000.0)
+    assert len(line.time_s) == len(line.power_w_mean) == len(line.memory_used_gb_max) == MAXIMUM_POINTS
+    assert (line.time_s[0], line.time_s[-1]) == (pytest.approx(-990, abs=0.2), pytest.approx(8990, abs=0.2))
+    # 200 samples a bucket; every fifth bucket holds the one of 300 W.
+    assert line.power_w_mean[:6] == [101, 100, 100, 100, 100, 101]
+    assert line.power_w_max[:6] == [300, 100, 100, 100, 100, 300]
+    assert set(line.memory_used_gb_mean) == {None}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e3)), min_size=1, max_size=300), st.booleans())
+def test_no_sample_is_lost_or_counted_twice(samples: list[tuple[float, float]], with_memory: bool) -> None:
+    times_s = sorted(time_s for time_s, _ in samples)
+    values = [value for _, value in samples]
+    memory = ([times_s[0]], [5.0 * GB]) if with_memory else NOTHING
+    line = make_timeline("GPU-0", "x", "gpu", memory, (times_s, values), NOTHING, origin_s=0.0)
+    assert 0 < len(line.time_s) <= min(MAXIMUM_POINTS, len(samples))
+    assert line.time_s == sorted(line.time_s)
+    assert max(value for value in line.utilization_max if value is not None) == pytest.approx(max(values), abs=1e-4)
+    means = [value for value in line.utilization_mean if value is not None]
+    assert min(values) - 1e-4 <= min(means) <= max(means) <= max(values) + 1e-4
+    assert line.memory_used_gb_mean[0] == (5.0 if with_memory else None)
+
+
+class Visited(TraceSensor):
+    """Another process is on the device from second 20 to 40."""
+
+    def foreign(self) -> dict[str, Foreign]:
+        now_s = self.clock()
+        return {"GPU-0": Foreign("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
+
+
+def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() -> None:
+    clock = HandClock(0)
+    sensor = Visited(clock, memory=lambda t: GB * (1 + t), power=lambda t: t)
+    with EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6, clock=clock) as monitor:
+        for time_s in (10.0, 5.0, 15.0):
+            with monitor.step(tokens=1):
+                clock.pass_time(time_s)
+            with monitor.paused():
+                clock.pass_time(1)
+    run = merge([monitor.finish()])
+    # Samples fall at 0 (start), 11 and 16, 17 and 32 (the edges of both windows).
+    assert run.windows == ((0, 5), (6, 21))
+    assert run.step_begins_s == (0, 6)
+    (line,) = run.timelines
+    assert line.time_s == pytest.approx([-11, 0, 5, 6, 21], abs=0.04)
+    assert line.memory_used_gb_mean == [1, 12, 17, 18, 33]
+    assert line.power_w_max == [0, 11, 16, 17, 32]
+    (disturbance,) = run.disturbances
+    assert (disturbance.begin_s, disturbance.end_s, disturbance.share) == (6, 21, 0.32)
+    assert disturbance.description == "process 7 (other)"
+
+
+def test_a_device_that_two_ranks_watch_has_one_timeline() -> None:
+    clock = HandClock(0)
+    ranks = []
+    for rank in range(2):
+        sensor = TraceSensor(clock, power=lambda t: 5)
+        monitor = EfficiencyMonitor([sensor], rank=rank, sample_interval_s=1e6, clock=clock)
+        with monitor, monitor.step(tokens=1):
+            clock.pass_time(1)
+        ranks.append(monitor.finish())
+    assert len(merge(ranks).timelines) == 1
+    assert math.isfinite(merge(ranks).timelines[0].bucket_s)
+
+
+def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
+    clock = HandClock(0)
+    sensor = TraceSensor(clock, power=lambda t: 5, unavailable={"utilization": "it has no meter"})
+    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor, monitor.step(tokens=1):
+        clock.pass_time(4)
+    (state,) = merge([monitor.finish()]).sensors
+    assert "power_w" in state.measures
+    assert "utilization" not in state.measures
+    assert state.unavailable == {"utilization": "it has no meter"}
+    assert state.sample_interval_s == 2  # at the start, at 0 and at 4: two intervals
