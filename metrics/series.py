@@ -163,8 +163,11 @@ class DeviceSeries:
     def _timeline(self, windows: Windows) -> Timeline | None:
         if self.latest is None:
             return None
-        traces = [(signal.times_s, signal.values) for signal in (self._memory, self._utilization, self._power)]
-        return make_timeline(self._info.uuid, self._info.name, self._scope, *traces, self._zero_s(windows))
+        memory, utilization, power = (
+            (signal.times_s, signal.values) for signal in (self._memory, self._utilization, self._power)
+        )
+        info, zero_s = self._info, self._zero_s(windows)
+        return make_timeline(info.uuid, info.name, self._scope, memory, utilization, power, zero_s)
 
     def _disturbances(self, windows: Windows) -> tuple[Disturbance, ...]:
         zero_s = self._zero_s(windows)

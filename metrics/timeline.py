@@ -45,8 +45,9 @@ def make_timeline(
         origin_s: the moment that counts as zero, on the samples' clock.
     """
     traces = (memory_bytes, utilization, power_w)
-    times_s = [time_s for trace in traces for time_s in (trace[0][:1], trace[0][-1:]) for time_s in time_s]
-    begin_s, end_s = min(times_s, default=0.0), max(times_s, default=0.0)
+    sampled = [times_s for times_s, _ in traces if times_s]
+    begin_s = min((times_s[0] for times_s in sampled), default=0.0)
+    end_s = max((times_s[-1] for times_s in sampled), default=0.0)
     # The last sample lies in the last bucket, not on its far edge.
     bucket_s = math.nextafter((end_s - begin_s) / MAXIMUM_POINTS, math.inf)
     filled = [_buckets(trace, begin_s, bucket_s) for trace in traces]
