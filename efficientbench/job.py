@@ -19,7 +19,8 @@ class Job:
     config: RunConfig
     layout: Layout
     budget: Budget
-    corpus_manifest: Path
+    corpora: tuple[Path, ...]
+    """The manifest of each source's corpus, in the order of `config.data.sources`."""
     output: Path
 
     def write(self, path: Path) -> None:
@@ -28,7 +29,7 @@ class Job:
             "config": self.config.model_dump(mode="json"),
             "layout": asdict(self.layout),
             "budget": asdict(self.budget),
-            "corpus_manifest": str(self.corpus_manifest),
+            "corpora": [str(manifest) for manifest in self.corpora],
             "output": str(self.output),
         }
         beside = path.with_suffix(".partial")
@@ -43,6 +44,6 @@ class Job:
             config=RunConfig.model_validate(content["config"]),
             layout=Layout(**content["layout"]),
             budget=Budget(**content["budget"]),
-            corpus_manifest=Path(content["corpus_manifest"]),
+            corpora=tuple(Path(manifest) for manifest in content["corpora"]),
             output=Path(content["output"]),
         )

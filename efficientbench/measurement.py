@@ -10,6 +10,7 @@ from pathlib import Path
 
 import metrics
 from efficientbench import cost
+from efficientbench.corpora import recorded_sources
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor
@@ -118,6 +119,7 @@ def build_record(
         duration_s=duration_s,
         unavailable=summary.unavailable,
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
+        data=recorded_sources(job),
         experts=_expert_load(quality),
         keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,10 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_tools.corpus import Corpus, prepare_corpus
+from data_tools.manifest import Corpus
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
+from efficientbench.corpora import prepare_corpora
 from efficientbench.devices.base import Device, find_device
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
@@ -55,11 +55,13 @@ def run(config: RunConfig, mode: str) -> int:
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         if cluster is not None:
             preflight(cluster)
-        corpus = _prepare_data(config)
+        corpora = prepare_corpora(config)
+        _announce_data(config, corpora)
         job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            Job(config, plan.layout, plan.budget, corpus.manifest, folder.path).write(job_file)
+            manifests = tuple(corpus.manifest for corpus in corpora)
+            Job(config, plan.layout, plan.budget, manifests, folder.path).write(job_file)
         except OSError as error:
             raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
         command = module_command("efficientbench.worker", str(job_file))
@@ -100,34 +102,11 @@ def _announce(plan: Plan, device: Device) -> None:
     sys.stdout.flush()
 
 
-def _prepare_data(config: RunConfig) -> Corpus:
-    data = config.data
-    corpus = prepare_corpus(
-        Path(data.path) if data.path else None, data.tokenizer, Path(data.cache), data.trained_vocab_size
-    )
-    if corpus.vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpus.vocab_size:,} of the "
-            f"tokenizer {data.tokenizer or corpus.tokenizer_folder}; set model.vocab_size={corpus.vocab_size} or more"
-        )
-    _check_split(data.split, corpus)
-    print(f"data: {corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+def _announce_data(config: RunConfig, corpora: Sequence[Corpus]) -> None:
+    for weight, corpus in zip(config.data.weights, corpora, strict=True):
+        share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
+        print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
     sys.stdout.flush()
-    return corpus
-
-
-def _check_split(split: Sequence[float], corpus: Corpus) -> None:
-    # The engine rounds the same way, and would look for ever for tokens in a split without documents.
-    ends = [round(corpus.documents * end / sum(split)) for end in itertools.accumulate(split)]
-    documents = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-    wanted = [True, True, split[2] > 0]
-    for name, count, is_wanted in zip(("training", "validation", "test"), documents, wanted, strict=True):
-        if is_wanted and count == 0:
-            helps = f"set data.split=[{corpus.documents - 1},1,0]" if corpus.documents > 1 else "more are needed"
-            raise ConfigError(
-                f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
-                f"{name}; {helps}"
-            )
 
 
 def _show(folder: OutputFolder) -> None:

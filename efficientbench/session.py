@@ -7,7 +7,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from data_tools.manifest import Corpus, load_corpus
+from data_tools.manifest import Corpus
+from efficientbench.corpora import load_corpora
 from efficientbench.devices.base import find_device
 from efficientbench.job import Job
 from efficientbench.listeners.measure import Measure
@@ -79,12 +80,14 @@ def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> 
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer
 
-    config, corpus = job.config, load_corpus(job.corpus_manifest)
-    vocabulary = Vocabulary(corpus.vocab_size, corpus.eod_id, {"fingerprint": corpus.fingerprint})
-    batches = Batches(config, job.budget.steps, corpus.prefix, vocabulary, device)
+    config, corpora = job.config, load_corpora(job)
+    fingerprints = {f"fingerprint {number}": corpus.fingerprint for number, corpus in enumerate(corpora)}
+    # Of one tokenizer all, which the parent process has seen to.
+    vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
+    batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
     stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
     optimizer = build_optimizer(stages, config)
-    return Trainer(config, job.budget.steps, stages, optimizer, batches, listeners, _token_bytes(corpus, device))
+    return Trainer(config, job.budget.steps, stages, optimizer, batches, listeners, _token_bytes(corpora[0], device))
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:

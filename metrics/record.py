@@ -171,6 +171,23 @@ class DisturbanceRecord(WindowRecord):
     """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
 
 
+class DataSource(BaseModel):
+    """A tokenized corpus that the run read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    source: str
+    """Where the text came from, for people."""
+    weight: float
+    """Share of the run's samples that were drawn from it; the sources' shares sum to 1."""
+    documents: int
+    tokens: int
+    fingerprint: str
+    """SHA-256 of the tokens and their index: two runs with the same fingerprints and weights read the same data."""
+    tokenizer_fingerprint: str
+    """SHA-256 of everything that decides the tokenizer's ids."""
+
+
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
@@ -189,6 +206,8 @@ class RunRecord(Metrics, Identity):
     step_time_percentiles_s: list[float] | None = None
     """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
     None where no step was measured."""
+    data: list[DataSource] | None = None
+    """What was trained on; None where the training loop did not say."""
     experts: ExpertLoad | None = None
     """None for a model without experts."""
     keys_read_per_query: float | None = None

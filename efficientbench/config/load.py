@@ -125,8 +125,10 @@ def _parse(text: str, field: FieldInfo) -> object:
     kinds = _alternatives(field)
     if type(None) in kinds and text in _NULL_WORDS:
         return None
-    if str not in kinds and text[:1] in ("[", "{"):
-        return yaml.safe_load(text)
+    lists = any(typing.get_origin(kind) is tuple for kind in kinds)
+    # A path may begin with a bracket too, but hardly end with one.
+    if text[:1] in ("[", "{") and (str not in kinds or (lists and text[-1:] == "]")):
+        return yaml.load(text, yaml.BaseLoader)
     return text
 
 

@@ -5,6 +5,8 @@ Every part is frozen and refuses keys that it does not know. A field's descripti
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -312,8 +314,10 @@ class TrainingConfig(Part):
 class DataConfig(Part):
     """Text and tokenizer. Nothing set: the sample text that every Python carries, and a tokenizer trained on it."""
 
-    path: str | None = Field(
-        default=None, description="JSONL or text file, or the prefix of a tokenized pair; unset: the embedded sample"
+    path: str | tuple[float | str, ...] | None = Field(
+        default=None,
+        description="text (file, folder or glob), or the prefix of a tokenized pair, or a blend of several, as "
+        "[weight,path,weight,path,…]; unset: the embedded sample",
     )
     tokenizer: str | None = Field(
         default=None, description="folder or name that AutoTokenizer loads; unset: one trained on the text"
@@ -323,6 +327,44 @@ class DataConfig(Part):
         default=(99, 1, 0), description="parts of the documents for training, validation and test"
     )
     cache: str = Field(default="output/data", description="folder of tokenized text and index caches")
+
+    @property
+    def sources(self) -> tuple[str | None, ...]:
+        """The path of every source of text; the embedded sample has none."""
+        return self.path[1::2] if isinstance(self.path, tuple) else (self.path,)  # type: ignore[return-value]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Each source's share of the samples; they sum to 1."""
+        given = [float(weight) for weight in self.path[::2]] if isinstance(self.path, tuple) else [1.0]
+        return tuple(weight / sum(given) for weight in given)
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _blend_alternates(cls, path: object) -> object:
+        """A blend names a weight and a path in turn, as Megatron's own scripts write it."""
+        if path is None or isinstance(path, str):
+            return path
+        wanted = "a blend is written [weight,path,weight,path,…], like [0.7,/data/web,0.3,/data/code]"
+        if not isinstance(path, list | tuple) or not path or len(path) % 2:
+            raise ValueError(f"{reprlib.repr(path)} is neither a path nor weights and paths in turn: {wanted}")
+        weights, sources = [_weight(each, wanted) for each in path[::2]], path[1::2]
+        for source in sources:
+            if not isinstance(source, str) or not source:
+                raise ValueError(f"{reprlib.repr(source)} stands where a path should: {wanted}")
+            if sources.count(source) > 1:
+                raise ValueError(f"{source} is named twice: name it once, with the sum of its weights")
+        return tuple(each for pair in zip(weights, sources, strict=True) for each in pair)
+
+
+def _weight(given: object, wanted: str) -> float:
+    try:
+        weight = float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"{reprlib.repr(given)} stands where a weight should: {wanted}") from None
+    if not 0 < weight < math.inf:
+        raise ValueError(f"the weight {weight:g} is not above 0 and finite: leave out what shall not be read")
+    return weight
 
 
 class MeasurementConfig(Part):

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from efficientbench.config.layout import context_chunks
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.errors import TrainingError
+
+Samples: TypeAlias = GPTDataset | BlendedDataset
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,15 @@ class Batches:
     """Training and validation micro-batches of this rank."""
 
     def __init__(
-        self, config: RunConfig, steps: int, prefix: Path, vocabulary: Vocabulary, device: torch.device
+        self, config: RunConfig, steps: int, prefixes: Sequence[Path], vocabulary: Vocabulary, device: torch.device
     ) -> None:
         """Build or open the sample index; all ranks must call this together.
 
         Args:
             config: the run.
             steps: optimizer steps that the training split must serve, in as many epochs as that takes.
-            prefix: the tokenized corpus, `<prefix>.bin` and `<prefix>.idx`.
+            prefixes: each source's tokenized corpus, `<prefix>.bin` and `<prefix>.idx`, as `config.data.weights`
+                orders them.
             vocabulary: the tokenizer's facts.
             device: where batches go.
 
@@ -64,8 +69,8 @@ class Batches:
         self.config, self.device = config, device
         training = config.training
         self.validation_samples = training.validation_batches * training.global_batch_size
-        sizes = (steps * training.global_batch_size, self.validation_samples, None)
-        self.training, self.validation = _open_datasets(config, sizes, prefix, vocabulary)
+        sizes = (steps * training.global_batch_size, self.validation_samples)
+        self.training, self.validation = _open_datasets(config, sizes, prefixes, vocabulary)
 
     @property
     def micro_batches(self) -> int:
@@ -82,7 +87,7 @@ class Batches:
         """This rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
         return self._micro_batches(self.validation, index * self.config.training.global_batch_size)
 
-    def _micro_batches(self, dataset: GPTDataset, first: int) -> Iterator[Batch]:
+    def _micro_batches(self, dataset: Samples, first: int) -> Iterator[Batch]:
         size = self.config.training.micro_batch_size
         rank = parallel_state.get_data_parallel_rank()
         for index in range(self.micro_batches):
@@ -105,13 +110,13 @@ def _own_part(sequences: torch.Tensor) -> torch.Tensor:
 
 
 def _open_datasets(
-    config: RunConfig, sizes: tuple[int, int, None], prefix: Path, vocabulary: Vocabulary
-) -> tuple[GPTDataset, GPTDataset]:
+    config: RunConfig, sizes: tuple[int, int], prefixes: Sequence[Path], vocabulary: Vocabulary
+) -> tuple[Samples, Samples]:
     cache = Path(config.data.cache).absolute() / "index"
     dataset_config = GPTDatasetConfig(
         random_seed=config.training.seed,
         sequence_length=config.training.seq_len,
-        blend=([str(prefix)], None),
+        blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
         split=",".join(f"{part:g}" for part in config.data.split),
         path_to_cache=str(cache),
         tokenizer=vocabulary,
@@ -119,16 +124,30 @@ def _open_datasets(
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
+        mid_level_dataset_surplus=blend_surplus(len(prefixes), sizes),
     )
+    # The test split is for those who evaluate later: no sample of it is drawn here.
     with _locked(cache):
-        training, validation, _ = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, dataset_config).build()
+        training, validation, _ = BlendedMegatronDatasetBuilder(
+            GPTDataset, (*sizes, 0), lambda: True, dataset_config
+        ).build()
     for name, dataset in (("training", training), ("validation", validation)):
         if dataset is None:
             raise TrainingError(
-                f"{prefix}: the {name} split (data.split={list(config.data.split)}) has no document; "
-                "more documents or another split would give it some"
+                f"{', '.join(map(str, prefixes))}: the {name} split (data.split={list(config.data.split)}) has no "
+                "document; more documents or another split would give it some"
             )
     return training, validation
+
+
+def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
+    """By what fraction more samples of each source must be at hand than its share of the smallest split.
+
+    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and megatron draws a
+    source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
+    times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
+    """
+    return max(0.005, sources / min(sizes))
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ def reported_and_recomputed_loss(config: RunConfig, prefix: Path) -> tuple[float
 
     with groups.model_parallel(config.parallel, config.training.seed):
         model = wrap_data_parallel(build_stage(config, device), config)
-        batches = Batches(config, 1, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        batches = Batches(config, 1, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
         assert batches.micro_batches > 1
         losses = [
             torch.nn.functional.cross_entropy(model(batch.tokens).flatten(0, 1), batch.labels.flatten())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,12 +38,17 @@ class Outcome:
 
 def write_corpus(prefix: Path, vocab_size: int, documents: int = 60, length: int = 120) -> None:
     """Random tokens that repeat often enough to be learned, in megatron's format."""
+    random = np.random.default_rng(0)
+    write_tokens(prefix, [random.zipf(1.5, length) % vocab_size for _ in range(documents)])
+
+
+def write_tokens(prefix: Path, documents: Iterable[np.ndarray]) -> None:
+    """Documents of tokens, by megatron's own writer."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    random = np.random.default_rng(0)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
-    for _ in range(documents):
-        builder.add_document(torch.from_numpy(random.zipf(1.5, length) % vocab_size), [length])
+    for document in documents:
+        builder.add_document(torch.from_numpy(document), [len(document)])
     builder.finalize(f"{prefix}.idx")
 
 
@@ -74,7 +80,7 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
         optimizer = build_optimizer(stages, config)
-        batches = Batches(config, steps, prefix, Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
         step = optimizer.step
 
         def step_after_keeping_gradients() -> object:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.schema import MLAConfig, NSAConfig, RopeConfig, RunConfig
+from efficientbench.config.schema import DataConfig, MLAConfig, NSAConfig, RopeConfig, RunConfig
 
 RUNS = [run.name for run in load_matrix().runs]
 
@@ -70,6 +70,8 @@ def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
         ("data.path=123", ("data", "path"), "123"),
         ("data.path=a=b c.jsonl", ("data", "path"), "a=b c.jsonl"),
         ("data.path=[a].txt", ("data", "path"), "[a].txt"),
+        ("data.path=[0.7,/a/x,3e-1,/b/y]", ("data", "path"), (0.7, "/a/x", 0.3, "/b/y")),
+        ("data.path=[3, 010, 1, 'a, b']", ("data", "path"), (3.0, "010", 1.0, "a, b")),
         ("data.tokenizer=", ("data", "tokenizer"), None),
         ("device=no", ("device",), "no"),
     ],
@@ -101,6 +103,20 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("data.split=[1,2]", "data.split"),
         ("data.split=[1,", "data.split: '[1,' is not a list or a mapping as YAML writes them"),
         ("data.split=" + "[" * 100_000, "data.split"),
+        (
+            "data.path=[0.7,/a/x,0.3]",
+            "data.path: ['0.7', '/a/x', '0.3'] is neither a path nor weights and paths in turn",
+        ),
+        (
+            "data.path=[]",
+            "data.path: [] is neither a path nor weights and paths in turn: a blend is written [weight,path",
+        ),
+        ("data.path=[/a/x,0.7,/b/y,0.3]", "data.path: '/a/x' stands where a weight should: a blend is written"),
+        ("data.path=[0.7,[a],0.3,/b/y]", "data.path: ['a'] stands where a path should"),
+        ("data.path=[1,/a/x,0,/b/y]", "data.path: the weight 0 is not above 0 and finite: leave out"),
+        ("data.path=[1,/a/x,nan,/b/y]", "data.path: the weight nan is not above 0"),
+        ("data.path=[1,/a/x,inf,/b/y]", "data.path: the weight inf is not above 0"),
+        ("data.path=[1,/a/x,2,/a/x]", "data.path: /a/x is named twice: name it once, with the sum of its weights"),
         ("variant=../../x", "variant: is decided by the run's name and cannot be overridden"),
         ("smoke=true", "smoke: is decided by --smoke"),
         ("model.attention.query_groups=5", "12 heads cannot be shared evenly by 5 query groups"),
@@ -212,3 +228,14 @@ def test_a_name_that_could_leave_its_folder_is_refused(name: str) -> None:
     content = resolve("gqa_0.5B").model_dump()
     with pytest.raises(ValidationError, match="variant"):
         RunConfig.model_validate({**content, "variant": name})
+
+
+def test_a_blend_in_a_file_and_again_from_what_a_run_keeps() -> None:
+    data = DataConfig(path=[3, "/a/x", "1", "/b/y"])
+    assert (data.sources, data.weights) == (("/a/x", "/b/y"), (0.75, 0.25))
+    assert DataConfig.model_validate_json(data.model_dump_json()) == data
+    assert (DataConfig().sources, DataConfig().weights) == ((None,), (1.0,))
+    assert DataConfig(path="a.txt").sources == ("a.txt",)
+    for wrong in (5, {"/a/x": 1}):
+        with pytest.raises(ValidationError, match=r"neither a path nor weights and paths in turn"):
+            DataConfig(path=wrong)

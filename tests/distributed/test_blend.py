@@ -1,0 +1,112 @@
+"""A blend of corpora: every layout draws the same samples in the same order, each source by its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cells import write_tokens
+from support.configs import tiny
+from support.ranks import Ranks
+
+from efficientbench.config.schema import RunConfig
+
+STEPS = 25
+WEIGHTS = (0.5, 0.3, 0.2)
+LAYOUTS = {
+    "TP 2": (2, ["parallel.tp=2"]),
+    "PP 2": (2, ["parallel.pp=2"]),
+    "DP 2": (2, ["parallel.dp=2"]),
+    "TP 2 x PP 2": (4, ["parallel.tp=2", "parallel.pp=2"]),
+    "PP 2 x DP 2": (4, ["parallel.pp=2", "parallel.dp=2"]),
+    "DP 4": (4, ["parallel.dp=4"]),
+}
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three corpora; no token of one occurs in another."""
+    folder = tmp_path_factory.mktemp("blend")
+    random = np.random.default_rng(0)
+    for source in range(3):
+        documents = [random.integers(40 * source + 1, 40 * source + 41, random.integers(5, 90)) for _ in range(300)]
+        write_tokens(folder / str(source), documents)
+    return [folder / str(source) for source in range(3)]
+
+
+def blend(prefixes: list[Path], cache: Path, *overrides: str) -> RunConfig:
+    path = ",".join(f"{weight},{prefix}" for weight, prefix in zip(WEIGHTS, prefixes, strict=True))
+    return tiny("gqa_1.5B", f"data.path=[{path}]", f"data.cache={cache}", *overrides)
+
+
+def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """This rank's replica, and the tokens that it trains on and validates with: [steps, its sequences, S + 1]."""
+    import torch
+    from megatron.core import parallel_state
+
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batch, Batches, Vocabulary
+
+    def whole(batch: Batch) -> torch.Tensor:
+        return torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
+
+    with groups.model_parallel(config.parallel, config.training.seed):
+        batches = Batches(config, steps, prefixes, Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"))
+        training = [torch.cat([*map(whole, batches.training_step(step))]) for step in range(1, steps + 1)]
+        validation = [
+            torch.cat([*map(whole, batches.validation_step(index))])
+            for index in range(config.training.validation_batches)
+        ]
+        return parallel_state.get_data_parallel_rank(), torch.stack(training).numpy(), torch.stack(validation).numpy()
+
+
+@pytest.fixture(scope="module")
+def single(
+    ranks: Callable[[int], Ranks], prefixes: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[np.ndarray, np.ndarray]:
+    config = blend(prefixes, tmp_path_factory.mktemp("cache"))
+    return ranks(1).call(drawn, config, prefixes, STEPS)[0][1:]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_draws_the_same_samples(
+    layout: str,
+    ranks: Callable[[int], Ranks],
+    prefixes: list[Path],
+    single: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    size, overrides = LAYOUTS[layout]
+    answers = ranks(size).call(drawn, blend(prefixes, tmp_path, *overrides), prefixes, STEPS)
+    replicas = sorted({replica for replica, _, _ in answers})
+    for part, expected in enumerate(single, start=1):
+        for replica in replicas:
+            first, *others = [answer[part] for answer in answers if answer[0] == replica]
+            assert all(np.array_equal(first, other) for other in others), "ranks of one replica read different samples"
+        found = [next(answer[part] for answer in answers if answer[0] == replica) for replica in replicas]
+        assert np.array_equal(np.concatenate(found, axis=1), expected)
+
+
+def test_each_source_by_its_weight(single: tuple[np.ndarray, np.ndarray]) -> None:
+    """By the samples themselves: each consists of one source's tokens, and none is drawn twice before all are."""
+    samples = single[0].reshape(-1, single[0].shape[-1])
+    sources = (samples.max(axis=1) - 1) // 40
+    assert np.array_equal(sources, (samples.min(axis=1) - 1) // 40), "a sample mixes two sources"
+    for seen in (40, len(samples)):
+        shares = np.bincount(sources[:seen], minlength=3) / seen
+        assert shares == pytest.approx(WEIGHTS, abs=1 / seen + 1e-9)
+    assert len(np.unique(samples, axis=0)) == len(samples)
+
+
+def test_a_small_blend_with_an_extreme_weight(
+    ranks: Callable[[int], Ranks], prefixes: list[Path], tmp_path: Path
+) -> None:
+    """Megatron's own margin would hold 9 samples of the first source ready, just one epoch of it, and draw 10."""
+    most = tmp_path / "most"
+    write_tokens(most, [np.arange(9 * 16 + 1) % 39 + 1] * 2)
+    path = f"[0.97,{most}," + ",".join(f"0.01,{prefix}" for prefix in prefixes) + "]"
+    overrides = [f"data.path={path}", f"data.cache={tmp_path}", "data.split=[1,1,0]", "training.validation_batches=1"]
+    _, training, validation = ranks(1).call(drawn, tiny("gqa_1.5B", *overrides), [most, *prefixes], 1)[0]
+    assert training.shape == validation.shape == (1, 8, 17)

@@ -1,0 +1,94 @@
+"""What a run asks of its corpora before any rank starts: one tokenizer, and documents in every split, without which the
+engine would search for ever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from megatron.core.datasets.blended_megatron_dataset_config import (
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+
+from data_tools.corpus import Corpus
+from data_tools.tokenizer import train_tokenizer
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.corpora import check_split, prepare_corpora
+
+SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
+
+
+def corpus_of(documents: int) -> Corpus:
+    nowhere = Path("nowhere")
+    return Corpus(
+        prefix=nowhere,
+        vocab_size=9,
+        eod_id=0,
+        tokens=documents,
+        documents=documents,
+        utf8_bytes=None,
+        token_bytes_path=None,
+        tokenizer_folder=nowhere,
+        tokenizer_fingerprint="",
+        fingerprint="",
+        source="text.jsonl",
+        manifest=nowhere,
+    )
+
+
+def engine_serves(documents: int, split: tuple[float, ...]) -> bool:
+    """Whether every split that the engine builds gets a document, by the engine's own bounds."""
+    bounds = convert_split_vector_to_split_matrix(parse_and_normalize_split(",".join(map(str, split))))
+    counts = [0 if each is None else round(each[1] * documents) - round(each[0] * documents) for each in bounds]
+    return all(count > 0 for count, part in zip(counts, (1, 1, split[2]), strict=True) if part)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_refuses_what_the_engine_cannot_serve(split: tuple[float, float, float]) -> None:
+    for documents in range(1, 300):
+        try:
+            check_split(split, corpus_of(documents))
+        except ConfigError:
+            accepted = False
+        else:
+            accepted = True
+        assert accepted == engine_serves(documents, split), documents
+
+
+def test_the_advice_holds() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"\[99, 1, 0\] leaves none of the 20 documents of text.jsonl for validation; "
+        r"set data.split=\[19,1,0\]",
+    ):
+        check_split((99, 1, 0), corpus_of(20))
+    check_split((19, 1, 0), corpus_of(20))
+    with pytest.raises(ConfigError, match="more are needed"):
+        check_split((99, 1, 0), corpus_of(1))
+
+
+def text(path: Path, word: str) -> Path:
+    path.write_text("".join(json.dumps({"text": f"{word} {number} " * 9}) + "\n" for number in range(120)))
+    return path
+
+
+def test_a_blend_of_texts_has_one_tokenizer(tmp_path: Path) -> None:
+    paths = [text(tmp_path / f"{word}.jsonl", word) for word in ("apple", "pear")]
+    blend = f"data.path=[3,{paths[0]},1,{paths[1]}]"
+    overrides = [blend, f"data.cache={tmp_path / 'cache'}", "data.trained_vocab_size=300"]
+    with pytest.raises(ConfigError, match=r"apple.jsonl and .*pear.jsonl have different tokenizers .*data.tokenizer"):
+        prepare_corpora(resolve("gqa_1.5B", True, overrides))
+    train_tokenizer(["apple pear 1 2 3"], 300, tmp_path / "tokenizer")
+    config = resolve("gqa_1.5B", True, [*overrides, f"data.tokenizer={tmp_path / 'tokenizer'}"])
+    corpora = prepare_corpora(config)
+    assert [corpus.source for corpus in corpora] == list(map(str, paths))
+    assert corpora[0].tokenizer_fingerprint == corpora[1].tokenizer_fingerprint
+    # The tokenized pairs of the same texts, as a blend of prefixes.
+    pairs = f"data.path=[3,{corpora[0].prefix},1,{corpora[1].prefix}]"
+    again = prepare_corpora(resolve("gqa_1.5B", True, [pairs]))
+    assert [corpus.fingerprint for corpus in again] == [corpus.fingerprint for corpus in corpora]
+    with pytest.raises(ConfigError, match=r"data.split: .* of the 120 documents of .*apple.jsonl for validation"):
+        prepare_corpora(config.model_copy(update={"data": config.data.model_copy(update={"split": (999, 1, 0)})}))
