@@ -126,7 +126,7 @@ def build_record(
         timelines=[TimelineRecord(**asdict(timeline)) for timeline in run.timelines],
         windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
         disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
-        kernels=kernel_names(config.model, device.type),
+        kernels=kernel_names(config, device.type),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),
         paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},

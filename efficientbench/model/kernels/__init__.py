@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from efficientbench.config.schema import ModelConfig
+from typing import TYPE_CHECKING
+
+from efficientbench.config.schema import NSAConfig, RunConfig
+
+if TYPE_CHECKING:
+    from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 
-def kernel_names(model: ModelConfig, device_type: str) -> dict[str, str]:
+def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     """Part of the model → the kernel that computes it on the device type, for the record."""
     from efficientbench.model.kernels import cross_entropy, grouped_mm, norm, rope, swiglu
 
-    names = _attention(model, device_type)
+    model = config.model
+    names = _attention(config, device_type)
     names |= {"cross_entropy": cross_entropy.NAME, "norm": norm.NAME, "swiglu": swiglu.NAME}
     if model.position.kind == "rope":
         names["rope"] = rope.NAME
@@ -18,11 +24,22 @@ def kernel_names(model: ModelConfig, device_type: str) -> dict[str, str]:
     return names
 
 
-def _attention(model: ModelConfig, device_type: str) -> dict[str, str]:
+def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     from efficientbench.model.kernels import attention, biased_attention, nsa_range, nsa_selection
 
-    if model.attention.kind == "nsa":
-        selection = nsa_selection.kernel_name(device_type, model.attention.select_block, model.head_dim)
+    model = config.model
+    if isinstance(model.attention, NSAConfig):
+        selection = nsa_selection.kernel_name(device_type, _selection_shape(config, model.attention))
         return {"nsa_compression": nsa_range.NAME, "nsa_selection": selection, "nsa_window": nsa_range.NAME}
     biased = model.position.kind in ("relative", "alibi")
     return {"attention": biased_attention.name(device_type) if biased else attention.NAME}
+
+
+def _selection_shape(config: RunConfig, nsa: NSAConfig) -> SelectionShape:
+    group = config.model.heads // nsa.query_groups
+    half = config.training.dtype != "fp32"
+    from efficientbench.model.kernels.nsa_choice import SelectionShape
+
+    return SelectionShape(
+        nsa.select_block, nsa.select_count, config.model.head_dim, group, config.training.seq_len, half
+    )

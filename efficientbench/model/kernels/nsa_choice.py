@@ -6,6 +6,7 @@ N = batch × groups, S = sequence, C = queries of one call, K = compressed keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +32,21 @@ class Choice:
         chosen = torch.full((batch, sequence, self.count), -1, device=device)
         chosen[..., 0] = 0
         return chosen
+
+
+class SelectionShape(NamedTuple):
+    """What decides which kernel computes the attention to the chosen blocks."""
+
+    block: int
+    """Tokens in a block."""
+    count: int
+    """Blocks of a query."""
+    head_dim: int
+    group: int
+    """Query heads that share a choice."""
+    sequence: int
+    half: bool
+    """Whether the dtype is bf16 or fp16."""
 
 
 def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> torch.Tensor:

@@ -11,6 +11,8 @@ import importlib
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels.nsa_choice import SelectionShape
+
 NAME = "fla-core parallel_nsa (Triton)"
 LEAST_GROUP = 16
 """Query heads of a group are a dimension of the kernel's tiles: a power of two, and no fewer than these."""
@@ -27,10 +29,10 @@ def _installed() -> bool:
     return True
 
 
-def serves(device_type: str, block_size: int, head_dim: int) -> bool:
-    """Whether the kernel computes the selected branch for these shapes on this device type."""
-    power_of_two = block_size & (block_size - 1) == 0
-    fits = power_of_two and block_size >= LEAST_BLOCK and head_dim <= LARGEST_HEAD
+def serves(device_type: str, shape: SelectionShape) -> bool:
+    """Whether the kernel computes the selected branch for this shape on this device type."""
+    power_of_two = shape.block & (shape.block - 1) == 0
+    fits = power_of_two and shape.block >= LEAST_BLOCK and shape.head_dim <= LARGEST_HEAD
     return device_type == "cuda" and fits and _installed()
 
 

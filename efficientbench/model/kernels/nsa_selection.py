@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels import nsa_fla
+from efficientbench.model.kernels import nsa_fla, nsa_npu
+from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 NAME = "torch matmuls over tiles of queries that share a block, scores recomputed in backward"
 CHUNK_SCORES = 2**18
@@ -171,12 +172,16 @@ def selected_attention(
     Returns:
         [N, S, G, D]
     """
-    if nsa_fla.serves(query.device.type, block_size, query.shape[3]):
+    _, sequence, group, dim = query.shape
+    shape = SelectionShape(block_size, chosen.shape[2], dim, group, sequence, query.dtype.itemsize == 2)
+    if nsa_fla.serves(query.device.type, shape):
         return nsa_fla.selected_attention(query, key, value, chosen, block_size, scale)
+    if nsa_npu.serves(query.device.type, shape):
+        return nsa_npu.selected_attention(query, key, value, chosen, scale)
     out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, block_size, scale)
     return out
 
 
-def kernel_name(device_type: str, block_size: int, head_dim: int) -> str:
-    """Which kernel `selected_attention` takes for these shapes on this device type."""
-    return nsa_fla.NAME if nsa_fla.serves(device_type, block_size, head_dim) else NAME
+def kernel_name(device_type: str, shape: SelectionShape) -> str:
+    """Which kernel `selected_attention` takes for this shape on this device type."""
+    return next((kernel.NAME for kernel in (nsa_fla, nsa_npu) if kernel.serves(device_type, shape)), NAME)
