@@ -6,7 +6,6 @@ N = batch × groups, S = sequence, C = queries of one call, K = compressed keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -34,7 +33,8 @@ class Choice:
         return chosen
 
 
-class SelectionShape(NamedTuple):
+@dataclass(frozen=True)
+class SelectionShape:
     """What decides which kernel computes the attention to the chosen blocks."""
 
     block: int
