@@ -13,7 +13,7 @@ from efficientbench import cost
 from efficientbench.corpora import recorded_sources
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
-from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor
+from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
 from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
@@ -39,7 +39,7 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
         if local_rank == 0 and device.telemetry == "nvml":
             sensors.append(NvmlSensor(indices=range(job.layout.ranks_per_node)))
         elif os.getpid() == here[0] and device.telemetry == "host":
-            sensors.append(HostSensor(here))
+            sensors += [HostSensor(here), RaplSensor()]
         allocator = device.allocator()
         if allocator is not None:
             sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))

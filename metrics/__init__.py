@@ -6,5 +6,6 @@ from metrics.monitor import EfficiencyMonitor
 from metrics.sensors.allocator import AllocatorSensor
 from metrics.sensors.host import HostSensor
 from metrics.sensors.nvml import NvmlSensor
+from metrics.sensors.rapl import RaplSensor
 
-__all__ = ["AllocatorSensor", "EfficiencyMonitor", "HostSensor", "MetricsError", "NvmlSensor", "merge"]
+__all__ = ["AllocatorSensor", "EfficiencyMonitor", "HostSensor", "MetricsError", "NvmlSensor", "RaplSensor", "merge"]

@@ -12,6 +12,10 @@ from metrics.sensors.base import Scope
 
 # Figures of an accelerator are never replaced by the host's, nor mixed with them.
 _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
+# What a meter of the host's energy may count.
+_METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
+_NO_METER = "no sensor for the host's power was in use"
+_NO_SENSOR = "no sensor for it was in use"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
@@ -33,18 +37,20 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
     scope = next((scope for scope in _SCOPES if scope in scopes), None)
     no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
-    devices = _Figures(ranks, everything, scope, "no sensor for it was in use")
+    devices = _Figures(ranks, everything, scope, _NO_SENSOR)
     allocators = _Figures(ranks, everything, "allocator", no_allocator)
     memory_gb = devices.all("amu_gb")
     fractions = devices.memory_fractions()
-    energy_j = devices.all("energy_j")
-    power_w = devices.all("aec_w")
+    energy_scope, no_meter = _meter(scope, ranks)
+    meters = _Figures(ranks, everything, energy_scope, no_meter)
+    energy_j = meters.all("energy_j")
+    power_w = meters.all("aec_w")
     allocated_gb = allocators.all("amu_gb")
     first = ranks[0]
     zero_s = first.windows[0][0] if first.windows else 0.0
     allocators.rename("amu_gb", "allocated_mean_gb")
-    if "aec_w" in devices.unavailable:
-        devices.unavailable["power_w_sum"] = devices.unavailable["aec_w"]
+    if "aec_w" in meters.unavailable:
+        meters.unavailable["power_w_sum"] = meters.unavailable["aec_w"]
     return RunMeasurement(
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
@@ -62,20 +68,34 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         aec_w=_mean(power_w),
         power_w_sum=math.fsum(power_w) if power_w else None,
         energy_j=math.fsum(energy_j) if energy_j else None,
-        energy_source=_joined(device.energy_source for device in devices.devices if device.energy_source),
+        energy_source=_joined(device.energy_source for device in meters.devices if device.energy_source),
         peak_used_bytes=_largest(devices.all("peak_used_bytes")),
         peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
         allocated_mean_gb=_mean(allocated_gb),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
-        unavailable={**devices.unavailable, **allocators.unavailable},
-        energy_scope=scope if energy_j else None,
+        unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
+        energy_scope=energy_scope if energy_j else None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
         timelines=tuple(device.timeline for device in everything if device.timeline is not None),
         disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
+
+
+def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
+    """Whose energy counts, the accelerators' own or on a host that of its meter; and the reason where there is none."""
+    if scope != "host":
+        return scope, _NO_SENSOR
+    meters = [(rank, sensor) for rank in ranks for sensor in rank.sensors if sensor.scope in _METERS]
+    for rank, sensor in meters:
+        if sensor.failure is not None:
+            return None, sensor.failure if len(ranks) == 1 else f"rank {rank.rank}: {sensor.failure}"
+    scopes = sorted({sensor.scope for _, sensor in meters})
+    if len(scopes) > 1:
+        return None, f"the hosts' meters count different things: {', '.join(scopes)}"
+    return (meters[0][1].scope if meters else None), _NO_METER
 
 
 def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:

@@ -127,9 +127,12 @@ class DeviceSeries:
         else:
             pcu = busy_s / window_s
         energy_j, energy_source = self._growth("energy_j", windows), "counter"
-        if energy_j is None:
+        stood_still = energy_j == 0
+        if not energy_j:
             power_w = averaged("energy_j", "power_w", self._power, definitions.time_average)
             energy_j, energy_source = None if power_w is None else power_w * window_s, "integrated power"
+        if stood_still and not energy_j or energy_j == 0:
+            energy_j, reasons["energy_j"] = None, "the meter stood still over the whole window"
         if energy_j is None:
             reasons["aec_w"] = reasons["energy_j"]
         peak_used = self._peak("used_bytes") or self._memory.largest_in(windows)

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-Scope = Literal["gpu", "npu", "host", "allocator"]
-"""What a sensor's figures are of: an accelerator, the host as one device, or one process's own allocator."""
+Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
+"""What a sensor's figures are of: an accelerator, the host as one device, one process's own allocator, or (the last
+three) what a meter of the host's energy counts."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class DeviceInfo:
     name: str
     memory_capacity_bytes: int | None
     memory_kind: str
-    """How memory is counted: 'driver' (all of the device), 'pss' or 'rss' (processes), 'allocated' (torch's own)."""
+    """How memory is counted: 'driver' (all of the device), 'pss' or 'rss' (processes), 'allocated' (torch's own),
+    'none' (not at all)."""
     processes: tuple[int, ...] = ()
     """The processes that the readings are of; empty where they are of the whole device."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +13,29 @@ import psutil
 
 from metrics.cgroup import memory_limit_bytes, usable_cores
 from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
+from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
 
 _ENDED = (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess)
 """What reading of a process raises that has ended since the processes were last looked up."""
 
 
+PSS_SHARE_OF_A_CORE = 0.001
+"""Reading PSS walks all page tables of a process: it may take this much of one core, and the resident size fills in."""
+
+FOREIGN_SHARE = 0.1
+"""Others count as a disturbance where they take this much of the cores; the kernel's own work stays below."""
+
+OTHER_PROCESSES = "other processes ran on the run's cores"
+HYPERVISOR = "the hypervisor gave the run's cores to others"
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
 class HostSensor(Sensor):
     """Memory = Σ PSS of the run's processes against the container's limit; utilization = CPU time / (cores × time).
 
-    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once.
+    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once; it
+    is read as often as its cost allows, and follows the resident size in between.
     Where the kernel does not give it, the sum is of RSS, the device's `memory_kind` says 'rss', and shared pages
     count n times. The peak is the kernel's own high-water mark of each process (VmHWM) less what it shares, summed;
     beginning anew with it also resets what `getrusage` calls maxrss.
@@ -50,6 +64,11 @@ class HostSensor(Sensor):
         self._has_peaks = True
         self._devices: list[DeviceInfo] = []
         self._last: tuple[float, float] | None = None
+        self._shared_bytes: dict[int, int] = {}
+        self._next_pss_s = 0.0
+        self._pss_cost_s = 0.0
+        self._cpus: tuple[int, ...] = ()
+        self._last_look: tuple[float, float, float, float] | None = None
 
     def open(self) -> None:
         """Find the processes; raises MetricsError where one of them does not run here."""
@@ -59,6 +78,8 @@ class HostSensor(Sensor):
         self._find_processes()
         self._has_pss = Path("/proc/self/smaps_rollup").exists()
         self._cores = usable_cores(self._roots)
+        self._cpus = tuple(sorted(set().union(*(os.sched_getaffinity(pid) for pid in self._roots))))
+        self._read_pss()
         kind = "pss" if self._has_pss else "rss"
         self._devices = [DeviceInfo(host_uuid(), processor_name(), memory_limit_bytes(), kind, self._roots)]
 
@@ -67,7 +88,10 @@ class HostSensor(Sensor):
 
     def sample(self, time_s: float) -> list[Sample]:
         """Memory now, and utilization since the last sample (none at the first)."""
-        used_bytes = sum(self._memory_bytes(process.pid) for process in self._processes)
+        if time_s >= self._next_pss_s:
+            self._read_pss()
+            self._next_pss_s = time_s + self._pss_cost_s / PSS_SHARE_OF_A_CORE
+        used_bytes = sum(self._estimated_bytes(process.pid) for process in self._processes)
         busy_s = self._busy_s()
         utilization = None
         if self._last is not None and time_s > self._last[0]:
@@ -123,6 +147,36 @@ class HostSensor(Sensor):
         except _ENDED:
             return 0
 
+    def foreign(self) -> dict[str, Foreign]:
+        """What others took of the cores that the run may use: the rest of their busy time in /proc/stat."""
+        times = [psutil.cpu_times(percpu=True)[cpu] for cpu in self._cpus]
+        all_s = sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait for t in times)
+        busy_s = sum(t.user + t.nice + t.system + t.irq + t.softirq for t in times)
+        stolen_s = sum(t.steal for t in times)
+        now = (all_s, busy_s, stolen_s, self._busy_s() * self._cores)
+        last, self._last_look = self._last_look, now
+        if last is None or now[0] <= last[0]:
+            return {}
+        passed_s, busy_s, stolen_s, own_s = (after - before for after, before in zip(now, last, strict=True))
+        others, stolen = (busy_s - own_s) / passed_s, stolen_s / passed_s
+        if max(others, stolen) < FOREIGN_SHARE:
+            return {}
+        found = Foreign(OTHER_PROCESSES, others) if others >= stolen else Foreign(HYPERVISOR, stolen)
+        return {self._devices[0].uuid: found}
+
+    def _read_pss(self) -> None:
+        """How much of each process's resident memory is others' share of it; changes slowly, and is dear to learn."""
+        begin_s = time.thread_time()
+        for process in self._processes:
+            self._shared_bytes[process.pid] = _resident_bytes(process.pid) - self._memory_bytes(process.pid)
+        self._pss_cost_s = time.thread_time() - begin_s
+
+    def _estimated_bytes(self, pid: int) -> int:
+        """PSS from the resident size, which is cheap, and what was shared at the last look."""
+        if pid not in self._shared_bytes:
+            self._shared_bytes[pid] = _resident_bytes(pid) - self._memory_bytes(pid)
+        return max(_resident_bytes(pid) - self._shared_bytes[pid], 0)
+
     def _busy_s(self) -> float:
         """Processor seconds of all processes, and of children that they have waited for, over the cores."""
         total_s = 0.0
@@ -148,6 +202,14 @@ def processor_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return f"{platform.machine()} processor"
+
+
+def _resident_bytes(pid: int) -> int:
+    """The resident size (proc(5), statm), or 0 for a process that has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    except (*_ENDED, IndexError):
+        return 0
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

@@ -1,0 +1,118 @@
+"""Energy of the processor and its memory from the kernel's powercap tree (RAPL: Intel, and AMD's packages).
+
+Names and files: Linux, Documentation/power/powercap/powercap.rst and drivers/powercap/intel_rapl_common.c. A zone
+`package-N` holds its subzones `core` and `uncore`, which are therefore never added to it; `dram` is a domain of its
+own beside the package; `psys` holds the whole platform, packages and memory with it. The tree `intel-rapl-mmio` shows
+the registers of `intel-rapl` a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from metrics.errors import MetricsError
+from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from metrics.sensors.host import host_uuid
+
+_ROOT = Path("/sys/class/powercap")
+_MICRO = 1e-6
+
+
+@dataclass
+class Zone:
+    """One counter, made to grow for ever although the register wraps around."""
+
+    name: str
+    energy: Path
+    range_uj: int
+    """The register starts anew from 0 when it has counted so far."""
+    last_uj: int
+    total_uj: int = 0
+
+    def read(self) -> None:
+        """Add what was used since the last reading; the register must not wrap around twice between readings."""
+        now_uj = int(self.energy.read_text())
+        used_uj = now_uj - self.last_uj
+        self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj
+        self.last_uj = now_uj
+
+
+class RaplSensor(Sensor):
+    """Energy of all packages, and of their memory where every package counts it, as one device.
+
+    Its scope says which: 'cpu-package', 'cpu-package+dram', or 'node' where the kernel gives the platform's counter
+    alone. A register of 32 bits wraps around after about an hour at 60 W; samples in between keep count.
+
+    Args:
+        root: the powercap tree.
+    """
+
+    name = "rapl"
+    scope: Scope = "cpu-package"
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")
+        self.unavailable = dict.fromkeys((*fields, "allocated_bytes", "reserved_bytes"), no)
+        self._root = root
+        self._zones: list[Zone] = []
+        self._last: tuple[float, float] | None = None
+
+    def open(self) -> None:
+        """Choose the zones.
+
+        Raises:
+            MetricsError: there is none, or it may not be read; the message says what would help.
+        """
+        found = sorted(self._root.glob("intel-rapl:*"))
+        names = {folder: (folder / "name").read_text().strip() for folder in found if (folder / "name").exists()}
+        packages = [folder for folder, name in names.items() if name.startswith("package-")]
+        dram = [folder for folder, name in names.items() if name == "dram"]
+        platform = [folder for folder, name in names.items() if name == "psys"]
+        if packages:
+            with_memory = len(dram) == len(packages)
+            self.scope = "cpu-package+dram" if with_memory else "cpu-package"
+            chosen = [*packages, *dram] if with_memory else packages
+        elif platform:
+            self.scope = "node"
+            chosen = platform
+        else:
+            raise MetricsError(
+                f"no RAPL zone in {self._root}: a virtual machine or container hides them, or the kernel module "
+                "intel_rapl_msr is not loaded"
+            )
+        self._zones = [_zone(folder, names[folder]) for folder in chosen]
+
+    def devices(self) -> list[DeviceInfo]:
+        zones = " + ".join(zone.name for zone in self._zones)
+        return [DeviceInfo(f"RAPL-{host_uuid()}", zones, None, "none")]
+
+    def sample(self, time_s: float) -> list[Sample]:
+        """Mean power since the last sample (none at the first)."""
+        energy_j = self._energy_j()
+        power_w = None
+        if self._last is not None and time_s > self._last[0]:
+            power_w = (energy_j - self._last[1]) / (time_s - self._last[0])
+        self._last = (time_s, energy_j)
+        return [Sample(time_s, f"RAPL-{host_uuid()}", power_w=power_w)]
+
+    def counters(self) -> dict[str, Counters]:
+        return {f"RAPL-{host_uuid()}": Counters(energy_j=self._energy_j())}
+
+    def _energy_j(self) -> float:
+        for zone in self._zones:
+            zone.read()
+        return sum(zone.total_uj for zone in self._zones) * _MICRO
+
+
+def _zone(folder: Path, name: str) -> Zone:
+    energy = folder / "energy_uj"
+    try:
+        return Zone(name, energy, int((folder / "max_energy_range_uj").read_text()), int(energy.read_text()))
+    except PermissionError:
+        raise MetricsError(
+            f"{energy} may be read by root alone, as kernels since 5.10 have it (CVE-2020-8694): run as root, or let "
+            f"root do 'chmod a+r {energy}'"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise MetricsError(f"{folder} gives no energy ({error})") from None
