@@ -37,7 +37,7 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
     sensors: list[Sensor] = []
     if measurement.enabled:
         if local_rank == 0 and device.telemetry == "nvml":
-            sensors.append(NvmlSensor(indices=range(job.layout.ranks_per_node)))
+            sensors.append(NvmlSensor(indices=range(job.layout.ranks_per_node), pids=here))
         elif os.getpid() == here[0] and device.telemetry == "host":
             sensors += [HostSensor(here), RaplSensor()]
         allocator = device.allocator()

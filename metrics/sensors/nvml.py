@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
+
 from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from metrics.sensors.base import Counters, DeviceInfo, Foreign, Sample, Scope, Sensor
 from metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
 
 _QUESTIONS: dict[str, Callable[[Any, Handle], float]] = {
@@ -33,6 +35,7 @@ class NvmlSensor(Sensor):
             counts them; all visible ones by default.
         environment: where CUDA_VISIBLE_DEVICES is looked up.
         nvml: the module to call; `pynvml` by default.
+        pids: the run's processes on this machine, this one by default: any other on a device is a disturbance.
     """
 
     name = "nvml"
@@ -44,10 +47,13 @@ class NvmlSensor(Sensor):
         indices: Sequence[int] | None = None,
         environment: Mapping[str, str] = os.environ,
         nvml: Any = None,
+        pids: Sequence[int] | None = None,
     ) -> None:
         self.unavailable: dict[str, str] = {}
         self._uuids = uuids
         self._indices = indices
+        self._pids = frozenset(pids if pids is not None else [os.getpid()])
+        self._asks_processes = True
         self._environment = environment
         self._nvml = nvml
         self._handles: dict[str, Handle] = {}
@@ -71,7 +77,8 @@ class NvmlSensor(Sensor):
             capacity = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
             self._handles[uuid] = handle
             self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity, "driver"))
-        self.unavailable = {"allocated_bytes": _NOT_NVML, "reserved_bytes": _NOT_NVML}
+        self.unavailable = dict.fromkeys(("allocated_bytes", "reserved_bytes"), _NOT_NVML)
+        self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "NVML keeps no such register")
         for quantity in _QUESTIONS:
             for uuid, handle in self._handles.items():
                 try:
@@ -98,6 +105,26 @@ class NvmlSensor(Sensor):
     def counters(self) -> dict[str, Counters]:
         return {uuid: Counters(energy_j=self._ask("energy_j", handle)) for uuid, handle in self._handles.items()}
 
+    def foreign(self) -> dict[str, Foreign]:
+        """Processes on the devices that are not the run's.
+
+        Nothing where none of the run's own is listed: they have no context yet, or NVML counts process ids as a
+        machine does whose container we are in, so that nobody can tell whose they are.
+        """
+        if not self._asks_processes:
+            return {}
+        try:
+            listed = {uuid: self._nvml.nvmlDeviceGetComputeRunningProcesses(h) for uuid, h in self._handles.items()}
+        except self._nvml.NVMLError:
+            self._asks_processes = False
+            return {}
+        found = {}
+        for uuid, processes in listed.items():
+            others = sorted(process.pid for process in processes if not self._is_ours(process.pid))
+            if others and len(others) < len(processes):
+                found[uuid] = Foreign(f"on the device too: {', '.join(map(_called, others))}")
+        return found
+
     def close(self) -> None:
         if self._initialized:
             self._initialized = False
@@ -117,8 +144,23 @@ class NvmlSensor(Sensor):
             raise MetricsError(f"device {missing[0]} is not among the {len(visible)} visible GPUs ({listed=})")
         return [visible[i] for i in self._indices]
 
+    def _is_ours(self, pid: int) -> bool:
+        if pid in self._pids:
+            return True
+        try:
+            return any(parent.pid in self._pids for parent in psutil.Process(pid).parents())
+        except psutil.Error:
+            return False
+
     def _ask(self, quantity: str, handle: Handle) -> float | None:
         return None if quantity in self.unavailable else _QUESTIONS[quantity](self._nvml, handle)
+
+
+def _called(pid: int) -> str:
+    try:
+        return f"process {pid} ({psutil.Process(pid).name()})"
+    except psutil.Error:
+        return f"process {pid}"
 
 
 def _import_nvml() -> Any:

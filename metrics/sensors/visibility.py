@@ -1,12 +1,15 @@
 """Which physical GPUs, or MIG slices, CUDA_VISIBLE_DEVICES leaves to this process, as NVML handles.
 
-Written from NVIDIA's description of the variable (CUDA Programming Guide, environment variables; MIG User Guide):
-indices, UUIDs or unique beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>.
-An entry that fits no device ends the list, as CUDA reads it.
+Written from NVIDIA's description of the variable (CUDA Programming Guide, environment variables; MIG User Guide,
+"Device Enumeration") and from how torch reads it (`torch.cuda._parse_visible_devices`): indices, UUIDs or unique
+beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>. The first entry says which
+kind the list is of. An entry that fits no device ends the list, one that names a device again leaves none visible. A
+process sees one MIG slice at most, and where it sees one, no whole GPU.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,10 +31,7 @@ def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        entries = [str(i) for i in range(len(handles))]
-    else:
-        entries = [entry.strip() for entry in listed.split(",")]
+    entries = [str(i) for i in range(len(handles))] if listed is None else _entries(listed)
     by_index = any(entry.isdigit() for entry in entries)
     if by_index and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         names = {nvml.nvmlDeviceGetName(handle) for handle in handles}
@@ -40,13 +40,17 @@ def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
                 f"this machine has unlike GPUs ({', '.join(sorted(names))}), which CUDA sorts by speed and NVML by "
                 "bus: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name devices by UUID"
             )
-    visible = []
+    visible: dict[str, Handle] = {}
     for entry in entries:
         handle = _find(nvml, handles, entry)
         if handle is None:
             break
-        visible.append(handle)
-    return visible
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        if uuid in visible:
+            return []
+        visible[uuid] = handle
+    slices = [handle for handle in visible.values() if not any(handle is whole for whole in handles)]
+    return slices[:1] or list(visible.values())
 
 
 def find_by_uuid(nvml: Any, uuid: str) -> Handle:
@@ -56,7 +60,8 @@ def find_by_uuid(nvml: Any, uuid: str) -> Handle:
         MetricsError: this machine has no such device.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    handle = _find(nvml, handles, uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    names = [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+    handle = next((handle for name in names if (handle := _find(nvml, handles, name)) is not None), None)
     if handle is None:
         known = ", ".join(nvml.nvmlDeviceGetUUID(handle) for handle in handles) or "none"
         raise MetricsError(f"no GPU has the UUID {uuid}; NVML knows {known}")
@@ -78,6 +83,25 @@ def mig_slices(nvml: Any, handle: Handle) -> list[Handle]:
         except nvml.NVMLError:
             continue  # slots may be empty
     return slices
+
+
+def _entries(listed: str) -> list[str]:
+    """The list's entries up to the first that is of another kind than the first one; none where one comes twice."""
+    found = []
+    kind = next((prefix for prefix in ("GPU-", "MIG-") if listed.startswith(prefix)), None)
+    for entry in listed.split(","):
+        if kind is None:
+            # CUDA reads numbers like strtoul: blanks before, anything behind; a text without one counts as negative.
+            number = re.match(r"\s*\+?(\d+)", entry)
+            entry = str(int(number[1])) if number else ""
+        elif not entry.startswith(kind):
+            break
+        if entry in found:
+            return []
+        if not entry:
+            break
+        found.append(entry)
+    return found
 
 
 def _find(nvml: Any, handles: list[Handle], entry: str) -> Handle | None:

@@ -3,109 +3,19 @@
 What only a GPU can prove (that the real driver answers so, and how fine its counters are) is not proved here.
 """
 
-# ruff: noqa: N802 (the driver's functions keep their names)
 from __future__ import annotations
 
 import builtins
 import itertools
+import os
 import time
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pynvml
 import pytest
+from support.nvml_replica import GB, Driver, Gpu
 
 from metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
 from metrics.sensors.base import Sample
-
-GB = 10**9
-
-
-@dataclass
-class Gpu:
-    """A GPU, or one of its MIG slices."""
-
-    uuid: str
-    name: str = "NVIDIA A100-SXM4-80GB"
-    used: int = 10 * GB
-    total: int = 80 * GB
-    busy_percent: int = 50
-    power_mw: int = 250_000
-    energy_mj: int = 7_000_000
-    slices: list[Gpu] = field(default_factory=list)
-    instance: tuple[int, int] | None = None
-    lacks: tuple[str, ...] = ()
-
-
-class Driver:
-    """NVML's functions by pynvml's names, over the given GPUs, with pynvml's own errors."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, *gpus: Gpu) -> None:
-        self.gpus = gpus
-        self.initialized = 0
-        self.lost = False
-
-    def nvmlInit(self) -> None:
-        self.initialized += 1
-
-    def nvmlShutdown(self) -> None:
-        self.initialized -= 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        self._require(self.initialized > 0, pynvml.NVML_ERROR_UNINITIALIZED)
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
-        return self.gpus[index]
-
-    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
-        return gpu.uuid
-
-    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
-        return gpu.name
-
-    def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
-        self._require(gpu.instance is None and "mig" not in gpu.lacks)
-        return [int(bool(gpu.slices)), int(bool(gpu.slices))]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Gpu) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, index: int) -> Gpu:
-        # Slots are not filled from the first on.
-        slots = [None, *gpu.slices]
-        self._require(index < len(slots) and slots[index] is not None, pynvml.NVML_ERROR_NOT_FOUND)
-        return gpu.slices[index - 1]
-
-    def nvmlDeviceGetGpuInstanceId(self, gpu: Gpu) -> int:
-        assert gpu.instance is not None
-        return gpu.instance[0]
-
-    def nvmlDeviceGetComputeInstanceId(self, gpu: Gpu) -> int:
-        assert gpu.instance is not None
-        return gpu.instance[1]
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> SimpleNamespace:
-        self._require(not self.lost, pynvml.NVML_ERROR_GPU_IS_LOST)
-        return SimpleNamespace(used=gpu.used, total=gpu.total, free=gpu.total - gpu.used)
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> SimpleNamespace:
-        self._require(gpu.instance is None and "utilization" not in gpu.lacks)
-        return SimpleNamespace(gpu=gpu.busy_percent, memory=3)
-
-    def nvmlDeviceGetPowerUsage(self, gpu: Gpu) -> int:
-        self._require(gpu.instance is None and "power" not in gpu.lacks)
-        return gpu.power_mw
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:
-        self._require(gpu.instance is None and "energy" not in gpu.lacks)
-        return gpu.energy_mj
-
-    def _require(self, condition: bool, error: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> None:
-        if not condition:
-            raise pynvml.NVMLError(error)
 
 
 def four() -> Driver:
@@ -136,7 +46,9 @@ def test_every_function_that_we_call_exists_in_pynvml() -> None:
         (" 3 , 1 ", "db"),
         ("GPU-cccccccc-0000-0000-0000-000000000000", "c"),
         ("GPU-d,GPU-a", "da"),
-        ("1,GPU-a", "ba"),
+        ("1,GPU-a", "b"),  # an index first: what is no number ends the list
+        ("GPU-a,1", "a"),
+        ("1gpu,2", "bc"),  # read as strtoul reads
         ("1,-1,2", "b"),  # what follows an invalid entry is hidden
         ("1,9,2", "b"),
         ("GPU-a,GPU-x,GPU-b", "a"),
@@ -153,7 +65,7 @@ def test_index_and_uuid_name_the_same_device_in_any_order(order: tuple[int, int]
     assert found(four(), by_index) == found(four(), by_uuid)
 
 
-@pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-"])
+@pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-", "1,0,1", "GPU-a,GPU-a", "GPU-a,GPU-aa", "none"])
 def test_no_visible_device_is_said(visible: str) -> None:
     # "GPU-" is the beginning of every UUID, hence of none in particular.
     with pytest.raises(MetricsError, match="no GPU is visible"):
@@ -178,9 +90,13 @@ def sliced() -> Driver:
         ("GPU-aaaaaaaa", "p"),
         ("1", "b"),
         ("MIG-GPU-aaaaaaaa-0000/9/0,1", None),
+        # A process sees one slice at most, and beside it no whole GPU.
+        ("MIG-00000002,MIG-00000001", "q"),
+        ("1,0", "p"),
+        (None, "p"),
     ],
 )
-def test_mig_slices(visible: str, letters: str | None) -> None:
+def test_mig_slices(visible: str | None, letters: str | None) -> None:
     if letters is None:
         with pytest.raises(MetricsError, match="no GPU is visible"):
             found(sliced(), visible)
@@ -250,7 +166,7 @@ def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
     sensor = NvmlSensor(environment={}, nvml=driver)
     sensor.open()
     quantity = {"utilization": "utilization", "power": "power_w", "energy": "energy_j"}.get(lacks)
-    missing = set(sensor.unavailable) - {"allocated_bytes", "reserved_bytes"}
+    missing = set(sensor.unavailable) - {"allocated_bytes", "reserved_bytes", "busy_s", "used_bytes"}
     assert missing == ({quantity} if quantity else set())
     assert all("GPU-b" in sensor.unavailable[name] for name in missing)
 
@@ -271,7 +187,7 @@ def test_a_gpu_lost_in_the_run_ends_the_series_alone() -> None:
 
 def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoDriver(Driver):
-        def nvmlInit(self) -> None:
+        def nvmlInit(self) -> None:  # noqa: N802 (the driver's name)
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     with pytest.raises(MetricsError, match="no NVIDIA driver answers .Driver Not Loaded"):
@@ -312,6 +228,30 @@ def test_merging_counts_each_gpu_once_whatever_ranks_watch(mapping: str) -> None
         ranks.append(monitor.finish())
     run = merge(ranks)
     assert len(run.device_names) == (2 if mapping == "shared" else 4)
+
+
+def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
+    own = os.getpid()
+    driver = Driver(Gpu("GPU-a", pids=(own,)), Gpu("GPU-b", pids=(own, os.getppid(), 2**22 + 1)))
+    sensor = NvmlSensor(environment={}, nvml=driver)
+    sensor.open()
+    assert set(sensor.foreign()) == {"GPU-b"}
+    description = sensor.foreign()["GPU-b"].description
+    assert f"process {os.getppid()} (" in description
+    assert f"process {2**22 + 1}" in description
+    assert f"process {own}" not in description
+    both = NvmlSensor(environment={}, nvml=driver, pids=[own, os.getppid(), 2**22 + 1])
+    both.open()
+    assert both.foreign() == {}
+
+
+@pytest.mark.parametrize("gpu", [Gpu("GPU-a", pids=(2**22 + 1,)), Gpu("GPU-a", lacks=("processes",))])
+def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> None:
+    # The run's own process is not listed: its ids are of another namespace, or NVML lists none.
+    sensor = NvmlSensor(environment={}, nvml=Driver(gpu))
+    sensor.open()
+    assert sensor.foreign() == {}
+    assert len(sensor.sample(0.0)) == 1
 
 
 @pytest.mark.gpu
