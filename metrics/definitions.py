@@ -213,11 +213,12 @@ def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | N
     if deviation is None:
         return None
     mean = math.fsum(values) / len(values)
-    margin = _t_quantile_95(len(values) - 1) * deviation / math.sqrt(len(values))
+    margin = t_quantile_95(len(values) - 1) * deviation / math.sqrt(len(values))
     return mean - margin, mean + margin
 
 
-def _t_quantile_95(degrees_of_freedom: int) -> float:
+def t_quantile_95(degrees_of_freedom: int) -> float:
+    """Student's t that 95 % of values lie within, on both sides of 0."""
     if degrees_of_freedom <= len(_T_95):
         return _T_95[degrees_of_freedom - 1]
     # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5): 1e-5 is right beyond 30.

@@ -1,0 +1,198 @@
+"""The noise of a run's steps: confidence intervals that autocorrelation does not fool, drift, outliers.
+
+Neighbouring steps are alike (clocks, temperature, other processes), so that the interval of independent values is too
+narrow. Here whole blocks of neighbouring steps are drawn: the circular block bootstrap (Politis & Romano, 1992) with
+the block length of Politis & White (2004) as corrected by Patton, Politis & White (2009).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from metrics.definitions import t_quantile_95
+from metrics.errors import MetricsError
+
+RESAMPLES = 2000
+SEED = 20130622
+"""Of the bootstrap, so that a report made again says the same."""
+
+DRIFT_SIGNIFICANCE = 0.01
+DRIFT_SIZE = 0.01
+"""A drift is flagged that is at once this unlikely by chance and this large a part of the median step."""
+DRIFT_BLOCKS = 8
+"""Fewer blocks than that cannot tell a drift at that significance."""
+
+_Z_95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and its 95 % confidence interval, in the unit of the values."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class StepTimeNoise:
+    """What a run's step times say of themselves."""
+
+    mean: Interval
+    median: Interval
+    block_steps: int
+    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How step times moved over the window."""
+
+    relative: float
+    """Change from the first to the last step, as a part of the median: 0.05 is 5 % slower at the end."""
+    p_value: float
+    """Chance of so clear a trend where there is none, two-sided."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether it is both significant and large enough to matter."""
+        return self.p_value < DRIFT_SIGNIFICANCE and abs(self.relative) >= DRIFT_SIZE
+
+
+def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
+    """Mean and median of the step times with their 95 % confidence intervals, s.
+
+    Blocks are as long as mean or median ask for, and at least n^(1/3) steps, the rate at which they have to grow. The
+    mean's interval is the bootstrap's percentile interval. The median's is Woodruff's (1952): the bootstrap says
+    between which quantiles of the steps the true middle lies. Both are widened as Student's t widens the normal's,
+    with 1.5 n / block degrees of freedom, those of the Bartlett window that a block bootstrap amounts to.
+
+    Raises:
+        MetricsError: fewer than two steps.
+    """
+    times = np.asarray(step_times_s, dtype=np.float64)
+    if times.size < 2:
+        raise MetricsError("a spread needs two measured steps")
+    median = float(np.median(times))
+    # Half for a step that is the median itself, so that the share below is one half.
+    below = (times < median) + 0.5 * (times == median)
+    block = max(block_length(times), block_length(below))
+    means = _resampled_means(np.stack([times, below]), block)
+    widening = _widening(times.size, block)
+    low, high = _interval(means[0], float(times.mean()), widening)
+    share_low, share_high = np.clip(_interval(means[1], float(below.mean()), widening), 0, 1)
+    median_low, median_high = np.quantile(times, [share_low, share_high])
+    return StepTimeNoise(
+        Interval(float(times.mean()), low, high),
+        Interval(median, min(float(median_low), median), max(float(median_high), median)),
+        block,
+    )
+
+
+def block_length(values: np.ndarray) -> int:
+    """The circular block bootstrap's best block length for the mean of an autocorrelated series, in values.
+
+    (2 G² / D)^(1/3) n^(1/3), where D = 4/3 g(0)², g(0) and G are sums of autocovariances, weighted by a flat-top
+    window as wide as the autocorrelation reaches. Source: Politis & White (2004), corrected 2009. At least n^(1/3)
+    and at most a third of the series.
+    """
+    n = values.size
+    longest = max(n // 3, 1)
+    least = min(math.ceil(n ** (1 / 3)), longest)
+    covariances = _autocovariances(values, min(n - 1, math.ceil(math.sqrt(n)) + _insignificant_lags(n)))
+    if covariances[0] <= 1e-12 * float(np.mean(values)) ** 2:
+        return least
+    reach = _reach(covariances / covariances[0], n)
+    lags = np.arange(1, min(2 * reach, covariances.size - 1) + 1)
+    window = np.clip(2 * (1 - lags / (2 * reach)), 0, 1)
+    spectrum = covariances[0] + 2 * float(np.sum(window * covariances[lags]))
+    slope = 2 * float(np.sum(window * lags * covariances[lags]))
+    if spectrum <= 0:
+        return least
+    best = (2 * slope**2 / (4 / 3 * spectrum**2)) ** (1 / 3) * n ** (1 / 3)
+    return int(min(max(math.ceil(best), least), longest))
+
+
+def drift(step_times_s: Sequence[float], block_steps: int) -> Drift:
+    """The trend of step times over the window: Theil and Sen's slope with Kendall's test for its significance.
+
+    Both are taken of the medians of blocks of `block_steps` steps, which outliers do not move and which are nearly
+    independent; Kendall's test is wrong for values that are not. Sources: Sen (1968), Mann (1945).
+
+    Raises:
+        MetricsError: too few blocks to tell.
+    """
+    times = np.asarray(step_times_s, dtype=np.float64)
+    blocks = times.size // block_steps
+    if blocks < DRIFT_BLOCKS:
+        raise MetricsError(
+            f"a drift needs {DRIFT_BLOCKS} blocks of {block_steps} steps that are alike, and there are {times.size} steps"
+        )
+    # More blocks than that make pairs by the million and the trend no clearer.
+    parts = np.array_split(times, min(blocks, 500))
+    medians = np.array([np.median(part) for part in parts])
+    later, earlier = np.tril_indices(medians.size, -1)
+    rises = medians[later] - medians[earlier]
+    slope = float(np.median(rises / (later - earlier)))
+    middle = float(np.median(times))
+    return Drift(slope * (medians.size - 1) / middle, _kendall_p_value(medians, float(np.sum(np.sign(rises)))))
+
+
+def _autocovariances(values: np.ndarray, lags: int) -> np.ndarray:
+    """[lags + 1], the sums divided by n; by Fourier transforms."""
+    centred = values - values.mean()
+    size = 1 << (2 * values.size - 1).bit_length()
+    power = np.abs(np.fft.rfft(centred, size)) ** 2
+    return np.fft.irfft(power, size)[: lags + 1] / values.size
+
+
+def _insignificant_lags(n: int) -> int:
+    return max(5, math.ceil(math.sqrt(math.log10(n))))
+
+
+def _reach(correlations: np.ndarray, n: int) -> int:
+    """The lag after which so many in a row are insignificant; else the last significant one."""
+    row = _insignificant_lags(n)
+    significant = np.abs(correlations[1:]) >= 2 * math.sqrt(math.log10(n) / n)
+    for lag in range(significant.size - row + 1):
+        if not significant[lag : lag + row].any():
+            return max(lag, 1)
+    found = np.flatnonzero(significant)
+    return int(found[-1]) + 1 if found.size else 1
+
+
+def _resampled_means(series: np.ndarray, block: int) -> np.ndarray:
+    """[series, RESAMPLES] means of resamples made of blocks drawn from the circle, the same for each series [., n]."""
+    n = series.shape[1]
+    whole, rest = divmod(n, block)
+    sums = np.concatenate([np.zeros((len(series), 1)), np.cumsum(np.tile(series, 2), axis=1)], axis=1)
+    starts = np.random.default_rng(SEED).integers(n, size=(RESAMPLES, whole + 1))
+    block_sums = sums[:, block : n + block] - sums[:, :n]
+    rest_sums = sums[:, rest : n + rest] - sums[:, :n]
+    totals = np.stack([one[starts[:, :whole]].sum(axis=1) for one in block_sums]) + rest_sums[:, starts[:, whole]]
+    return totals / n
+
+
+def _widening(n: int, block: int) -> float:
+    """By how much the percentile interval is too narrow: few blocks, and blocks centred on the sample's own mean."""
+    degrees = max(min(n - 1, int(1.5 * n / block)), 1)
+    return t_quantile_95(degrees) / _Z_95 / math.sqrt(1 - min(block / n, 0.5))
+
+
+def _interval(means: np.ndarray, centre: float, widening: float) -> tuple[float, float]:
+    low, high = np.quantile(means, [0.025, 0.975])
+    return centre - widening * max(centre - float(low), 0.0), centre + widening * max(float(high) - centre, 0.0)
+
+
+def _kendall_p_value(values: np.ndarray, score: float) -> float:
+    """Two-sided, by the normal approximation with its corrections for continuity and ties (Kendall 1975)."""
+    n = values.size
+    ties = np.unique(values, return_counts=True)[1]
+    variance = (n * (n - 1) * (2 * n + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18
+    if score == 0 or variance == 0:
+        return 1.0
+    return math.erfc((abs(score) - 1) / math.sqrt(2 * variance))
