@@ -10,7 +10,7 @@ from data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.job import Job
-from metrics.record import DataSource
+from metrics.record_parts import DataSource
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:

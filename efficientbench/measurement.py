@@ -18,7 +18,9 @@ from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
-from metrics.record import DisturbanceRecord, ExpertLoad, RunRecord, TimelineRecord, WindowRecord
+from metrics.outliers import Outlier
+from metrics.record import MOST_OUTLIERS, RunRecord
+from metrics.record_parts import DisturbanceRecord, ExpertLoad, OutlierStep, TimelineRecord, WindowRecord
 from metrics.sensors.base import Sensor
 from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
@@ -127,10 +129,17 @@ def build_record(
         windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
         disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
         kernels=kernel_names(config, device.type),
+        outliers=_outlier_steps(summary.outliers),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),
         paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},
     )
+
+
+def _outlier_steps(outliers: Sequence[Outlier]) -> list[OutlierStep]:
+    """The slowest of them, in the order of the run."""
+    slowest = sorted(outliers, key=lambda outlier: -outlier.step_time_s)[:MOST_OUTLIERS]
+    return [OutlierStep(**asdict(outlier)) for outlier in sorted(slowest, key=lambda outlier: outlier.step)]
 
 
 def _expert_load(quality: Quality) -> ExpertLoad | None:

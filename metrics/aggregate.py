@@ -55,6 +55,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
         step_times_s=tuple(max(step.time_s for step in same) for same in by_step),
+        step_numbers=tuple(step.number for step in ranks[0].steps),
         tokens=sum(step.tokens for rank in ranks for step in rank.steps),
         device_scope=scope,
         device_names=tuple(device.info.name for device in devices.devices),

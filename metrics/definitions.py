@@ -207,6 +207,12 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent values: standard deviation / √n; None for fewer than two."""
+    deviation = standard_deviation(values)
+    return None if deviation is None else deviation / math.sqrt(len(values))
+
+
 def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % Student-t interval of the mean, which takes the values as independent; None for fewer than two."""
     deviation = standard_deviation(values)

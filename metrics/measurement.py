@@ -101,6 +101,8 @@ class RunMeasurement:
     window_s: float
     step_times_s: tuple[float, ...]
     """The largest over the ranks, step by step."""
+    step_numbers: tuple[int, ...]
+    """Of the same steps, counted from 1 since the start."""
     tokens: int
     device_scope: Scope | None
     """What the device figures below are of: 'gpu', 'npu' or 'host'."""

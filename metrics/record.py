@@ -11,9 +11,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from metrics.definitions import FORMULAS
 from metrics.errors import MetricsError
 from metrics.files import write_whole
+from metrics.record_parts import (
+    DataSource,
+    DisturbanceRecord,
+    ExpertLoad,
+    OutlierStep,
+    QualityPoint,
+    TimelineRecord,
+    WindowRecord,
+)
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+"""2 added the noise of steps, outliers and the quality curve, and made `al_s_ci_low` and
+`al_s_ci_high` robust to autocorrelation: in 1 they are Student's, of independent steps."""
 RECORD_NAME = "record.json"
+MOST_OUTLIERS = 100
+"""Named in a record; a run with more has other troubles than single steps."""
 
 
 class Identity(BaseModel):
@@ -62,7 +75,7 @@ class Metrics(BaseModel):
     al_s_p90: float | None
     al_s_p99: float | None
     al_s_ci_low: float | None
-    """95 % confidence interval of the mean."""
+    """95 % confidence interval of the mean, by a bootstrap of blocks of steps: `metrics.statistics.step_time_noise`."""
     al_s_ci_high: float | None
     tt_tokens_per_param_s: float | None
     tokens_per_s: float | None
@@ -114,84 +127,28 @@ class Metrics(BaseModel):
     """Load-balancing loss of a mixture of experts, without its factor, mean over layers: 1 where all get as many."""
     expert_load_imbalance: float | None
     """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
-
-
-class ExpertLoad(BaseModel):
-    """What the experts of a mixture were given in the measured window."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    tokens_per_expert: list[list[int]]
-    """[layers][experts], over all ranks; a token counts once for each expert that it goes to."""
-    load_imbalance: list[float]
-    """[layers]: tokens of the busiest expert over the mean of the layer's experts."""
-
-
-class TimelineRecord(BaseModel):
-    """One device over the whole run, in at most 500 buckets of equal length.
-
-    All lists have one entry for each bucket that holds a sample; None where it holds none of that quantity.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    device: str
-    """The device's uuid."""
-    device_name: str
-    scope: str
-    """'gpu', 'npu', 'host', 'allocator' (one rank's own), or the energy scope of a meter of the host's power."""
-    bucket_s: float
-    time_s: list[float]
-    """The bucket's middle, counted from the opening of the measured window: set-up and warm-up are negative."""
-    memory_used_gb_mean: list[float | None]
-    memory_used_gb_max: list[float | None]
-    utilization_mean: list[float | None]
-    """Busy fraction, 0 to 1."""
-    utilization_max: list[float | None]
-    power_w_mean: list[float | None]
-    power_w_max: list[float | None]
-
-
-class WindowRecord(BaseModel):
-    """A measured interval, counted from the opening of the first one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    begin_s: float
-    end_s: float
-
-
-class DisturbanceRecord(WindowRecord):
-    """A time in which something that is not of the run used a device."""
-
-    device: str
-    """The device's uuid."""
-    description: str
-    share: float | None
-    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
-
-
-class DataSource(BaseModel):
-    """A tokenized corpus that the run read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    source: str
-    """Where the text came from, for people."""
-    weight: float
-    """Share of the run's samples that were drawn from it; the sources' shares sum to 1."""
-    documents: int
-    tokens: int
-    fingerprint: str
-    """SHA-256 of the tokens and their index: two runs with the same fingerprints and weights read the same data."""
-    tokenizer_fingerprint: str
-    """SHA-256 of everything that decides the tokenizer's ids."""
+    al_s_p50_ci_low: float | None
+    """95 % confidence interval of the median, by the same bootstrap."""
+    al_s_p50_ci_high: float | None
+    al_s_block_steps: int | None
+    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    al_s_drift: float | None
+    """Change of a step's time over the window, as a part of the median: 0.05 is 5 % slower at the end."""
+    al_s_drift_p: float | None
+    """Chance of so clear a trend where there is none."""
+    al_s_drift_flagged: bool | None
+    """Whether the drift is significant and large enough to matter: thermal throttling, a device that others share."""
+    outlier_steps: int | None
+    """Steps that took much longer than the others: `outliers` names them."""
+    validation_loss_se: float | None
+    """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
+    text would move it. The noise between seeds is another one, which repeats show."""
 
 
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     status: Literal["completed", "stopped", "failed"]
     started_at: str
     """UTC, ISO 8601."""
@@ -222,6 +179,12 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
+    fallback_kernels: dict[str, str] = {}
+    """Those parts of `kernels` that a better kernel would serve on this device type → why it did not."""
+    outliers: list[OutlierStep] = []
+    """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
+    quality_curve: list[QualityPoint] = []
+    """Every validation of the run; empty where none ran."""
     config: dict[str, Any]
     """The resolved configuration."""
     environment: dict[str, Any]
@@ -262,14 +225,31 @@ def read_record(path: Path) -> RunRecord:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise MetricsError(f"{path}: damaged, it is no JSON ({error})") from None
-    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) not in (1, SCHEMA_VERSION):
         raise MetricsError(
-            f"{path}: written in schema version {content['schema_version']}; this program reads {SCHEMA_VERSION}"
+            f"{path}: written in schema version {content['schema_version']}; this program reads 1 to {SCHEMA_VERSION}"
         )
     try:
-        return RunRecord.model_validate(content)
+        return RunRecord.model_validate(_from_version_1(content) if _is_version_1(content) else content)
     except ValidationError as error:
         raise MetricsError(f"{path}: not a run's record: {_readable(error)}") from None
+
+
+_ADDED_IN_2 = (
+    *("al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps", "al_s_drift", "al_s_drift_p", "al_s_drift_flagged"),
+    *("outlier_steps", "validation_loss_se"),
+)
+
+
+def _is_version_1(content: Any) -> bool:
+    return isinstance(content, dict) and content.get("schema_version") == 1
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """The same record in today's names: what was not recorded then is absent for that reason."""
+    reason = "the record was written before this was recorded (schema version 1)"
+    unavailable = {**dict.fromkeys(_ADDED_IN_2, reason), **(content.get("unavailable") or {})}
+    return {**dict.fromkeys(_ADDED_IN_2), **content, "schema_version": SCHEMA_VERSION, "unavailable": unavailable}
 
 
 def _readable(error: ValidationError) -> str:

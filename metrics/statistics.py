@@ -117,29 +117,42 @@ def block_length(values: np.ndarray) -> int:
     return int(min(max(math.ceil(best), least), longest))
 
 
-def drift(step_times_s: Sequence[float], block_steps: int) -> Drift:
+def drift(step_times_s: Sequence[float]) -> Drift:
     """The trend of step times over the window: Theil and Sen's slope with Kendall's test for its significance.
 
-    Both are taken of the medians of blocks of `block_steps` steps, which outliers do not move and which are nearly
-    independent; Kendall's test is wrong for values that are not. Sources: Sen (1968), Mann (1945).
+    Both are taken of the medians of blocks of steps, which outliers do not move. The blocks are as long as the
+    bootstrap's of the same steps without their trend, so that their medians are nearly independent; Kendall's test is
+    wrong for values that are not. Sources: Sen (1968), Mann (1945).
 
     Raises:
         MetricsError: too few blocks to tell.
     """
     times = np.asarray(step_times_s, dtype=np.float64)
-    blocks = times.size // block_steps
-    if blocks < DRIFT_BLOCKS:
+    if times.size < DRIFT_BLOCKS:
+        raise MetricsError(f"a drift needs {DRIFT_BLOCKS} steps, and {times.size} were measured")
+    rise, _ = _theil_sen(_block_medians(times, times.size))
+    block = block_length(times - np.linspace(0, rise, times.size))
+    medians = _block_medians(times, times.size // block)
+    if medians.size < DRIFT_BLOCKS:
         raise MetricsError(
-            f"a drift needs {DRIFT_BLOCKS} blocks of {block_steps} steps that are alike, and there are {times.size} steps"
+            f"a drift needs {DRIFT_BLOCKS} blocks of steps: neighbours are alike for {block} steps, and {times.size} "
+            "were measured"
         )
-    # More blocks than that make pairs by the million and the trend no clearer.
-    parts = np.array_split(times, min(blocks, 500))
-    medians = np.array([np.median(part) for part in parts])
-    later, earlier = np.tril_indices(medians.size, -1)
-    rises = medians[later] - medians[earlier]
+    rise, score = _theil_sen(medians)
+    return Drift(rise / float(np.median(times)), _kendall_p_value(medians, score))
+
+
+def _block_medians(times: np.ndarray, blocks: int) -> np.ndarray:
+    # More than 500 make pairs by the million and the trend no clearer.
+    return np.array([np.median(part) for part in np.array_split(times, min(blocks, 500))])
+
+
+def _theil_sen(values: np.ndarray) -> tuple[float, float]:
+    """The median slope between two values, as the rise from first to last, and Kendall's score."""
+    later, earlier = np.tril_indices(values.size, -1)
+    rises = values[later] - values[earlier]
     slope = float(np.median(rises / (later - earlier)))
-    middle = float(np.median(times))
-    return Drift(slope * (medians.size - 1) / middle, _kendall_p_value(medians, float(np.sum(np.sign(rises)))))
+    return slope * (values.size - 1), float(np.sum(np.sign(rises)))
 
 
 def _autocovariances(values: np.ndarray, lags: int) -> np.ndarray:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from metrics import definitions
+from metrics import definitions, statistics
 from metrics.errors import MetricsError
 from metrics.measurement import RunMeasurement
+from metrics.outliers import Outlier, find_outliers
 from metrics.record import Metrics
 from metrics.series import NO_STEP
 
@@ -41,6 +42,8 @@ class Quality:
 
     train_loss: float | None = None
     validation_loss: float | None = None
+    validation_loss_se: float | None = None
+    """Standard error of `validation_loss`."""
     validation_tokens: int | None = None
     """Tokens predicted in the validation text, and"""
     validation_bytes: int | None = None
@@ -59,6 +62,7 @@ class Summary:
 
     values: dict[str, Any] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
+    outliers: list[Outlier] = field(default_factory=list)
 
     def put(self, name: str, value: Any, reason: str = "not measured") -> None:
         """Set one figure; None, or a number that is not finite, is absent with a reason."""
@@ -126,13 +130,31 @@ def _latency(summary: Summary, run: RunMeasurement) -> None:
     for percent in (50, 90, 99):
         summary.compute(f"al_s_p{percent}", partial(definitions.percentile, times, percent), reason)
     too_few = None if len(times) > 1 else "a spread needs two measured steps"
-    interval = definitions.mean_confidence_interval(times) or (None, None)
-    summary.compute("al_s_ci_low", lambda: interval[0], too_few)
-    summary.compute("al_s_ci_high", lambda: interval[1], too_few)
     deviation = definitions.standard_deviation(times) or 0.0
     summary.compute("al_s_std", lambda: deviation, too_few)
     summary.compute("al_s_cv", lambda: deviation / definitions.average_latency(times), too_few)
     summary.compute("window_s", lambda: run.window_s, reason)
+    _noise(summary, times, too_few)
+    summary.outliers = find_outliers(run.step_numbers, times)
+    summary.put("outlier_steps", len(summary.outliers) if times else None, NO_STEP)
+
+
+def _noise(summary: Summary, times: Sequence[float], too_few: str | None) -> None:
+    noise = statistics.step_time_noise(times) if too_few is None else None
+    intervals = {"al_s": noise.mean, "al_s_p50": noise.median} if noise else dict.fromkeys(("al_s", "al_s_p50"))
+    for name, interval in intervals.items():
+        summary.put(f"{name}_ci_low", interval.low if interval else None, too_few or "")
+        summary.put(f"{name}_ci_high", interval.high if interval else None, too_few or "")
+    summary.put("al_s_block_steps", noise.block_steps if noise else None, too_few or "")
+    drift, no_drift = None, too_few or ""
+    if noise is not None:
+        try:
+            drift = statistics.drift(times)
+        except MetricsError as error:
+            no_drift = str(error)
+    summary.put("al_s_drift", drift.relative if drift else None, no_drift)
+    summary.put("al_s_drift_p", drift.p_value if drift else None, no_drift)
+    summary.put("al_s_drift_flagged", drift.flagged if drift else None, no_drift)
 
 
 def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
@@ -179,6 +201,8 @@ def _quality(summary: Summary, quality: Quality) -> None:
     loss, tokens, size = quality.validation_loss, quality.validation_tokens, quality.validation_bytes
     no_validation = quality.reasons.get("validation_loss", "no validation ran")
     summary.put("validation_loss", loss, no_validation)
+    why = quality.reasons.get("validation_loss_se", no_validation)
+    summary.put("validation_loss_se", quality.validation_loss_se if loss is not None else None, why)
     if loss is None or not math.isfinite(loss):
         for name in ("perplexity", "bits_per_byte"):
             summary.put(name, None, summary.unavailable["validation_loss"])

@@ -11,7 +11,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.listeners.measure import Measure
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.events import Event, StepEnded, TrainingEnded, ValidationEnded
-from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity
+from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
 from metrics.report.tensorboard import TensorBoardLog
 from metrics.steplog import StepLog
 from metrics.summarize import Quality
@@ -51,7 +51,9 @@ class Recorder:
         reasons = {}
         if self.validation is None:
             reasons["validation_loss"] = "the run ended before a validation"
-        elif self.validation.utf8_bytes is None:
+        elif len(self.validation.batch_losses) < 2:
+            reasons["validation_loss_se"] = "a single batch (training.validation_batches) has no spread"
+        if self.validation is not None and self.validation.utf8_bytes is None:
             reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
         if self.moe is not None:
             reasons["tokens_per_expert"] = "no step was measured"
@@ -61,6 +63,7 @@ class Recorder:
         return Quality(
             train_loss=_mean(self.losses),
             validation_loss=self.validation.loss if self.validation else None,
+            validation_loss_se=standard_error(self.validation.batch_losses) if self.validation else None,
             validation_tokens=self.validation.tokens if self.validation else None,
             validation_bytes=self.validation.utf8_bytes if self.validation else None,
             auxiliary_loss=_mean(self.auxiliary_losses),
@@ -145,6 +148,7 @@ class Recorder:
             {
                 "step": event.step,
                 **values,
+                "loss_se": standard_error(event.batch_losses),
                 "tokens": event.tokens,
                 "tokens_total": self._tokens,
                 "elapsed_s": time.monotonic() - self._begin_s,

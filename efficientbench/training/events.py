@@ -56,6 +56,8 @@ class ValidationEnded:
     step: int
     loss: float
     """Mean loss per token, in nats."""
+    batch_losses: tuple[float, ...]
+    """The same of each global batch."""
     tokens: int
     utf8_bytes: int | None
     """UTF-8 bytes of the predicted tokens; None where the tokenizer does not tell."""

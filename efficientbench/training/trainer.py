@@ -99,9 +99,12 @@ class Trainer:
             ]
         for stage in self.stages:
             stage.train()
-        loss, tokens, utf8_bytes, _ = self._over_ranks(torch.stack(sums).sum(dim=0), 0.0)
+        # [batches, 3] over all ranks: loss, tokens, UTF-8 bytes.
+        batches = groups.sum_over_ranks(torch.stack(sums)).tolist()
+        loss, tokens, utf8_bytes = (sum(column) for column in zip(*batches, strict=True))
         counted = int(utf8_bytes) if self.token_bytes is not None else None
-        self._emit(ValidationEnded(step, loss / tokens, int(tokens), counted))
+        means = tuple(batch[0] / batch[1] for batch in batches)
+        self._emit(ValidationEnded(step, loss / tokens, means, int(tokens), counted))
 
     def _forward_backward(self, batches: Callable[[], Iterator[Batch]], forward_only: bool) -> torch.Tensor:
         """Sums of loss, tokens and UTF-8 bytes [3] over this rank's micro-batches; zeros where it has no loss.

@@ -54,8 +54,6 @@ def test_every_figure_by_hand() -> None:
         "al_s_p99": 3.97,
         "al_s_std": math.sqrt(5 / 3),
         "al_s_cv": math.sqrt(5 / 3) / 2.5,
-        "al_s_ci_low": 2.5 - 3.1824 * math.sqrt(5 / 3) / 2,
-        "al_s_ci_high": 2.5 + 3.1824 * math.sqrt(5 / 3) / 2,
         "tt_tokens_per_param_s": 400 / 1000 / 10,
         "tt_tokens_per_active_param_s": 400 / 250 / 10,
         "tokens_per_s": 40,
