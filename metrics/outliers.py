@@ -56,6 +56,7 @@ def find_outliers(
     bound = median + max(DEVIATIONS * sigma, LEAST_EXCESS * median)
     known = causes or {}
     return [
-        Outlier(numbers[i], float(times[i]), float(times[i]) / median, known.get(numbers[i]))
-        for i in np.flatnonzero(times > bound)
+        Outlier(number, time_s, time_s / median, known.get(number))
+        for number, time_s in zip(numbers, step_times_s, strict=True)
+        if time_s > bound
     ]
