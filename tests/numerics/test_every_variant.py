@@ -1,0 +1,95 @@
+"""What holds for every architecture of the matrix: causality, and the figures of the cost formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.configs import tiny
+from support.nsa import eager_range_attention, eager_selected_attention
+from support.oracle import build, dense_attention, relative_error, text
+from torch.utils.flop_counter import FlopCounterMode
+
+from efficientbench import cost
+from efficientbench.config.load import resolve, same_model
+from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+OVERRIDES = {
+    "gqa_1.5B": [],
+    "mqa_1.5B": [],
+    "mla_1.5B": [],
+    "mla_1.5B, compressed queries": ["model.attention.q_lora_rank=20"],
+    "nsa_1.5B": [],
+    "absolute_1.5B": [],
+    "learnable_absolute_1.5B": ["model.position.max_seq_len=20"],
+    "relative_1.5B": ["model.position.buckets=8", "model.position.max_distance=12"],
+    "none_1.5B": [],
+    "moe_1.5Bx8": [],
+    # No run of the matrix: a row that its schema allows.
+    "gqa_1.5B, alibi": ["model.position.kind=alibi"],
+}
+# Not bit for bit: a matmul of an expert, or of a block of queries, has other rows beside a token's.
+BY_ROUNDING = ("nsa_1.5B", "moe_1.5Bx8")
+
+
+def configuration(variant: str) -> RunConfig:
+    return tiny(variant.partition(",")[0], "model.init_std=0.2", *OVERRIDES[variant])
+
+
+def test_no_architecture_is_left_out() -> None:
+    covered = {name.partition(",")[0].rpartition("_")[0] for name in OVERRIDES}
+    for run in load_matrix().runs:
+        # Under any of the names that mean this model.
+        assert {run.variant, *(name.rpartition("_")[0] for name in same_model(run.name))} & covered, run.name
+
+
+@pytest.mark.parametrize("position", [1, 9, 15])
+@pytest.mark.parametrize("variant", OVERRIDES)
+def test_a_changed_token_leaves_all_logits_before_it(variant: str, position: int) -> None:
+    config = configuration(variant)
+    model, tokens = build(config).eval(), text(config, config.training.seq_len)
+    changed = tokens.clone()
+    changed[:, position] = (changed[:, position] + 1) % config.model.vocab_size
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+    if variant in BY_ROUNDING:
+        assert relative_error(after[:, :position], before[:, :position]) < 1e-6
+    else:
+        assert torch.equal(after[:, :position], before[:, :position])
+    assert (before[:, position:] != after[:, position:]).any(dim=2).all()
+
+
+@pytest.mark.parametrize("variant", OVERRIDES)
+def test_parameters_are_as_many_as_counted(variant: str) -> None:
+    config = configuration(variant)
+    assert sum(parameter.numel() for parameter in build(config).parameters()) == cost.parameters(config.model).total
+
+
+@pytest.mark.parametrize("run", [run.name for run in load_matrix().runs])
+def test_parameters_of_the_smoke_models_are_as_many_as_counted(run: str) -> None:
+    config = resolve(run, smoke=True)
+    assert sum(parameter.numel() for parameter in build(config).parameters()) == cost.parameters(config.model).total
+
+
+@pytest.mark.parametrize("variant", OVERRIDES)
+def test_flops_equal_those_that_torch_counts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from efficientbench.model import context_parallel
+    from efficientbench.model.attention import gqa, nsa
+    from efficientbench.model.kernels import grouped_mm
+
+    # The counter sees matmuls only: neither the CPU's fused attention nor grouped ones.
+    monkeypatch.setattr(context_parallel, "causal_attention", dense_attention)
+    monkeypatch.setattr(gqa, "biased_causal_attention", dense_attention)
+    monkeypatch.setattr(nsa, "range_attention", eager_range_attention)
+    monkeypatch.setattr(nsa, "selected_attention", eager_selected_attention)
+    monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
+    config = configuration(variant)
+    tokens = text(config, config.training.seq_len)
+    model = build(config)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(tokens)
+    flops = cost.flops_per_token(config.model, config.training.seq_len)
+    assert flops.forward_full_square * tokens.numel() == counter.get_total_flops()
+    assert flops.forward < flops.forward_full_square

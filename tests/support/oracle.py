@@ -1,0 +1,93 @@
+"""A model of ours beside an independent one with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, relative to the largest expected value."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def build(config: RunConfig) -> GPT:
+    """A model whose norms and biases are not ones and zeros, which would hide mistakes."""
+    from efficientbench.model.gpt import build_stage
+
+    model = build_stage(config, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    return model
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    """Copies of the model's parameters by their global names."""
+    from efficientbench.model.initial_weights import global_parameters
+
+    return {key: parameter.detach().clone() for key, parameter in global_parameters(model).items()}
+
+
+def text(config: RunConfig, length: int) -> torch.Tensor:
+    """Random tokens [2, length], always the same."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(config.model.vocab_size, (2, length), generator=generator)
+
+
+def gradients_beside(
+    model: GPT,
+    config: RunConfig,
+    oracle: Callable[[torch.Tensor], torch.Tensor],
+    auxiliary_loss: Callable[[], torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Forward and backward pass of both on one batch; logits and summed loss must agree to 1e-5.
+
+    Args:
+        model: ours.
+        config: its configuration.
+        oracle: tokens [B, S] → logits [B, S, V]; its parameters hold its gradients afterwards.
+        auxiliary_loss: what the oracle adds to its loss, after its forward pass.
+
+    Returns:
+        Our gradients by global names.
+    """
+    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.training.optimizer import wrap_data_parallel
+
+    sequence = text(config, config.training.seq_len + 1)
+    tokens, labels = sequence[:, :-1], sequence[:, 1:]
+    expected = oracle(tokens)
+    expected_loss = torch.nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten(), reduction="sum")
+    (expected_loss + auxiliary_loss() if auxiliary_loss else expected_loss).backward()
+    wrapped = wrap_data_parallel(model, config)
+    logits = wrapped(tokens)
+    model.take_routing()
+    loss = wrapped(tokens, labels, torch.ones_like(labels))
+    loss.backward()
+    assert relative_error(logits, expected) < 1e-5
+    assert relative_error(loss, expected_loss) < 1e-5
+    return {key: parameter.main_grad for key, parameter in global_parameters(model).items()}
+
+
+def dense_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention as its formula says, with all scores at once."""
+    sequence, _, heads, _ = query.shape
+    query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
+    distance = torch.arange(sequence)[:, None] - torch.arange(sequence)
+    scores = query @ key.transpose(-1, -2) * scale
+    if bias is not None:
+        scores = scores + bias[:, distance.clamp(min=0)]
+    probabilities = scores.masked_fill(distance < 0, -torch.inf).softmax(dim=-1)
+    return (probabilities @ value).permute(2, 0, 1, 3).flatten(2)
