@@ -6,7 +6,9 @@
 | `documents` | documents from JSONL and plain text files |
 | `tokenizer` | train and load byte-level BPE tokenizers |
 | `indexed` | write and check `.bin/.idx` pairs |
+| `reading` | documents of a pair, one at a time |
 | `statistics` | token counts of a pair |
+| `inspection` | what a pair holds, for people |
 | `corpus` | all of it at once, cached: source + tokenizer -> `Corpus` |
 | `manifest` | `Corpus`, and its record beside the tokens |
 | `hub` | files from the Hugging Face hub |

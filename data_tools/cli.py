@@ -31,12 +31,32 @@ def data_tools() -> None:
 
 
 @app.command()
+def inspect(
+    prefix: Prefix,
+    documents: Annotated[int, typer.Option("--documents", min=0, help="how many documents to show as text")] = 3,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="folder or name; by default the one that made the pair")
+    ] = None,
+) -> None:
+    """Show what a .bin/.idx pair holds: figures, lengths of its documents, the first of them as text."""
+    from data_tools.inspection import describe_pair, tokenizer_of
+
+    prefix = _without_suffix(prefix)
+    for line in describe_pair(prefix, tokenizer_of(prefix, tokenizer), documents):
+        print(line)
+
+
+@app.command()
 def verify(prefix: Prefix) -> None:
     """Check a .bin/.idx pair; what is damaged is named with the byte where it goes wrong."""
     from data_tools.indexed import check_indexed
 
-    header = check_indexed(prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix)
+    header = check_indexed(_without_suffix(prefix))
     print(f"{header.documents:,} documents of {header.tokens:,} tokens ({header.dtype})")
+
+
+def _without_suffix(prefix: Path) -> Path:
+    return prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
 
 
 def main() -> None:

@@ -128,11 +128,8 @@ def check_indexed(prefix: Path) -> IndexedHeader:
     for path, other in ((index, tokens_file), (tokens_file, index)):
         if not path.is_file():
             raise DataError(f"{path} is missing: a tokenized corpus is two files, this one and {other.name}")
-    dtype, sequences, documents = _read_header(index)
-    offset = _HEADER.size
-    lengths = _entries(index, np.int32, sequences, offset)
-    pointers = _entries(index, np.int64, sequences, offset + lengths.nbytes)
-    starts = _entries(index, np.int64, documents, offset + lengths.nbytes + pointers.nbytes)
+    dtype, lengths, pointers, starts = map_index(index)
+    sequences = len(lengths)
     tokens, used_bytes = _check_sequences(index, lengths, pointers, dtype, tokens_file)
     _check_documents(index, starts, sequences)
     if tokens == 0:
@@ -143,7 +140,23 @@ def check_indexed(prefix: Path) -> IndexedHeader:
             f"{tokens_file}: byte {used_bytes:,}: the index accounts for {used_bytes:,} bytes, the file has "
             f"{bin_bytes:,}; {index.name} belongs to another run: tokenize again"
         )
-    return IndexedHeader(dtype, sequences, documents - 1, tokens)
+    return IndexedHeader(dtype, sequences, len(starts) - 1, tokens)
+
+
+def map_index(index: Path) -> tuple[np.dtype, np.memmap, np.memmap, np.memmap]:
+    """The dtype of the tokens; and mapped: lengths int32 [S], pointers int64 [S], document indices int64 [D].
+
+    Only the header is read.
+
+    Raises:
+        DataError: the header is damaged, or does not fit the file's size.
+    """
+    dtype, sequences, documents = _read_header(index)
+    offset = _HEADER.size
+    lengths = _entries(index, np.int32, sequences, offset)
+    pointers = _entries(index, np.int64, sequences, offset + lengths.nbytes)
+    starts = _entries(index, np.int64, documents, offset + lengths.nbytes + pointers.nbytes)
+    return dtype, lengths, pointers, starts
 
 
 def _read_header(index: Path) -> tuple[np.dtype, int, int]:

@@ -1,0 +1,137 @@
+"""What a `.bin/.idx` pair holds, for people: its documents as text, how long they are, how often its tokens occur."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_tools.indexed import bin_path, check_indexed, idx_path
+from data_tools.manifest import load_corpus, manifest_path
+from data_tools.reading import IndexedDocuments
+from data_tools.statistics import entropy_nats, token_counts
+from data_tools.tokenizer import TextTokenizer, load_tokenizer
+
+_SHOWN_CHARACTERS = 400
+_BAR_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """A pair in figures.
+
+    lengths: tokens of each document, end-of-document token included, int64 [documents].
+    counts: how often each token occurs, int64 [vocabulary].
+    bytes_per_token: UTF-8 bytes of text for each token, end-of-document tokens counted; None where it cannot be
+        known, and then `bytes_reason` says why.
+    """
+
+    lengths: np.ndarray
+    counts: np.ndarray
+    bytes_per_token: float | None
+    bytes_reason: str | None
+
+    @property
+    def unigram_entropy_nats(self) -> float:
+        """Entropy of the token frequencies, per token: the loss of a model without context."""
+        return entropy_nats(self.counts)
+
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """(shortest, longest, documents) for lengths in doubling ranges: 0, 1, 2 to 3, 4 to 7, …"""
+        ranges = np.frexp(self.lengths.astype(np.float64))[1]
+        documents = np.bincount(ranges)
+        first = int(ranges.min())
+        return [
+            (1 << power >> 1, max(0, (1 << power) - 1), int(documents[power])) for power in range(first, len(documents))
+        ]
+
+
+def tokenizer_of(prefix: Path, given: str | None) -> TextTokenizer | None:
+    """The tokenizer that was given, else the one that the manifest beside the pair names, else None.
+
+    Raises:
+        DataError: it cannot be loaded, or the manifest is damaged.
+    """
+    if given is not None:
+        return load_tokenizer(given)
+    if not manifest_path(prefix).is_file():
+        return None
+    return load_tokenizer(load_corpus(manifest_path(prefix)).tokenizer_folder)
+
+
+def pair_statistics(prefix: Path, tokenizer: TextTokenizer | None) -> PairStatistics:
+    """Count a pair, which is checked first.
+
+    Raises:
+        DataError: it is damaged, or holds a token that the tokenizer does not know (with the byte).
+    """
+    header = check_indexed(prefix)
+    counts = token_counts(prefix, tokenizer.vocab_size if tokenizer is not None else None)
+    utf8_bytes = reason = None
+    if manifest_path(prefix).is_file():
+        utf8_bytes = load_corpus(manifest_path(prefix)).utf8_bytes
+    if utf8_bytes is None:
+        lengths = tokenizer.token_bytes() if tokenizer is not None else None
+        if lengths is not None:
+            utf8_bytes = int(counts @ lengths.astype(np.int64))
+        else:
+            reason = "the tokenizer is not byte-level" if tokenizer is not None else "the tokenizer is not known"
+    bytes_per_token = utf8_bytes / header.tokens if utf8_bytes is not None else None
+    return PairStatistics(IndexedDocuments(prefix).lengths(), counts, bytes_per_token, reason)
+
+
+def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int) -> Iterator[str]:
+    """Lines for people: figures, the histogram of lengths, and the first `documents` documents.
+
+    Raises:
+        DataError: as `pair_statistics` does.
+    """
+    found = pair_statistics(prefix, tokenizer)
+    yield from _figures(prefix, found)
+    yield ""
+    yield from _bars(found.histogram())
+    opened = IndexedDocuments(prefix)
+    for number in range(min(documents, len(opened))):
+        tokens = opened[number]
+        yield ""
+        yield f"document {number:,} ({len(tokens):,} tokens)"
+        yield _text(tokens, tokenizer)
+
+
+def _figures(prefix: Path, found: PairStatistics) -> Iterator[str]:
+    tokens, used = int(found.counts.sum()), int((found.counts > 0).sum())
+    size_bytes = bin_path(prefix).stat().st_size + idx_path(prefix).stat().st_size
+    low, median, high = (int(each) for each in np.quantile(found.lengths, (0.05, 0.5, 0.95), method="nearest"))
+    nats = found.unigram_entropy_nats
+    per_token = f"{found.bytes_per_token:.3f}" if found.bytes_per_token is not None else f"n/a: {found.bytes_reason}"
+    yield f"documents           {len(found.lengths):,}"
+    yield f"tokens              {tokens:,} ({IndexedDocuments(prefix).dtype}, {size_bytes / 1e6:,.1f} MB on disk)"
+    yield (
+        f"tokens a document   mean {tokens / len(found.lengths):,.1f}, median {median:,}, 5 % {low:,}, 95 % {high:,}, "
+        f"longest {int(found.lengths.max()):,}"
+    )
+    yield f"different tokens    {used:,} of {len(found.counts):,}"
+    yield f"unigram entropy     {nats:.4f} nats a token ({nats / np.log(2):.4f} bits)"
+    yield f"bytes a token       {per_token}"
+
+
+def _bars(histogram: list[tuple[int, int, int]]) -> Iterator[str]:
+    most = max(documents for _, _, documents in histogram)
+    labels = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high, _ in histogram]
+    width = max(map(len, labels))
+    yield f"{'tokens':>{width}}   documents"
+    for label, (_, _, documents) in zip(labels, histogram, strict=True):
+        bar = "█" * round(_BAR_WIDTH * documents / most)
+        yield f"{label:>{width}}   {bar}{' ' if bar else ''}{documents:,}"
+
+
+def _text(tokens: np.ndarray, tokenizer: TextTokenizer | None) -> str:
+    if tokenizer is None:
+        shown = " ".join(map(str, tokens[: _SHOWN_CHARACTERS // 8]))
+        return f"{shown}{' …' if len(tokens) > _SHOWN_CHARACTERS // 8 else ''} (ids: the tokenizer is not known)"
+    # A character takes at most four tokens of a byte each: not a whole book is decoded to show its beginning.
+    head = tokens[: 4 * _SHOWN_CHARACTERS].tolist()
+    text = tokenizer.backend.decode(head, skip_special_tokens=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
