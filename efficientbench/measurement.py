@@ -13,12 +13,14 @@ from efficientbench import cost
 from efficientbench.corpora import recorded_sources
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
+from efficientbench.listeners.recorder import Recorder
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
 from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
 from metrics.outliers import Outlier
+from metrics.quality import quality_curve
 from metrics.record import MOST_OUTLIERS, RunRecord
 from metrics.record_parts import DisturbanceRecord, ExpertLoad, OutlierStep, TimelineRecord, WindowRecord
 from metrics.sensors.base import Sensor
@@ -84,7 +86,7 @@ def build_record(
     device: Device,
     facts: RunFacts,
     measured: Sequence[RankMeasurement],
-    quality: Quality,
+    recorder: Recorder,
     stopped: bool,
     started_at: datetime,
     duration_s: float,
@@ -94,7 +96,8 @@ def build_record(
 
     config, layout = job.config, job.layout
     run = metrics.merge(measured)
-    summary = summarize(run, facts, quality)
+    quality = recorder.quality()
+    summary = summarize(run, facts, quality, recorder.interruptions)
     return RunRecord(
         run=f"{config.variant}_{config.size}",
         variant=config.variant,
@@ -129,6 +132,7 @@ def build_record(
         windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
         disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
         kernels=kernel_names(config, device.type),
+        quality_curve=quality_curve(run, recorder.validations),
         outliers=_outlier_steps(summary.outliers),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent),

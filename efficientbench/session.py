@@ -46,8 +46,8 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
             measured = groups.gather(monitor.finish())
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                quality = reporter.recorder.quality()
-                record = build_record(job, device, facts, measured, quality, stopped, started_at, duration_s)
+                record = build_record(job, device, facts, measured, reporter.recorder, stopped, started_at, duration_s)
+                reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
         finally:
             monitor.close()

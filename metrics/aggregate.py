@@ -75,6 +75,9 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
         allocated_mean_gb=_mean(allocated_gb),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
+        window_energy_j=tuple(map(math.fsum, zip(*(device.window_energy_j for device in meters.devices), strict=True)))
+        if energy_j
+        else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
         energy_scope=energy_scope if energy_j else None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),

@@ -61,6 +61,8 @@ class DeviceMeasurement:
     sample_interval_s: float | None
     """The mean interval achieved inside the window; longer than asked for where sampling is costly."""
     unavailable: dict[str, str] = field(default_factory=dict)
+    window_energy_j: tuple[float, ...] = ()
+    """`energy_j` by measured interval; empty where it is None."""
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
 
@@ -128,6 +130,8 @@ class RunMeasurement:
     allocated_mean_gb: float | None
     sample_interval_s: float | None
     unavailable: dict[str, str]
+    window_energy_j: tuple[float, ...] = ()
+    """`energy_j` by measured interval, over all devices; empty where it is None."""
     energy_scope: str | None = None
     """What the energy and power are of: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
     step_begins_s: tuple[float, ...] = ()

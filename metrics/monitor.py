@@ -149,6 +149,10 @@ class EfficiencyMonitor:
         """Steps in the window so far."""
         return len(self._steps)
 
+    def closed_windows(self) -> int:
+        """Measured intervals that a pause has ended so far."""
+        return len(self._windows)
+
     def finish(self) -> RankMeasurement:
         """Close the window, stop sampling, and say what was measured. Further calls return the same."""
         if self._measurement is None:

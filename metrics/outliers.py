@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from metrics.errors import MetricsError
+from metrics.measurement import Disturbance
 
 DEVIATIONS = 6.0
 """An outlier is above the median by this many robust standard deviations, of which chance gives one in a billion,"""
@@ -60,3 +61,23 @@ def find_outliers(
         for number, time_s in zip(numbers, step_times_s, strict=True)
         if time_s > bound
     ]
+
+
+def disturbed_steps(
+    numbers: Sequence[int],
+    begins_s: Sequence[float],
+    step_times_s: Sequence[float],
+    disturbances: Sequence[Disturbance],
+) -> dict[int, str]:
+    """Number of each step during which others used a device → who.
+
+    Args:
+        numbers, begins_s, step_times_s: of the steps. [n] each
+        disturbances: on the clock of `begins_s`.
+    """
+    found: dict[int, dict[str, None]] = {}
+    for number, begin_s, time_s in zip(numbers, begins_s, step_times_s, strict=True):
+        for disturbance in disturbances:
+            if disturbance.begin_s < begin_s + time_s and begin_s < disturbance.end_s:
+                found.setdefault(number, {})[f"others on the device: {disturbance.description}"] = None
+    return {number: "; ".join(causes) for number, causes in found.items()}

@@ -159,9 +159,25 @@ class DeviceSeries:
             samples=samples,
             sample_interval_s=window_s / samples if samples else None,
             unavailable=reasons,
+            window_energy_j=self._energy_by_window(windows, energy_j, energy_source),
             timeline=self._timeline(windows),
             disturbances=self._disturbances(windows),
         )
+
+    def _energy_by_window(self, windows: Windows, energy_j: float | None, source: str) -> tuple[float, ...]:
+        """The energy of each window, which sum to that of all."""
+        if not energy_j:
+            return ()
+        parts = self._growths("energy_j", windows) if source == "counter" else None
+        if parts is None:
+            # A window so short that no sample covers it costs what a window of its length costs.
+            mean_w = energy_j / window_length_s(windows)
+            means = [definitions.time_average(self._power.times_s, self._power.values, [window]) for window in windows]
+            parts = [
+                (mean_w if power_w is None else power_w) * (end_s - begin_s)
+                for power_w, (begin_s, end_s) in zip(means, windows, strict=True)
+            ]
+        return tuple(part * energy_j / sum(parts) for part in parts)
 
     def _timeline(self, windows: Windows) -> Timeline | None:
         if self.latest is None:
@@ -184,13 +200,18 @@ class DeviceSeries:
 
     def _growth(self, counter: str, windows: Windows) -> float | None:
         """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""
-        grown = 0.0
+        grown = self._growths(counter, windows)
+        return sum(grown) if grown else None
+
+    def _growths(self, counter: str, windows: Windows) -> list[float] | None:
+        """The same of each window."""
+        grown = []
         for (begin_s, end_s), interval in zip(windows, self._intervals, strict=True):
             first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
             if first is None or last is None or last < first or interval.apart_s <= 0:
                 return None
-            grown += (last - first) * (end_s - begin_s) / interval.apart_s
-        return grown if windows else None
+            grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
+        return grown
 
     def _peak(self, name: str) -> int | None:
         """The largest over the intervals; None where one was not read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from metrics import definitions, statistics
 from metrics.errors import MetricsError
 from metrics.measurement import RunMeasurement
-from metrics.outliers import Outlier, find_outliers
+from metrics.outliers import Outlier, disturbed_steps, find_outliers
 from metrics.record import Metrics
 from metrics.series import NO_STEP
 
@@ -91,11 +91,21 @@ def nothing_measured(reason: str) -> Summary:
     return summary
 
 
-def summarize(run: RunMeasurement, facts: RunFacts, quality: Quality) -> Summary:
-    """Every figure of a record, absent ones with their reasons."""
+def summarize(
+    run: RunMeasurement, facts: RunFacts, quality: Quality, interruptions: Mapping[int, str] | None = None
+) -> Summary:
+    """Every figure of a record, absent ones with their reasons.
+
+    Args:
+        run: what was measured.
+        facts: what was known beforehand.
+        quality: what the model learned.
+        interruptions: number of a step → what came between it and the step before, such as an evaluation.
+    """
     summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
     _devices(summary, run)
     _latency(summary, run)
+    _outliers(summary, run, interruptions or {})
     _throughput(summary, run, facts)
     _energy(summary, run)
     _flops(summary, run, facts)
@@ -135,7 +145,12 @@ def _latency(summary: Summary, run: RunMeasurement) -> None:
     summary.compute("al_s_cv", lambda: deviation / definitions.average_latency(times), too_few)
     summary.compute("window_s", lambda: run.window_s, reason)
     _noise(summary, times, too_few)
-    summary.outliers = find_outliers(run.step_numbers, times)
+
+
+def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int, str]) -> None:
+    times = run.step_times_s
+    disturbed = disturbed_steps(run.step_numbers, run.step_begins_s, times, run.disturbances)
+    summary.outliers = find_outliers(run.step_numbers, times, {**interruptions, **disturbed})
     summary.put("outlier_steps", len(summary.outliers) if times else None, NO_STEP)
 
 

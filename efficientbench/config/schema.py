@@ -299,6 +299,11 @@ class TrainingConfig(Part):
     )
     seed: NonNegativeInt = Field(default=1234, description="seed of weights and data order")
     validation_interval: NonNegativeInt = Field(default=0, description="steps between validations; 0: only at the end")
+    validate_every_tokens: NonNegativeInt = Field(
+        default=0,
+        description="tokens between validations, whatever batch and layout are, after the step that completes them; 0: "
+        "none besides those of validation_interval",
+    )
     validation_batches: PositiveInt = Field(default=4, description="global batches in a validation")
 
     @model_validator(mode="after")

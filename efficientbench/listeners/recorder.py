@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from efficientbench.config.schema import RunConfig
@@ -12,6 +12,8 @@ from efficientbench.listeners.measure import Measure
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.events import Event, StepEnded, TrainingEnded, ValidationEnded
 from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
+from metrics.quality import Validation
+from metrics.record_parts import QualityPoint
 from metrics.report.tensorboard import TensorBoardLog
 from metrics.steplog import StepLog
 from metrics.summarize import Quality
@@ -30,6 +32,9 @@ class Recorder:
         self.tensorboard = TensorBoardLog(folder.tensorboard)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
+        self.validations: list[Validation] = []
+        self.interruptions: dict[int, str] = {}
+        """Number of a step → what came between it and the step before."""
         self.stopped = False
         self.moe = config.model.moe
         self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
@@ -37,6 +42,7 @@ class Recorder:
         """[layers][experts], over the measured steps."""
         self._begin_s = time.monotonic()
         self._tokens = 0
+        self._measured_tokens = 0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEnded):
@@ -71,6 +77,11 @@ class Recorder:
             reasons=reasons,
         )
 
+    def write_curve(self, curve: Sequence[QualityPoint]) -> None:
+        """Add what training had cost at each validation, which is known once all ranks have told their share."""
+        for point in curve:
+            self.steps.write("quality", point.model_dump())
+
     def close(self) -> None:
         """Finish both files."""
         self.steps.close()
@@ -79,6 +90,8 @@ class Recorder:
     def _step(self, event: StepEnded) -> None:
         self.losses.append(event.loss)
         self._tokens += event.tokens
+        if event.step > self.warmup_steps:
+            self._measured_tokens += event.tokens
         step_time_s = self.measure.step_time_s
         sample = next(iter(self.measure.monitor.latest_samples()), None)
         memory_used_bytes = sample.memory_used_bytes if sample else None
@@ -137,6 +150,12 @@ class Recorder:
 
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event
+        self.interruptions[event.step + 1] = "the first step after an evaluation"
+        loss_se = standard_error(event.batch_losses)
+        windows = self.measure.monitor.closed_windows()
+        self.validations.append(
+            Validation(event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows)
+        )
         size = event.utf8_bytes
         values = {
             "loss": event.loss,
@@ -148,7 +167,7 @@ class Recorder:
             {
                 "step": event.step,
                 **values,
-                "loss_se": standard_error(event.batch_losses),
+                "loss_se": loss_se,
                 "tokens": event.tokens,
                 "tokens_total": self._tokens,
                 "elapsed_s": time.monotonic() - self._begin_s,

@@ -62,15 +62,23 @@ class Trainer:
 
         Returns whether it was.
         """
-        interval = self.config.training.validation_interval
         step, stopped = 0, False
         while step < self.steps and not stopped:
             step += 1
             stopped = self.train_step(step, stop_requested())
-            if not stopped and (step == self.steps or (interval and step % interval == 0)):
+            if not stopped and self._is_validated(step):
                 self.validate(step)
         self._emit(TrainingEnded(step, stopped))
         return stopped
+
+    def _is_validated(self, step: int) -> bool:
+        training = self.config.training
+        interval, every_tokens = training.validation_interval, training.validate_every_tokens
+        tokens_per_step = training.global_batch_size * training.seq_len
+        completes = (
+            every_tokens and step * tokens_per_step // every_tokens > (step - 1) * tokens_per_step // every_tokens
+        )
+        return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
     def train_step(self, step: int, stop: bool = False) -> bool:
         """One optimizer step; returns whether any rank asked to stop."""

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from metrics.errors import MetricsError
-from metrics.outliers import Outlier, find_outliers
+from metrics.measurement import Disturbance
+from metrics.outliers import Outlier, disturbed_steps, find_outliers
 
 
 def test_slow_steps_are_named_with_what_is_known() -> None:
@@ -30,3 +31,12 @@ def test_small_excesses_and_fast_steps_are_none() -> None:
 def test_numbers_belong_to_steps() -> None:
     with pytest.raises(MetricsError, match="2 numbers for 1 steps"):
         find_outliers([1, 2], [1.0])
+
+
+def test_a_step_during_which_others_used_the_device_says_so() -> None:
+    disturbances = [Disturbance("GPU-0", 2.5, 3.0, "process 7 (blender)"), Disturbance("GPU-0", 2.9, 5.5, "process 9")]
+    found = disturbed_steps([6, 7, 8, 9], [0.0, 2.0, 4.0, 6.0], [1.0, 1.0, 1.0, 1.0], disturbances)
+    assert found == {
+        7: "others on the device: process 7 (blender); others on the device: process 9",
+        8: "others on the device: process 9",
+    }
