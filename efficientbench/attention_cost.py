@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench import nsa_cost
-from efficientbench.config.schema import GQAConfig, MLAConfig, ModelConfig
+from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from efficientbench.config.schema import ModelConfig, NSAConfig
+from efficientbench.config.model import ModelConfig, NSAConfig
 
 BRANCHES = 3
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import lcm
 
-from efficientbench import cost
+from efficientbench import cost, memory_cost
 from efficientbench.config.budget import Budget, plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -24,7 +24,7 @@ class Plan:
     budget: Budget
     parameters: cost.Parameters
     flops: cost.Flops
-    memory: tuple[cost.RankMemory, ...]
+    memory: tuple[memory_cost.RankMemory, ...]
     """Peak of a rank of each pipeline stage."""
 
     def node_memory_bytes(self) -> int:
@@ -50,7 +50,7 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
         budget=plan_budget(config),
         parameters=cost.parameters(config.model),
         flops=cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute),
-        memory=cost.memory_by_stage(config, layout, runtime_bytes),
+        memory=memory_cost.memory_by_stage(config, layout, runtime_bytes),
     )
 
 
@@ -174,7 +174,7 @@ def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     return plan.config.model_copy(update={part: changed})
 
 
-def memory_parts(memory: cost.RankMemory) -> list[tuple[str, int]]:
+def memory_parts(memory: memory_cost.RankMemory) -> list[tuple[str, int]]:
     """Each part of a rank's peak memory: its name and its bytes."""
     return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
 

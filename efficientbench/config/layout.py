@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.schema import LearnableAbsoluteConfig, RunConfig
+from efficientbench.config.model import LearnableAbsoluteConfig
+from efficientbench.config.schema import RunConfig
 
 CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
 CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")

@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.matrix import Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
-from efficientbench.config.schema import Part, RunConfig
+from efficientbench.config.part import Part
+from efficientbench.config.schema import RunConfig
 
 __all__ = ["ConfigError", "resolve", "same_model", "settable_keys"]
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BeforeValidator, ValidationError
 
 from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.schema import Name, Part
+from efficientbench.config.part import Name, Part
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"

@@ -14,7 +14,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.model import ModelConfig
 
 # Before the parameters of a layer's experts, which lie side by side in one tensor.
 EXPERTS = "mlp.experts."

@@ -10,7 +10,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from efficientbench.config.schema import GQAConfig, RunConfig
+from efficientbench.config.model import GQAConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.model import feed_forward, moe
 from efficientbench.model.attention import attention_spec
 from efficientbench.model.norm import RMSNorm

@@ -8,7 +8,7 @@ from support.configs import tiny
 from support.mixtral import same_weights, to_mixtral
 from support.oracle import build, gradients_beside, relative_error, weights_of
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels import grouped_mm as kernel
 
 pytestmark = pytest.mark.usefixtures("single_rank")

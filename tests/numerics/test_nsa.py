@@ -16,7 +16,7 @@ from support.oracle import build, gradients_beside, relative_error, weights_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from efficientbench.config.schema import NSAConfig
+from efficientbench.config.model import NSAConfig
 from efficientbench.model.kernels.nsa_choice import Choice
 from efficientbench.model.kernels.nsa_range import Reach, range_attention
 from efficientbench.model.kernels.nsa_selection import selected_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-from efficientbench.config.schema import MLAConfig, ModelConfig
+from efficientbench.config.model import MLAConfig, ModelConfig
 
 
 def deepseek_config(model: ModelConfig) -> DeepseekV2Config:

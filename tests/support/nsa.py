@@ -12,7 +12,7 @@ import torch
 from support.qwen2 import qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
-from efficientbench.config.schema import ModelConfig, NSAConfig
+from efficientbench.config.model import ModelConfig, NSAConfig
 from efficientbench.model.kernels.nsa_choice import Choice
 from efficientbench.model.kernels.nsa_range import Reach
 

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2Model, Qwen2ForCausalLM, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from efficientbench.config.schema import LearnableAbsoluteConfig, ModelConfig, RelativeConfig, RopeConfig
+from efficientbench.config.model import LearnableAbsoluteConfig, ModelConfig, RelativeConfig, RopeConfig
 
 
 class NoRotation(torch.nn.Module):

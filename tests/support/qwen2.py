@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from efficientbench.config.schema import ModelConfig, RopeConfig
+from efficientbench.config.model import ModelConfig, RopeConfig
 
 
 def qwen2_config(model: ModelConfig) -> Qwen2Config:

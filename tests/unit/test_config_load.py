@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.schema import DataConfig, MLAConfig, NSAConfig, RopeConfig, RunConfig
+from efficientbench.config.model import MLAConfig, NSAConfig, RopeConfig
+from efficientbench.config.schema import DataConfig, RunConfig
 
 RUNS = [run.name for run in load_matrix().runs]
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from efficientbench import cost
+from efficientbench import cost, memory_cost
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.schema import ModelConfig, RunConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -54,9 +55,9 @@ def layout_of(config: RunConfig) -> Layout:
     return Layout.of(config, devices=1, oversubscribe=True)
 
 
-def memory_of(name: str, *overrides: str) -> tuple[cost.RankMemory, ...]:
+def memory_of(name: str, *overrides: str) -> tuple[memory_cost.RankMemory, ...]:
     config = resolve(name, overrides=overrides)
-    return cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)
+    return memory_cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)
 
 
 EXPERTS = {
@@ -232,14 +233,14 @@ def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, si
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(tokens, tokens, torch.ones(shape))
     measured = sum(storage.nbytes() for storage in kept.values())
-    estimate = cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)[0].activations
+    estimate = memory_cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)[0].activations
     assert estimate == pytest.approx(measured, rel=0.15)
 
 
 def test_the_loss_takes_its_blocks_as_estimated() -> None:
     from efficientbench.model.kernels import cross_entropy
 
-    assert cost.LOSS_BLOCK_ELEMENTS == cross_entropy.BLOCK_ELEMENTS
+    assert memory_cost.LOSS_BLOCK_ELEMENTS == cross_entropy.BLOCK_ELEMENTS
 
 
 def test_interleaved_stages_keep_more_for_the_first_rank() -> None:

@@ -12,7 +12,7 @@ from efficientbench import cost, nsa_cost
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.schema import NSAConfig
+from efficientbench.config.model import NSAConfig
 from efficientbench.plan import plan_anywhere
 from efficientbench.plan_table import print_plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention import gqa, mla, nsa
 from efficientbench.model.position.base import Position
 

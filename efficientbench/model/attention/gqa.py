@@ -13,7 +13,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.schema import ModelConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.model import context_parallel
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.position.base import Position

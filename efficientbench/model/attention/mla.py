@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.schema import MLAConfig, ModelConfig
+from efficientbench.config.model import MLAConfig, ModelConfig
 from efficientbench.model import context_parallel
 from efficientbench.model.norm import RMSNorm
 from efficientbench.model.position.base import Position

@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.schema import ModelConfig, NSAConfig
+from efficientbench.config.model import ModelConfig, NSAConfig
 from efficientbench.model.kernels.nsa_choice import Choice
 from efficientbench.model.kernels.nsa_range import Reach, range_attention
 from efficientbench.model.kernels.nsa_selection import selected_attention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from efficientbench.config.schema import NSAConfig, RunConfig
+from efficientbench.config.model import NSAConfig
+from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from efficientbench.model.kernels.nsa_choice import SelectionShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.config.schema import (
+from efficientbench.config.model import (
     AbsoluteConfig,
     AlibiConfig,
     LearnableAbsoluteConfig,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.config.schema import RelativeConfig
+from efficientbench.config.model import RelativeConfig
 from efficientbench.model.position.base import Position
 
 

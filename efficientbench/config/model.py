@@ -1,0 +1,228 @@
+"""The architecture: shapes of the backbone, attention, positional encoding, experts.
+
+A variant is one class here with a `kind` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticUseDefault
+
+from efficientbench.config.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt
+
+
+class MoEConfig(Part):
+    """Mixture of experts in every layer's place of the feed-forward layer, dropless, each expert of its shape."""
+
+    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="experts of a layer")
+    top_k: PositiveInt = Field(default=2, description="experts that a token goes to; their weights are a softmax")
+    auxiliary_loss: NonNegativeFloat = Field(
+        default=0.01, description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: none"
+    )
+
+    @model_validator(mode="after")
+    def _chooses_among_them(self) -> MoEConfig:
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
+        return self
+
+
+class GQAConfig(Part):
+    """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
+
+    kind: Literal["gqa"] = "gqa"
+    query_groups: PositiveInt = Field(
+        default=2, description="key/value heads; each serves heads / query_groups query heads"
+    )
+    qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
+
+
+class MLAConfig(Part):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Widths that are not set follow the backbone's in the proportions of DeepSeek-V2-Lite: see `proportions`.
+    """
+
+    kind: Literal["mla"] = "mla"
+    q_lora_rank: PositiveInt | None = Field(
+        default=None, description="width of the queries' latent; unset: queries are not compressed"
+    )
+    kv_lora_rank: PositiveInt = Field(description="width of the latent that keys and values share; hidden_size / 4")
+    qk_nope_head_dim: PositiveInt = Field(description="part of a query or key head without position; head_dim")
+    qk_rope_head_dim: PositiveInt = Field(
+        description="part of a query head that RoPE rotates, and the one rotated key of all heads; head_dim / 2"
+    )
+    v_head_dim: PositiveInt = Field(description="width of a value head; head_dim")
+
+    @staticmethod
+    def proportions(hidden_size: int, head_dim: int) -> dict[str, int]:
+        """The widths of MLA on a backbone with these."""
+        return {
+            "kv_lora_rank": hidden_size // 4,
+            "qk_nope_head_dim": head_dim,
+            "qk_rope_head_dim": head_dim // 2,
+            "v_head_dim": head_dim,
+        }
+
+
+class NSAConfig(Part):
+    """Native Sparse Attention (arXiv 2502.11089): compressed tokens, selected blocks and a sliding window, gated."""
+
+    kind: Literal["nsa"] = "nsa"
+    query_groups: PositiveInt = Field(
+        default=2, description="key/value heads; each serves heads / query_groups query heads"
+    )
+    qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
+    compress_block: PositiveInt = Field(default=32, description="tokens that one compressed key stands for (l)")
+    compress_stride: PositiveInt = Field(
+        default=16, description="tokens from one compressed key's start to the next (d)"
+    )
+    select_block: PositiveInt = Field(default=64, description="tokens in a block of the selected branch (l')")
+    select_count: PositiveInt = Field(
+        default=16, description="blocks that a query reads, the first and two local ones among them (n)"
+    )
+    window: PositiveInt = Field(default=512, description="tokens in the sliding window, the query's own included (w)")
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> NSAConfig:
+        for name in ("compress_block", "select_block"):
+            if getattr(self, name) % self.compress_stride:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not a multiple of compress_stride {self.compress_stride}"
+                )
+        if self.compress_block > self.select_block:
+            raise ValueError(f"compress_block {self.compress_block} must not be above select_block {self.select_block}")
+        if self.select_count < 3:
+            raise ValueError(
+                f"select_count {self.select_count} leaves no room for the first and two local blocks: 3 or more"
+            )
+        return self
+
+
+class RopeConfig(Part):
+    """Rotary position embedding (arXiv 2104.09864) on the whole head dimension; with MLA on the part that it sets."""
+
+    kind: Literal["rope"] = "rope"
+    base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
+
+
+class AbsoluteConfig(Part):
+    """Fixed sinusoids added to the embedding, which is scaled by √hidden_size (arXiv 1706.03762, 3.4 and 3.5)."""
+
+    kind: Literal["absolute"] = "absolute"
+
+
+class LearnableAbsoluteConfig(Part):
+    """A trained row for each position, added to the embedding, as in GPT-2."""
+
+    kind: Literal["learnable_absolute"] = "learnable_absolute"
+    max_seq_len: PositiveInt = Field(
+        default=2048, description="rows of the table: the longest sequence that the model can read"
+    )
+
+
+class RelativeConfig(Part):
+    """T5's bias on the scores, by bucket of the distance and head; one table for all layers (arXiv 1910.10683)."""
+
+    kind: Literal["relative"] = "relative"
+    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="buckets that distances fall into")
+    max_distance: PositiveInt = Field(default=128, description="distance from which on all share the last bucket")
+
+    @model_validator(mode="after")
+    def _distances_fill_the_buckets(self) -> RelativeConfig:
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"max_distance {self.max_distance} must be above {self.buckets // 2}, half of the {self.buckets} "
+                "buckets: that many distances have a bucket of their own"
+            )
+        return self
+
+
+class AlibiConfig(Part):
+    """ALiBi: a bias on the scores that falls with distance, by a fixed slope for each head (arXiv 2108.12409)."""
+
+    kind: Literal["alibi"] = "alibi"
+
+
+class NoPositionConfig(Part):
+    """NoPE: the causal mask alone tells the order of tokens (arXiv 2305.19466)."""
+
+    kind: Literal["none"] = "none"
+
+
+PositionConfig = RopeConfig | AbsoluteConfig | LearnableAbsoluteConfig | RelativeConfig | AlibiConfig | NoPositionConfig
+
+
+class ModelConfig(Part):
+    """Shapes of the decoder. The names are those of the Qwen2.5 family, which is the backbone."""
+
+    layers: PositiveInt = Field(description="transformer layers")
+    hidden_size: PositiveInt = Field(description="width of the residual stream")
+    heads: PositiveInt = Field(description="query heads")
+    head_dim: PositiveInt = Field(description="width of one query or key head")
+    ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
+    moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
+    vocab_size: PositiveInt = Field(description="tokens that the embedding knows; padded for tensor parallelism")
+    norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
+    init_std: PositiveFloat = Field(
+        default=0.02,
+        description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
+    )
+    attention: GQAConfig | MLAConfig | NSAConfig = Field(
+        default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
+    )
+    position: PositionConfig = Field(default=RopeConfig(), discriminator="kind", description="the positional encoding")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads that keys and values have in the attention kernel."""
+        return self.heads if isinstance(self.attention, MLAConfig) else self.attention.query_groups
+
+    @property
+    def rotated_dim(self) -> int:
+        """Dimensions of a query or key head that RoPE rotates."""
+        return self.attention.qk_rope_head_dim if isinstance(self.attention, MLAConfig) else self.head_dim
+
+    @field_validator("attention", mode="before")
+    @classmethod
+    def _complete_attention(cls, attention: object, info: ValidationInfo) -> object:
+        """Attention without a kind is GQA; MLA's widths follow the backbone's."""
+        if not isinstance(attention, Mapping):
+            return attention
+        if attention.get("kind") != "mla":
+            return {"kind": "gqa", **attention}
+        if not {"hidden_size", "head_dim"} <= info.data.keys():
+            # A mistake in these is told; that no widths follow from it need not be.
+            raise PydanticUseDefault
+        return {**MLAConfig.proportions(info.data["hidden_size"], info.data["head_dim"]), **attention}
+
+    @field_validator("position", mode="before")
+    @classmethod
+    def _complete_position(cls, position: object) -> object:
+        """A positional encoding without a kind is RoPE."""
+        return {"kind": "rope", **position} if isinstance(position, Mapping) else position
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> ModelConfig:
+        if self.heads % self.key_value_heads:
+            raise ValueError(
+                f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
+                "attention.query_groups must divide heads"
+            )
+        if isinstance(self.attention, MLAConfig) and self.position.kind != "rope":
+            raise ValueError(
+                f"position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not "
+                f"{self.position.kind!r}"
+            )
+        if self.position.kind == "rope" and self.rotated_dim % 2:
+            key = "attention.qk_rope_head_dim" if isinstance(self.attention, MLAConfig) else "head_dim"
+            raise ValueError(f"RoPE rotates pairs of dimensions: {key} must be even, not {self.rotated_dim}")
+        if self.attention.kind == "nsa" and self.position.kind in ("relative", "alibi"):
+            raise ValueError(
+                f"NSA's branches take no bias on their scores, as position.kind={self.position.kind} is: set "
+                "position.kind to rope, absolute, learnable_absolute or none"
+            )
+        return self
