@@ -81,6 +81,8 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
 
     warnings.filterwarnings("ignore", module="megatron")
     torch.set_num_threads(1)
+    # A rank is killed in the end and removes nothing: what it leaves goes with the pool's folder.
+    tempfile.tempdir = os.path.dirname(store)
     CPU().prepare(rank)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
