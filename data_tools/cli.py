@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,14 +21,40 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+CPUS = len(os.sched_getaffinity(0))
+
 Prefix = Annotated[
     Path, typer.Argument(metavar="PREFIX", help="path of a .bin/.idx pair without its suffix, or one of the two files")
 ]
 
 
-@app.callback()
-def data_tools() -> None:
-    """From a corpus on the hub, or in files, to tokens on disk in Megatron's .bin/.idx format."""
+@app.command()
+def tokenize(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help="files, folders and globs of parquet, JSONL and text")
+    ],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],
+    tokenizer: Annotated[str, typer.Option(help="folder, or name on the Hugging Face hub")] = "Qwen/Qwen2.5-0.5B",
+    text_key: Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")] = "text",
+    workers: Annotated[int, typer.Option(min=1, help="processes; all processors by default")] = CPUS,
+    max_rejects: Annotated[
+        float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")
+    ] = 0.01,
+) -> None:
+    """Turn text into tokens on disk; after an interruption, the same command goes on."""
+    from data_tools.manifest import summary
+    from data_tools.tokenize import tokenize_files
+
+    corpus = tokenize_files(
+        inputs,
+        output,
+        tokenizer,
+        text_key=text_key,
+        workers=workers,
+        max_rejects=max_rejects,
+        on_part=_show_parts,
+    )
+    print(summary(corpus))
 
 
 @app.command()
@@ -47,12 +74,24 @@ def inspect(
 
 
 @app.command()
-def verify(prefix: Prefix) -> None:
+def verify(
+    prefix: Prefix,
+    tokenizer: Annotated[str | None, typer.Option(help="for a pair without manifest: the one that made it")] = None,
+) -> None:
     """Check a .bin/.idx pair; what is damaged is named with the byte where it goes wrong."""
-    from data_tools.indexed import check_indexed
+    from data_tools.tokenizer import load_tokenizer
+    from data_tools.verify import verify_pair
 
-    header = check_indexed(_without_suffix(prefix))
-    print(f"{header.documents:,} documents of {header.tokens:,} tokens ({header.dtype})")
+    prefix = _without_suffix(prefix)
+    found = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)
+    header = found.header
+    against = "no manifest to compare with" if found.corpus is None else "as its manifest says"
+    print(f"{prefix}: whole: {header.documents:,} documents of {header.tokens:,} tokens ({header.dtype}), {against}")
+
+
+def _show_parts(done: int, parts: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done:,} of {parts:,} parts", end="\n" if done == parts else "", file=sys.stderr, flush=True)
 
 
 def _without_suffix(prefix: Path) -> Path:

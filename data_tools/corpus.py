@@ -24,9 +24,9 @@ import numpy as np
 from data_tools.documents import read_documents
 from data_tools.embedded import embedded_checksum, embedded_documents
 from data_tools.errors import DataError
-from data_tools.files import checksum, exclusive_lock, write_file
+from data_tools.files import checksum, exclusive_lock, file_checksums, write_file
 from data_tools.indexed import IndexedWriter, bin_path, check_indexed, idx_path, token_dtype
-from data_tools.manifest import FORMAT_VERSION, Corpus, load_corpus, manifest_path, save_corpus
+from data_tools.manifest import FORMAT_VERSION, Corpus, load_corpus, manifest_path, pair_fingerprint, save_corpus
 from data_tools.statistics import token_counts
 from data_tools.tokenizer import (
     TRAINING_RULES,
@@ -239,7 +239,9 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, label: str, utf8_bytes: in
         token_bytes_path=lengths_path,
         tokenizer_folder=partial / "tokenizer",
         tokenizer_fingerprint=tokenizer.fingerprint,
-        fingerprint=checksum(idx_path(prefix), bin_path(prefix)),
+        fingerprint=pair_fingerprint(
+            {"idx": file_checksums(idx_path(prefix)), "bin": file_checksums(bin_path(prefix))}
+        ),
         source=label,
         manifest=manifest_path(partial / _PREFIX),
     )

@@ -1,97 +1,188 @@
-"""Documents from files."""
+"""Documents from the parts of files: what is usable, and what is not and why."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from data_tools.errors import DataError
+from data_tools.errors import DataError, first_line
+from data_tools.inputs import Part, cut_into_parts, find_inputs
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-TEXT_SUFFIXES = (".txt", ".text")
 TEXT_KEY = "text"
 TEXT_DOCUMENT_CHARACTERS = 4096
+# Why a document is not usable; counts are kept under these names.
+BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8 = "bad JSON", "no text field", "empty", "invalid UTF-8"
+
+_BOM = b"\xef\xbb\xbf"
+_LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
 
 
-def read_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of a JSONL file (one object a line, key `text`) or of a plain text file (`.txt`), UTF-8.
+@dataclass(frozen=True)
+class Reject:
+    """A document that is not usable: `line` counts from 1 (a parquet file's rows too), `detail` is for people."""
+
+    line: int
+    reason: str
+    detail: str
+
+
+class PartReader:
+    """Iterates over one part's documents, a string each, or the `Reject` that stands for an unusable one.
+
+    Lines count from the part's own first line; once all is read, `lines` is how many the part has.
 
     A plain text file does not say where its documents end, so it is cut into documents of about
     `TEXT_DOCUMENT_CHARACTERS` characters: at the first blank line from there on; else, from twice that length on, at
-    the next line end; else, in a line that is longer still, where the limit falls. Documents without any visible
-    character are left out. Memory stays bounded by the longest document.
+    the next line end; else, in a line that is longer still, where the limit falls; and between parts. Blank lines of
+    JSONL, and pieces of text without any visible character, are no documents. Memory stays bounded by the longest
+    document.
+
+    Raises (while it iterates):
+        DataError: the file is cut short or damaged as a whole, so that documents cannot be told apart.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(self, part: Part, text_key: str = TEXT_KEY) -> None:
+        self.lines = 0
+        self._part = part
+        self._key = text_key
+
+    def __iter__(self) -> Iterator[str | Reject]:
+        if self._part.kind == "parquet":
+            return self._parquet()
+        return self._jsonl() if self._part.kind == "jsonl" else self._text()
+
+    def _jsonl(self) -> Iterator[str | Reject]:
+        for line in _pieces(self._part, -1):
+            self.lines += 1
+            if not line.isspace():
+                yield _jsonl_text(line, self.lines, self._key)
+
+    def _text(self) -> Iterator[str | Reject]:
+        limit = TEXT_DOCUMENT_CHARACTERS
+        pieces: list[str] = []
+        length = 0
+        bad: Reject | None = None
+        rest = b""
+        for piece in _pieces(self._part, _LINE_PIECE_BYTES):
+            text, rest, wrong = _decode_piece(rest + piece)
+            if (length >= limit and text.isspace()) or length >= 2 * limit:
+                yield from self._text_document(pieces, bad)
+                pieces, length, bad = [], 0, None
+            if wrong is not None and bad is None:
+                bad = Reject(self.lines + 1, NOT_UTF8, f"byte 0x{wrong:02x}")
+            pieces.append(text)
+            length += len(text)
+            self.lines += piece.endswith(b"\n")
+        if rest:
+            bad = bad or Reject(self.lines + 1, NOT_UTF8, "cut off in the middle of a character")
+        yield from self._text_document(pieces, bad)
+
+    @staticmethod
+    def _text_document(pieces: list[str], bad: Reject | None) -> Iterator[str | Reject]:
+        if bad is not None:
+            yield bad
+        elif (text := "".join(pieces).strip("\n")) and not text.isspace():
+            yield text
+
+    def _parquet(self) -> Iterator[str | Reject]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        begin, end = self._part.begin, self._part.end or 0
+        try:
+            # A buffer, and no reading ahead, so that large row groups are not held whole.
+            with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
+                for batch in file.iter_batches(1000, range(begin, end), [self._key], use_threads=False):
+                    # As bytes: arrow would fail for a whole batch where one value is not UTF-8.
+                    for value in batch.column(0).cast(pa.large_binary()).to_pylist():
+                        self.lines += 1
+                        yield _parquet_text(value, self.lines)
+        except pa.ArrowException as error:
+            raise DataError(f"{self._part.path} cannot be read as parquet: {first_line(error)}") from None
+
+
+def read_documents(*inputs: str | Path, text_key: str = TEXT_KEY) -> Iterator[str]:
+    """Yield the documents of files, folders and globs, as `PartReader` does; empty ones are left out.
 
     Raises:
-        DataError: the file is missing, a folder, empty, of an unknown kind, not UTF-8, or holds no usable document;
-            a JSONL line is not an object with a string under `text` (with file:line). All but the first four are
-            raised while the documents are read.
+        DataError: an input is missing, of an unknown kind or empty; and, while the documents are read: one of them is
+            not usable (with file:line), or none is there.
     """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder: give one file ({', '.join(JSONL_SUFFIXES + TEXT_SUFFIXES)})")
-    if not path.exists():
-        raise DataError(f"{path}: no such file")
-    if not path.is_file():
-        raise DataError(f"{path} is not a regular file: it must be read twice, so a pipe will not do")
-    suffix = path.suffix.lower()
-    if suffix not in JSONL_SUFFIXES + TEXT_SUFFIXES:
-        known = f"JSONL ({', '.join(JSONL_SUFFIXES)}) with the key {TEXT_KEY!r}, text ({', '.join(TEXT_SUFFIXES)})"
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {known}")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty")
-    return _usable(path, _jsonl_texts(path) if suffix in JSONL_SUFFIXES else _text_pieces(path))
+    paths = find_inputs(inputs)
+    for path in paths:
+        if path.stat().st_size == 0:
+            raise DataError(f"{path} is empty")
+    return _strict(paths, cut_into_parts(paths, text_key), text_key)
 
 
-def _usable(path: Path, texts: Iterator[str]) -> Iterator[str]:
+def _strict(paths: list[Path], parts: Iterable[Part], text_key: str) -> Iterator[str]:
     found = False
-    try:
-        for text in texts:
-            if text and not text.isspace():
+    path, before = None, 0  # lines of the file in the parts before
+    for part in parts:
+        if part.path != path:
+            path, before = part.path, 0
+        reader = PartReader(part, text_key)
+        for document in reader:
+            if isinstance(document, str):
                 found = True
-                yield text
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
+                yield document
+            elif document.reason != EMPTY:
+                raise DataError(f"{path}:{before + document.line}: {document.reason}: {document.detail}")
+        before += reader.lines
     if not found:
-        raise DataError(f"{path} holds no usable document: every text in it is empty")
+        raise DataError(f"{', '.join(map(str, paths))}: no usable document: every text there is empty")
 
 
-def _jsonl_texts(path: Path) -> Iterator[str]:
-    # newline="\n": a carriage return alone is white space inside JSON, not the end of a line.
-    with path.open(encoding="utf-8-sig", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.isspace():
-                yield _jsonl_text(line, f"{path}:{number}")
-
-
-def _jsonl_text(line: str, where: str) -> str:
-    """The text of one JSON object; `where` is file:line."""
+def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
+    """The text of one JSON object."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return Reject(number, NOT_UTF8, f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not JSON at character {error.pos + 1} ({error.msg}); each line must be one object with the key "
-            f"{TEXT_KEY!r}"
-        ) from None
+        need = f"each line must be one object with the key {key!r}"
+        return Reject(number, BAD_JSON, f"at character {error.pos + 1} ({error.msg}); {need}")
     except ValueError as error:  # a number beyond Python's limit of digits
-        raise DataError(f"{where}: {error}") from None
+        return Reject(number, BAD_JSON, str(error))
     except RecursionError:
-        raise DataError(f"{where}: the JSON is nested too deeply") from None
+        return Reject(number, BAD_JSON, "it is nested too deeply")
     if not isinstance(row, dict):
-        raise DataError(
-            f"{where}: a JSON object with the key {TEXT_KEY!r} is needed, the line holds: {_json_type(row)}"
-        )
-    if TEXT_KEY not in row:
+        return Reject(number, BAD_JSON, f"an object with the key {key!r} is needed, it is: {_json_type(row)}")
+    if key not in row:
         keys = ", ".join(map(repr, row)) or "none"
-        raise DataError(f"{where}: the key {TEXT_KEY!r} is missing; keys there: {keys}")
-    text = row[TEXT_KEY]
+        return Reject(number, NO_TEXT, f"the key {key!r} is missing; keys there: {keys}"[:300])
+    text = row[key]
     if not isinstance(text, str):
-        raise DataError(f"{where}: the key {TEXT_KEY!r} must hold a string, it holds: {_json_type(text)}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        lone = text[error.start]
-        raise DataError(f"{where}: half of a surrogate pair ({lone!r}) stands alone: it is no character") from None
+        return Reject(number, NO_TEXT, f"the key {key!r} must hold a string, it holds: {_json_type(text)}")
+    return _usable(text, number)
+
+
+def _usable(text: str, number: int) -> str | Reject:
+    if not text or text.isspace():
+        return Reject(number, EMPTY, "no visible character")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            lone = text[error.start]
+            return Reject(number, NOT_UTF8, f"half of a surrogate pair ({lone!r}) stands alone: it is no character")
     return text
+
+
+def _parquet_text(value: bytes | None, number: int) -> str | Reject:
+    if value is None:
+        return Reject(number, NO_TEXT, "null")
+    try:
+        return _usable(value.decode(), number)
+    except UnicodeDecodeError as error:
+        return Reject(number, NOT_UTF8, f"byte {error.start + 1} of the text is 0x{value[error.start]:02x}")
 
 
 def _json_type(value: object) -> str:
@@ -99,28 +190,50 @@ def _json_type(value: object) -> str:
     return names.get(type(value), "number")
 
 
-def _text_pieces(path: Path) -> Iterator[str]:
-    limit = TEXT_DOCUMENT_CHARACTERS
-    with path.open(encoding="utf-8-sig") as stream:
-        lines: list[str] = []
-        length = 0
-        while line := stream.readline(2 * limit):
-            blank = line.isspace()
-            if (length >= limit and blank) or length >= 2 * limit:
-                yield "".join(lines).strip("\n")
-                lines, length = [], 0
-            lines.append(line)
-            length += len(line)
-        yield "".join(lines).strip("\n")
+def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
+    """The text of a piece; the bytes of a character that the piece cuts in two; a byte that is not UTF-8, if any."""
+    try:
+        return piece.decode(), b"", None
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data" and not piece.endswith(b"\n"):
+            return piece[: error.start].decode(), piece[error.start :], None
+        return piece.decode(errors="replace"), b"", piece[error.start]
 
 
-def _not_utf8(path: Path) -> DataError:
-    """Where the first byte stands that is not UTF-8."""
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                return DataError(f"{path}:{number}: not UTF-8: byte {error.start + 1} of the line is 0x{byte:02x}")
-    return DataError(f"{path}: not UTF-8")
+def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
+    """The lines that begin in a part, with their ends; lines of more than `max_bytes` (-1: none) in several pieces.
+
+    Raises:
+        DataError: the file is compressed, and damaged or cut short.
+    """
+    try:
+        with _opened(part) as stream:
+            if part.begin:
+                stream.seek(part.begin - 1)
+                while (skipped := stream.readline(_LINE_PIECE_BYTES)) and not skipped.endswith(b"\n"):
+                    pass
+            position = stream.tell() if part.end is not None else 0
+            at_line_start = True
+            while not at_line_start or part.end is None or position < part.end:
+                if not (piece := stream.readline(max_bytes)):
+                    return
+                yield piece.removeprefix(_BOM) if position == 0 else piece
+                position += len(piece)
+                at_line_start = piece.endswith(b"\n")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
+    except OSError as error:
+        if part.compression is None or error.errno is not None:
+            raise
+        raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
+
+
+def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
+    if part.compression == "gz":
+        return gzip.open(part.path)
+    if part.compression == "zst":
+        # Arrow's reader, since that of `zstandard` takes the end of a file that is cut short for the end of its text.
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.input_stream(part.path, compression="zstd"), 1 << 20)
+    return part.path.open("rb")

@@ -7,8 +7,11 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,66 @@ def write_file(path: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(partial, path)
+
+
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileChecksums:
+    """A file's size, its SHA-256 (hex), and the CRC-32 (hex) of every `BLOCK_BYTES`, which tell where it is damaged."""
+
+    size_bytes: int
+    sha256: str
+    crc32_per_mib: list[str]
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 (hex) of a file's content, as `sha256sum` gives it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_checksums(path: Path) -> FileChecksums:
+    """The checksums of a file's content."""
+    with path.open("rb") as stream:
+        return _checksums(iter(lambda: stream.read(BLOCK_BYTES), b""))
+
+
+def write_blocks(path: Path, blocks: Iterable[bytes]) -> FileChecksums:
+    """Write blocks of any size to `path`, flush them to the disk, and give the checksums of what was written."""
+    with path.open("wb") as stream:
+        written = _checksums(_tee(blocks, stream))
+        stream.flush()
+        os.fsync(stream.fileno())
+    return written
+
+
+def _tee(blocks: Iterable[bytes], stream: IO[bytes]) -> Iterator[bytes]:
+    """Write blocks, and yield the same bytes in pieces of `BLOCK_BYTES`, but for the last."""
+    rest = b""
+    for block in blocks:
+        stream.write(block)
+        rest += block
+        while len(rest) >= BLOCK_BYTES:
+            yield rest[:BLOCK_BYTES]
+            rest = rest[BLOCK_BYTES:]
+    if rest:
+        yield rest
+
+
+def _checksums(blocks: Iterator[bytes]) -> FileChecksums:
+    digest = hashlib.sha256()
+    size = 0
+    crcs = []
+    for block in blocks:
+        digest.update(block)
+        crcs.append(f"{zlib.crc32(block):08x}")
+        size += len(block)
+    return FileChecksums(size, digest.hexdigest(), crcs)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +53,24 @@ def idx_path(prefix: Path) -> Path:
 def token_dtype(vocab_size: int) -> np.dtype:
     """The smallest dtype for a vocabulary, by Megatron's own rule: uint16 below 65,500 tokens, else int32."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
+
+
+def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dtype: np.dtype) -> Iterator[bytes]:
+    """The bytes of an `.idx`, block by block. `lengths()` gives the documents' lengths in tokens, int32, in arrays.
+
+    It is called twice, so that an index of any size needs no memory of its own size.
+    """
+    code = next(code for code, known in DTYPES.items() if known == dtype)
+    yield _HEADER.pack(MAGIC, VERSION, code, documents, documents + 1)
+    for part in lengths():
+        yield part.tobytes()
+    position = 0
+    for part in lengths():
+        ends = position + np.cumsum(part, dtype=np.int64) * dtype.itemsize
+        yield np.concatenate([np.array([position]), ends])[: len(part)].tobytes()
+        position = int(ends[-1]) if len(part) else position
+    for first in range(0, documents + 1, _CHUNK):
+        yield np.arange(first, min(first + _CHUNK, documents + 1), dtype=np.int64).tobytes()
 
 
 class IndexedWriter:
@@ -98,12 +116,8 @@ class IndexedWriter:
 
     def _write_index(self, stream: BinaryIO) -> None:
         lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        ends = np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
-        pointers = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
-        code = next(code for code, dtype in DTYPES.items() if dtype == self.dtype)
-        stream.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-        for part in (lengths, pointers, np.arange(len(lengths) + 1, dtype=np.int64)):
-            stream.write(part.tobytes())
+        for block in index_blocks(lambda: [lengths], len(lengths), self.dtype):
+            stream.write(block)
 
     @staticmethod
     def _partial(path: Path) -> Path:
@@ -216,6 +230,30 @@ def _check_sequences(
         tokens += int(length.sum())
         used_bytes = max(used_bytes, int(end.max()))
     return tokens, used_bytes
+
+
+def check_layout(prefix: Path) -> None:
+    """Check that a checked pair's sequences follow each other in the `.bin` without gap, as every writer lays them.
+
+    Raises:
+        DataError: naming the `.idx`, and the byte in it where it goes wrong.
+    """
+    index = idx_path(prefix)
+    dtype, sequences, _ = _read_header(index)
+    lengths = _entries(index, np.int32, sequences, _HEADER.size)
+    pointers = _entries(index, np.int64, sequences, _HEADER.size + lengths.nbytes)
+    expected = 0
+    for first in range(0, sequences, _CHUNK):
+        ends = expected + np.cumsum(lengths[first : first + _CHUNK], dtype=np.int64) * dtype.itemsize
+        begins = np.concatenate([np.array([expected]), ends[:-1]])
+        wrong = begins != pointers[first : first + _CHUNK]
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DataError(
+                f"{index}: byte {pointers.offset + (first + row) * 8:,}: sequence {first + row:,}: pointer "
+                f"{pointers[first + row]:,}, but the sequence before it ends at byte {begins[row]:,}; tokenize again"
+            )
+        expected = int(ends[-1])
 
 
 def _check_documents(index: Path, starts: np.memmap, sequences: int) -> None:

@@ -52,12 +52,15 @@ class TextTokenizer:
     vocab_size: the largest id + 1, added tokens included.
     eod_id: the token that ends a document.
     fingerprint: SHA-256 (hex) of everything that decides the ids; a copy in another folder has the same.
+    description, spec: all of it, as the JSON of a `tokenizer.json`, and read.
     """
 
     vocab_size: int
     eod_id: int
     fingerprint: str
     backend: Tokenizer
+    description: str
+    spec: dict[str, Any]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, in parallel. Nothing is added, and names of special tokens are ordinary text."""
@@ -69,14 +72,13 @@ class TextTokenizer:
         Their sum over a document is the length of the normalized text. None where tokens are not made of bytes, so
         that only a corpus's average can be had.
         """
-        spec = json.loads(self.backend.to_str())
-        if not _is_byte_level(spec):
+        if not _is_byte_level(self.spec):
             return None
         alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one character stands for each byte
         lengths = np.zeros(self.vocab_size, np.int32)
-        for token, index in self.backend.get_vocab(with_added_tokens=False).items():
+        for token, index in _vocabulary(self.spec).items():
             lengths[index] = len(token) if alphabet.issuperset(token) else len(token.encode())
-        for added in spec["added_tokens"]:
+        for added in self.spec["added_tokens"]:
             lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
         return lengths
 
@@ -92,7 +94,7 @@ class TextTokenizer:
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        write_file(partial / "tokenizer.json", self.backend.to_str(pretty=True).encode())
+        write_file(partial / "tokenizer.json", self.description.encode())
         write_file(partial / "tokenizer_config.json", json.dumps(config, indent=2).encode())
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
@@ -223,12 +225,25 @@ def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> 
             f"the tokenizer in {folder} has no token that could end a document: neither {END_OF_DOCUMENT} nor an "
             "eos_token in its tokenizer_config.json"
         )
+    description = backend.to_str()
+    spec = json.loads(description)
+    ids = [*_vocabulary(spec).values(), *(added["id"] for added in spec["added_tokens"])]
     return TextTokenizer(
-        vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
+        vocab_size=max(ids) + 1,
         eod_id=eod_id,
-        fingerprint=hashlib.sha256(f"{eod_id} {backend.to_str()}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{eod_id} {description}".encode()).hexdigest(),
         backend=backend,
+        description=description,
+        spec=spec,
     )
+
+
+def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
+    """The model's tokens and their ids, without added ones."""
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {token: index for index, (token, _) in enumerate(vocabulary)}  # unigram models list tokens with scores
 
 
 def _eos_token(folder: Path) -> str | None:

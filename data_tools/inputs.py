@@ -1,0 +1,143 @@
+"""Input files: found in folders and by globs, and cut into parts that are read, and tokenized, by themselves.
+
+Where a file is cut depends on the file alone, never on how many processes read it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_tools.errors import DataError, first_line
+
+JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".txt", ".text")
+PARQUET_SUFFIXES = (".parquet",)
+COMPRESSED_SUFFIXES = (".gz", ".zst")
+KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), text ({', '.join(TEXT_SUFFIXES)}), each also with "
+KNOWN_SUFFIXES += f"{' or '.join(COMPRESSED_SUFFIXES)}, and {PARQUET_SUFFIXES[0]}"
+# About a second of work: enough parts to share out evenly, and little to do again after a kill.
+PART_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of one file: its lines that begin in bytes [begin, end), or its parquet row groups [begin, end).
+
+    A compressed file is one part, since it can be read only from its start; its `end` is None.
+    """
+
+    path: Path
+    kind: str  # "jsonl", "text" or "parquet"
+    compression: str | None  # "gz" or "zst"
+    begin: int
+    end: int | None
+
+
+def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
+    """The files that are meant by files, folders (all that is below them) and globs; each once, in a fixed order.
+
+    Raises:
+        DataError: one of the inputs names nothing, or a file of an unknown kind.
+    """
+    found: dict[Path, None] = {}
+    for given in inputs:
+        for path in _find(Path(os.path.expanduser(given))):
+            found.setdefault(path)
+    if not found:
+        raise DataError("no input was given")
+    return list(found)
+
+
+def _find(given: Path) -> list[Path]:
+    if given.is_dir():
+        paths = sorted(path for path in given.rglob("*") if _kind(path) is not None and path.is_file())
+        if not paths:
+            raise DataError(f"{given} holds no file of a known kind: {KNOWN_SUFFIXES}")
+        return paths
+    if not given.exists() and glob.has_magic(str(given)):
+        paths = [path for path in map(Path, sorted(glob.glob(str(given), recursive=True))) if path.is_file()]
+        if not paths:
+            raise DataError(f"{given}: no file matches")
+    else:
+        paths = [given]
+    for path in paths:
+        _check_file(path)
+    return paths
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        raise DataError(f"{path}: no such file")
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file: it must be read twice, so a pipe will not do")
+    if _kind(path) is None:
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {KNOWN_SUFFIXES}")
+
+
+def _kind(path: Path) -> tuple[str, str | None] | None:
+    """("jsonl", "gz") for `a.jsonl.gz`; None for what is not known."""
+    name = path.name.lower()
+    compression = next((suffix for suffix in COMPRESSED_SUFFIXES if name.endswith(suffix)), None)
+    suffix = Path(name.removesuffix(compression or "")).suffix
+    if suffix in PARQUET_SUFFIXES and compression is None:
+        return "parquet", None
+    for kind, suffixes in (("jsonl", JSONL_SUFFIXES), ("text", TEXT_SUFFIXES)):
+        if suffix in suffixes:
+            return kind, compression and compression[1:]
+    return None
+
+
+def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
+    """The parts of all files, in their order.
+
+    Raises:
+        DataError: a parquet file cannot be read, or has no column `text_key` of strings.
+        OSError: a file cannot be read.
+    """
+    parts = []
+    for path in paths:
+        kind, compression = _kind(path) or ("", None)
+        if compression is not None:
+            parts.append(Part(path, kind, compression, 0, None))
+        elif kind == "parquet":
+            parts += [Part(path, kind, None, *groups) for groups in _row_groups(path, text_key)]
+        else:
+            size = path.stat().st_size
+            cuts = [*range(0, size, PART_BYTES), size]
+            # A short rest joins the part before it.
+            if len(cuts) > 2 and cuts[-1] - cuts[-2] < PART_BYTES // 2:
+                del cuts[-2]
+            parts += [Part(path, kind, None, *cut) for cut in zip(cuts, cuts[1:], strict=False)]
+    return parts
+
+
+def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
+    """Runs of row groups whose text takes about `PART_BYTES`."""
+    # Imported here: it takes a while, and only parquet needs it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from None
+    if text_key not in schema.names:
+        raise DataError(f"{path}: no column {text_key!r}; columns there: {', '.join(map(repr, schema.names))}")
+    kind = schema.field(text_key).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+        raise DataError(f"{path}: the column {text_key!r} must hold strings, it holds: {kind}")
+    column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == text_key)
+    runs = []
+    first = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).column(column).total_uncompressed_size
+        if size >= PART_BYTES or group == metadata.num_row_groups - 1:
+            runs.append((first, group + 1))
+            first, size = group + 1, 0
+    return runs

@@ -1,0 +1,340 @@
+"""Files of text to a tokenized corpus: the same bytes from any number of processes, and from a run that was killed.
+
+While it is made, finished parts lie in the folder `PREFIX.parts`; a run that finds them there goes on from them. Then
+`PREFIX.bin` and `PREFIX.idx` are put together (which for a moment takes twice their space), and
+`PREFIX.manifest.json` is written last: what has one is complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_tools.documents import TEXT_KEY, PartReader
+from data_tools.engine import Engine, choose_engine
+from data_tools.errors import DataError
+from data_tools.files import BLOCK_BYTES, FileChecksums, exclusive_lock, sha256, write_blocks, write_file
+from data_tools.indexed import bin_path, check_indexed, idx_path, index_blocks, token_dtype
+from data_tools.inputs import Part, cut_into_parts, find_inputs
+from data_tools.manifest import (
+    Corpus,
+    InputRecord,
+    TokenizeRecord,
+    load_corpus,
+    load_record,
+    manifest_path,
+    pair_fingerprint,
+    save_corpus,
+    versions,
+)
+from data_tools.parallel import Workers
+from data_tools.parts import InputState, PartCounts, PartWork, finished_part, part_lengths, part_rejects
+from data_tools.tokenizer import TextTokenizer, load_tokenizer
+
+MAX_REJECTS = 0.01
+# What of the input the engines are compared on.
+_SAMPLE_PARTS = 8
+_SAMPLE_DOCUMENTS = 50
+_SAMPLE_CHARACTERS = 20_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call: the files that it reads, cut into parts, and where what it makes lies."""
+
+    prefix: Path
+    inputs: dict[Path, InputState]
+    sha256: dict[Path, str]
+    parts: list[Part]
+    tokenizer: TextTokenizer
+    text_key: str
+
+    @property
+    def folder(self) -> Path:
+        return beside(self.prefix, "parts")
+
+    @property
+    def dtype(self) -> np.dtype:
+        return token_dtype(self.tokenizer.vocab_size)
+
+    def content(self) -> dict[str, Any]:
+        """All that decides the result."""
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "text key": self.text_key,
+            "inputs": {str(path.absolute()): self.sha256[path] for path in self.inputs},
+            "cuts": [[part.begin, part.end] for part in self.parts],
+        }
+
+
+def beside(prefix: Path, what: str) -> Path:
+    """The path of something that lies beside a pair."""
+    return prefix.with_name(f"{prefix.name}.{what}")
+
+
+def tokenize_files(
+    inputs: Sequence[str | Path],
+    prefix: Path,
+    tokenizer: str | Path,
+    *,
+    text_key: str = TEXT_KEY,
+    workers: int = 1,
+    max_rejects: float = MAX_REJECTS,
+    on_part: Callable[[int, int], None] = lambda done, parts: None,
+) -> Corpus:
+    """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or go on with that.
+
+    tokenizer: a folder, or a name on the hub. Documents end with its end-of-document token. It lies beside the pair
+        afterwards, as does the length of its tokens.
+    max_rejects: the fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
+    on_part: is told how many parts are finished, of how many.
+
+    Where all is there already, made from the same files, nothing is done.
+
+    Raises:
+        DataError: an input cannot be used or changed since the parts were made, or too many documents are not usable;
+            the pair was made of something else; the disk is full; a worker process died.
+    """
+    paths = find_inputs(inputs)
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(beside(prefix, "lock")):
+            states = {path: InputState.of(path) for path in paths}
+            parts = cut_into_parts(paths, text_key)
+            is_finished = manifest_path(prefix).exists()
+            # Started first, so that they are ready when the tokenizer is.
+            with Workers(PartWork, 0 if is_finished else min(workers, len(parts))) as processes:
+                job = _Job(prefix, states, _checksums(paths), parts, load_tokenizer(tokenizer), text_key)
+                return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
+    except OSError as error:
+        raise _disk_error(error, prefix) from None
+
+
+def _checksums(paths: list[Path]) -> dict[Path, str]:
+    with ThreadPoolExecutor(min(8, len(paths))) as pool:
+        return dict(zip(paths, pool.map(sha256, paths), strict=True))
+
+
+def _make(
+    job: _Job,
+    workers: Workers[tuple[int, Part, InputState], PartCounts],
+    max_rejects: float,
+    on_part: Callable[[int, int], None],
+) -> Corpus:
+    _begin(job)
+    engine = choose_engine(job.tokenizer, job.folder / "tokenizer", _sample(job))
+    counts = [finished_part(job.folder, number, job.dtype) for number in range(len(job.parts))]
+    missing = [number for number, count in enumerate(counts) if count is None]
+    done = len(counts) - len(missing)
+    if missing and done:
+        logger.info("going on from %d finished parts of %d", done, len(counts))
+    arguments = (job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key)
+    tasks = [(number, job.parts[number], job.inputs[job.parts[number].path]) for number in missing]
+    for done, (task, count) in enumerate(workers.run(arguments, tasks), done + 1):
+        counts[task[0]] = count
+        on_part(done, len(counts))
+    for state in job.inputs.values():
+        state.check_unchanged()
+    return _finish(job, engine, [count for count in counts if count is not None], max_rejects)
+
+
+def _begin(job: _Job) -> None:
+    """Make the parts' folder, or see to it that what lies there belongs to this job."""
+    plan = job.folder / "plan.json"
+    if not plan.exists():
+        shutil.rmtree(job.folder, ignore_errors=True)
+        if found := [path for path in (bin_path(job.prefix), idx_path(job.prefix)) if path.exists()]:
+            raise DataError(f"{found[0]} is there already, and was not made here: choose another name")
+        job.folder.mkdir()
+        write_file(plan, json.dumps(job.content()).encode())
+    _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin anew")
+    for left_over in job.folder.glob("*.partial"):
+        left_over.unlink()
+    if not (job.folder / "tokenizer").is_dir():
+        job.tokenizer.save(job.folder / "tokenizer")
+
+
+def _finished(job: _Job) -> Corpus:
+    """The corpus that is there already, if it is the one that was asked for."""
+    corpus = load_corpus(manifest_path(job.prefix))
+    record = load_record(corpus.manifest)
+    if record is None:
+        raise DataError(f"{job.prefix} is there already, and was not made from files: choose another name")
+    made = {
+        "tokenizer": corpus.tokenizer_fingerprint,
+        "text key": record.text_key,
+        "inputs": {item.path: item.sha256 for item in record.inputs},
+    }
+    _compare(made, job, "choose another name for what is made now")
+    check_indexed(job.prefix)
+    shutil.rmtree(job.folder, ignore_errors=True)
+    logger.info("%s is complete already", job.prefix)
+    return corpus
+
+
+def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
+    """Raise DataError where something else than this job has made what is there."""
+    wanted = job.content()
+    for path, digest in made["inputs"].items():
+        if digest != wanted["inputs"].get(path, digest):
+            raise DataError(f"{path} changed since {job.prefix} was begun: put the old file back, or {remedy}")
+    for key in made:
+        if made[key] != wanted[key]:
+            raise DataError(f"{job.prefix} was begun with other {key}: take the same, or {remedy}")
+
+
+def _sample(job: _Job) -> list[str]:
+    """Text from the beginnings of a few of the input's parts, on which engines can be compared."""
+    texts: list[str] = []
+    for part in job.parts[:: max(1, len(job.parts) // _SAMPLE_PARTS)][:_SAMPLE_PARTS]:
+        characters = 0
+        for document in itertools.islice(PartReader(part, job.text_key), _SAMPLE_DOCUMENTS):
+            if isinstance(document, str):
+                texts.append(document[:_SAMPLE_CHARACTERS])
+                characters += len(document)
+            if characters >= _SAMPLE_CHARACTERS:
+                break
+    return texts
+
+
+def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
+    """Put the parts together, and write all that lies beside the pair, the manifest last."""
+    records = _check_rejects(job, counts, max_rejects)
+    pair = _merge(job, counts)
+    lengths = job.tokenizer.token_bytes()
+    lengths_path = None
+    if lengths is not None:
+        lengths_path = beside(job.prefix, "token_bytes.npy")
+        buffer = io.BytesIO()
+        np.save(buffer, lengths)
+        write_file(lengths_path, buffer.getvalue())
+    folder = beside(job.prefix, "tokenizer")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(job.folder / "tokenizer", folder)
+    tokens = sum(count.tokens for count in counts)
+    utf8_bytes = sum(count.utf8_bytes for count in counts)
+    corpus = Corpus(
+        prefix=job.prefix,
+        vocab_size=job.tokenizer.vocab_size,
+        eod_id=job.tokenizer.eod_id,
+        tokens=tokens,
+        documents=sum(count.documents for count in counts),
+        utf8_bytes=utf8_bytes,
+        token_bytes_path=lengths_path,
+        tokenizer_folder=folder,
+        tokenizer_fingerprint=job.tokenizer.fingerprint,
+        fingerprint=pair_fingerprint(pair),
+        source=", ".join(map(str, itertools.islice(job.inputs, 3))) + (", ..." if len(job.inputs) > 3 else ""),
+        manifest=manifest_path(job.prefix),
+    )
+    record = TokenizeRecord(
+        inputs=records,
+        text_key=job.text_key,
+        engine=engine.name,
+        engine_reason=engine.reason,
+        bytes_per_token=utf8_bytes / tokens,
+        rejected=dict(_total(count.rejected for count in counts)),
+        special_token_strings=dict(_total(count.special_token_strings for count in counts)),
+        files=pair,
+        versions=versions(),
+    )
+    save_corpus(corpus, record)
+    shutil.rmtree(job.folder)
+    return corpus
+
+
+def _check_rejects(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
+    """Write the rejects file, and tell what each input gave."""
+    path = beside(job.prefix, "rejects.jsonl")
+    first = None
+    documents: Counter[Path] = Counter()
+    rejected: Counter[Path] = Counter()
+    lines: Counter[Path] = Counter()
+    partial = beside(job.prefix, "rejects.jsonl.partial")
+    with partial.open("w") as stream:
+        for number, (part, count) in enumerate(zip(job.parts, counts, strict=True)):
+            for reject in part_rejects(job.folder, number):
+                line = lines[part.path] + reject.line
+                first = first or f"{part.path}:{line}: {reject.reason}: {reject.detail}"
+                row = {
+                    "file": str(part.path.absolute()),
+                    "line": line,
+                    "reason": reject.reason,
+                    "detail": reject.detail,
+                }
+                stream.write(json.dumps(row) + "\n")
+            documents[part.path] += count.documents
+            rejected[part.path] += sum(count.rejected.values())
+            lines[part.path] += count.lines
+    os.replace(partial, path)
+    bad, good = rejected.total(), documents.total()
+    if bad > max_rejects * (bad + good):
+        raise DataError(
+            f"{bad:,} of {bad + good:,} documents are not usable, and at most {max_rejects:.2%} may be (the first: "
+            f"{first}); {path} lists them: mend them, or allow more"
+        )
+    if good == 0:
+        raise DataError(f"{', '.join(map(str, job.inputs))}: no usable document{f' (the first: {first})' * bool(bad)}")
+    return [
+        InputRecord(
+            str(path.absolute()), job.inputs[path].size_bytes, job.sha256[path], documents[path], rejected[path]
+        )
+        for path in job.inputs
+    ]
+
+
+def _total(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    return sum(map(Counter, counts), Counter())
+
+
+def _merge(job: _Job, counts: list[PartCounts]) -> dict[str, FileChecksums]:
+    """Write the pair from its parts; give the checksums of both files."""
+    numbers = range(len(counts))
+
+    def lengths() -> Iterator[np.ndarray]:
+        return (part_lengths(job.folder, number) for number in numbers)
+
+    def tokens() -> Iterator[bytes]:
+        for number in numbers:
+            with (job.folder / f"{number:06}.bin").open("rb") as stream:
+                while block := stream.read(BLOCK_BYTES):
+                    yield block
+
+    documents = sum(count.documents for count in counts)
+    blocks = {bin_path(job.prefix): tokens(), idx_path(job.prefix): index_blocks(lengths, documents, job.dtype)}
+    written = {}
+    partial = [beside(path, "partial") for path in blocks]
+    try:
+        for path, target in zip(partial, blocks, strict=True):
+            written[target.suffix[1:]] = write_blocks(path, blocks[target])
+        for path, target in zip(partial, blocks, strict=True):
+            os.replace(path, target)
+    finally:
+        for path in partial:
+            path.unlink(missing_ok=True)
+    return written
+
+
+def _disk_error(error: OSError, prefix: Path) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free_mb = shutil.disk_usage(prefix.parent).free / 1e6
+        return DataError(
+            f"no space left in {prefix.parent} ({free_mb:,.1f} MB are free): finished parts are kept; free some, and "
+            "the same command goes on from there"
+        )
+    return DataError(f"{error.filename or prefix}: {error.strerror or error}")

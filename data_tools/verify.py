@@ -1,0 +1,65 @@
+"""Is a pair on disk whole, and still what its manifest says?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_tools.errors import DataError
+from data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums
+from data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
+from data_tools.manifest import Corpus, load_corpus, load_record, manifest_path, pair_fingerprint
+from data_tools.statistics import token_counts
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found whole; `corpus` is None where no manifest lies beside the pair, with checksums to compare."""
+
+    header: IndexedHeader
+    corpus: Corpus | None
+
+
+def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
+    """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
+
+    vocab_size: for a pair without a manifest, from which it is taken otherwise; without either, tokens are only held
+        not to be negative.
+
+    Raises:
+        DataError: naming the file, and the byte (for content that differs from the recorded checksums, the block of
+            bytes) where it goes wrong.
+    """
+    header = check_indexed(prefix)
+    check_layout(prefix)
+    manifest = manifest_path(prefix)
+    if not manifest.exists():
+        token_counts(prefix, vocab_size)
+        return Verified(header, None)
+    corpus = load_corpus(manifest)
+    if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
+        raise DataError(
+            f"{prefix} holds {header.documents:,} documents of {header.tokens:,} tokens, but {manifest} says "
+            f"{corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize again"
+        )
+    token_counts(prefix, corpus.vocab_size)
+    found = {path.suffix[1:]: file_checksums(path) for path in (idx_path(prefix), bin_path(prefix))}
+    record = load_record(manifest)
+    if record is not None:
+        for path in (idx_path(prefix), bin_path(prefix)):
+            _compare(path, found[path.suffix[1:]], record.files[path.suffix[1:]])
+    if pair_fingerprint(found) != corpus.fingerprint:
+        raise DataError(f"{prefix}: the pair's checksum is not the one in {manifest}: tokenize again")
+    return Verified(header, corpus)
+
+
+def _compare(path: Path, found: FileChecksums, recorded: FileChecksums) -> None:
+    """Raise DataError with the first block of a file that is not what it was."""
+    if found == recorded:
+        return
+    blocks = zip(found.crc32_per_mib, recorded.crc32_per_mib, strict=False)
+    block = next((i for i, (now, then) in enumerate(blocks) if now != then), None)
+    begin = 0 if block is None else block * BLOCK_BYTES
+    end = min(found.size_bytes if block is None else begin + BLOCK_BYTES, found.size_bytes)
+    raise DataError(
+        f"{path}: bytes {begin:,} to {end:,}: not what was written there, by the manifest's checksum: tokenize again"
+    )
