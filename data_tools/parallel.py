@@ -68,8 +68,7 @@ class Workers(Generic[Task, Result]):
             self._send(pipe, arguments)
             self._next(pipe, waiting, tasks, busy)
         while busy:
-            for pipe in connection.wait(list(busy)):
-                assert isinstance(pipe, Connection)
+            for pipe in [pipe for pipe in connection.wait(list(busy)) if isinstance(pipe, Connection)]:
                 result = self._receive(pipe)
                 number = busy.pop(pipe)
                 self._next(pipe, waiting, tasks, busy)
@@ -120,13 +119,15 @@ def _serve(pipe: Connection, kind: Callable[..., Callable[[Any], Any]]) -> None:
         if work is None:
             work = kind(*message)
             continue
+        result = None
+        error: Exception | None = None
         try:
-            answer = (work(message), None)
-        except (DataError, OSError) as error:
-            answer = (None, error)
+            result = work(message)
+        except (DataError, OSError) as told:
+            error = told
         except Exception:
-            answer = (None, RuntimeError(traceback.format_exc()))
-        pipe.send(answer)
+            error = RuntimeError(traceback.format_exc())
+        pipe.send((result, error))
 
 
 def _end_with_parent() -> None:

@@ -145,8 +145,9 @@ def _make(
         logger.info("going on from %d finished parts of %d", done, len(counts))
     arguments = (job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key)
     tasks = [(number, job.parts[number], job.inputs[job.parts[number].path]) for number in missing]
-    for done, (task, count) in enumerate(workers.run(arguments, tasks), done + 1):
+    for task, count in workers.run(arguments, tasks):
         counts[task[0]] = count
+        done += 1
         on_part(done, len(counts))
     for state in job.inputs.values():
         state.check_unchanged()
