@@ -70,18 +70,24 @@ class PartReader:
         length = 0
         bad: Reject | None = None
         rest = b""
+        line_bytes = 0  # of the present line, in the pieces before
         for piece in _pieces(self._part, _LINE_PIECE_BYTES):
-            text, rest, wrong = _decode_piece(rest + piece)
+            carried, whole = len(rest), rest + piece
+            text, rest, wrong = _decode_piece(whole)
             if (length >= limit and text.isspace()) or length >= 2 * limit:
                 yield from self._text_document(pieces, bad)
                 pieces, length, bad = [], 0, None
             if wrong is not None and bad is None:
-                bad = Reject(self.lines + 1, NOT_UTF8, f"byte 0x{wrong:02x}")
+                at = line_bytes - carried + wrong
+                bad = Reject(self.lines + 1, NOT_UTF8, f"not UTF-8: byte {at + 1} of the line is 0x{whole[wrong]:02x}")
             pieces.append(text)
             length += len(text)
-            self.lines += piece.endswith(b"\n")
+            line_bytes += len(piece)
+            if piece.endswith(b"\n"):
+                self.lines += 1
+                line_bytes = 0
         if rest:
-            bad = bad or Reject(self.lines + 1, NOT_UTF8, "cut off in the middle of a character")
+            bad = bad or Reject(self.lines + 1, NOT_UTF8, "not UTF-8: it ends in the middle of a character")
         yield from self._text_document(pieces, bad)
 
     @staticmethod
@@ -134,7 +140,7 @@ def _strict(paths: list[Path], parts: Iterable[Part], text_key: str) -> Iterator
                 found = True
                 yield document
             elif document.reason != EMPTY:
-                raise DataError(f"{path}:{before + document.line}: {document.reason}: {document.detail}")
+                raise DataError(f"{path}:{before + document.line}: {document.detail}")
         before += reader.lines
     if not found:
         raise DataError(f"{', '.join(map(str, paths))}: no usable document: every text there is empty")
@@ -145,16 +151,16 @@ def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return Reject(number, NOT_UTF8, f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
+        return Reject(number, NOT_UTF8, f"not UTF-8: byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
     except json.JSONDecodeError as error:
         need = f"each line must be one object with the key {key!r}"
-        return Reject(number, BAD_JSON, f"at character {error.pos + 1} ({error.msg}); {need}")
+        return Reject(number, BAD_JSON, f"not JSON at character {error.pos + 1} ({error.msg}); {need}")
     except ValueError as error:  # a number beyond Python's limit of digits
         return Reject(number, BAD_JSON, str(error))
     except RecursionError:
-        return Reject(number, BAD_JSON, "it is nested too deeply")
+        return Reject(number, BAD_JSON, "the JSON is nested too deeply")
     if not isinstance(row, dict):
-        return Reject(number, BAD_JSON, f"an object with the key {key!r} is needed, it is: {_json_type(row)}")
+        return Reject(number, BAD_JSON, f"a JSON object with the key {key!r} is needed, the line holds: {_json_type(row)}")
     if key not in row:
         keys = ", ".join(map(repr, row)) or "none"
         return Reject(number, NO_TEXT, f"the key {key!r} is missing; keys there: {keys}"[:300])
@@ -166,7 +172,7 @@ def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
 
 def _usable(text: str, number: int) -> str | Reject:
     if not text or text.isspace():
-        return Reject(number, EMPTY, "no visible character")
+        return Reject(number, EMPTY, "the text is empty")
     if not text.isascii():
         try:
             text.encode()
@@ -178,11 +184,11 @@ def _usable(text: str, number: int) -> str | Reject:
 
 def _parquet_text(value: bytes | None, number: int) -> str | Reject:
     if value is None:
-        return Reject(number, NO_TEXT, "null")
+        return Reject(number, NO_TEXT, "the text is null")
     try:
         return _usable(value.decode(), number)
     except UnicodeDecodeError as error:
-        return Reject(number, NOT_UTF8, f"byte {error.start + 1} of the text is 0x{value[error.start]:02x}")
+        return Reject(number, NOT_UTF8, f"not UTF-8: byte {error.start + 1} of the text is 0x{value[error.start]:02x}")
 
 
 def _json_type(value: object) -> str:
@@ -191,13 +197,13 @@ def _json_type(value: object) -> str:
 
 
 def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
-    """The text of a piece; the bytes of a character that the piece cuts in two; a byte that is not UTF-8, if any."""
+    """The text of a piece; the bytes of a character that the piece cuts in two; where a byte is not UTF-8, if any."""
     try:
         return piece.decode(), b"", None
     except UnicodeDecodeError as error:
         if error.reason == "unexpected end of data" and not piece.endswith(b"\n"):
             return piece[: error.start].decode(), piece[error.start :], None
-        return piece.decode(errors="replace"), b"", piece[error.start]
+        return piece.decode(errors="replace"), b"", error.start
 
 
 def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:

@@ -271,7 +271,7 @@ def _check_rejects(job: _Job, counts: list[PartCounts], max_rejects: float) -> l
         for number, (part, count) in enumerate(zip(job.parts, counts, strict=True)):
             for reject in part_rejects(job.folder, number):
                 line = lines[part.path] + reject.line
-                first = first or f"{part.path}:{line}: {reject.reason}: {reject.detail}"
+                first = first or f"{part.path}:{line}: {reject.detail}"
                 row = {
                     "file": str(part.path.absolute()),
                     "line": line,
