@@ -3,7 +3,12 @@
 | module | what |
 |---|---|
 | `embedded` | English text that every Python installation carries |
-| `documents` | documents from JSONL and plain text files |
+| `inputs` | files, folders and globs, cut into parts |
+| `documents` | documents from the parts of parquet, JSONL and text files |
+| `tokenize` | files to a `.bin/.idx` pair, in parallel, restartable |
+| `engine` | text to ids: tiktoken's engine, or `tokenizers` |
+| `parallel`, `parts` | the worker processes; one part's tokens on disk |
+| `verify` | is a pair whole, and what its manifest says |
 | `tokenizer` | train and load byte-level BPE tokenizers |
 | `indexed` | write and check `.bin/.idx` pairs |
 | `reading` | documents of a pair, one at a time |

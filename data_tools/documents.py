@@ -143,7 +143,7 @@ def _strict(paths: list[Path], parts: Iterable[Part], text_key: str) -> Iterator
                 raise DataError(f"{path}:{before + document.line}: {document.detail}")
         before += reader.lines
     if not found:
-        raise DataError(f"{', '.join(map(str, paths))}: no usable document: every text there is empty")
+        raise DataError(f"{', '.join(map(str, paths))} holds no usable document: every text in it is empty")
 
 
 def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
@@ -160,7 +160,9 @@ def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
     except RecursionError:
         return Reject(number, BAD_JSON, "the JSON is nested too deeply")
     if not isinstance(row, dict):
-        return Reject(number, BAD_JSON, f"a JSON object with the key {key!r} is needed, the line holds: {_json_type(row)}")
+        return Reject(
+            number, BAD_JSON, f"a JSON object with the key {key!r} is needed, the line holds: {_json_type(row)}"
+        )
     if key not in row:
         keys = ", ".join(map(repr, row)) or "none"
         return Reject(number, NO_TEXT, f"the key {key!r} is missing; keys there: {keys}"[:300])

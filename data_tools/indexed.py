@@ -239,11 +239,9 @@ def check_layout(prefix: Path) -> None:
         DataError: naming the `.idx`, and the byte in it where it goes wrong.
     """
     index = idx_path(prefix)
-    dtype, sequences, _ = _read_header(index)
-    lengths = _entries(index, np.int32, sequences, _HEADER.size)
-    pointers = _entries(index, np.int64, sequences, _HEADER.size + lengths.nbytes)
+    dtype, lengths, pointers, _ = map_index(index)
     expected = 0
-    for first in range(0, sequences, _CHUNK):
+    for first in range(0, len(lengths), _CHUNK):
         ends = expected + np.cumsum(lengths[first : first + _CHUNK], dtype=np.int64) * dtype.itemsize
         begins = np.concatenate([np.array([expected]), ends[:-1]])
         wrong = begins != pointers[first : first + _CHUNK]

@@ -290,7 +290,8 @@ def _check_rejects(job: _Job, counts: list[PartCounts], max_rejects: float) -> l
             f"{first}); {path} lists them: mend them, or allow more"
         )
     if good == 0:
-        raise DataError(f"{', '.join(map(str, job.inputs))}: no usable document{f' (the first: {first})' * bool(bad)}")
+        names = ", ".join(map(str, job.inputs))
+        raise DataError(f"{names} holds no usable document; the first that is not: {first or 'none is there'}")
     return [
         InputRecord(
             str(path.absolute()), job.inputs[path].size_bytes, job.sha256[path], documents[path], rejected[path]

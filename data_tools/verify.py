@@ -11,6 +11,7 @@ from data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_lay
 from data_tools.manifest import Corpus, load_corpus, load_record, manifest_path, pair_fingerprint
 from data_tools.statistics import token_counts
 
+
 @dataclass(frozen=True)
 class Verified:
     """What was found whole; `corpus` is None where no manifest lies beside the pair, with checksums to compare."""

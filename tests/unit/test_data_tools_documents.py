@@ -100,5 +100,5 @@ def test_unusable_files_are_named(tmp_path: Path, name: str, content: str | byte
 def test_missing_files_and_folders_are_refused_before_reading(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl: no such file"):
         read_documents(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match="is a folder: give one file"):
+    with pytest.raises(DataError, match="holds no file of a known kind: JSONL"):
         read_documents(tmp_path)
