@@ -1,0 +1,157 @@
+"""What a dataset repository holds: the files of a configuration, with their sizes and checksums."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from fsspec.utils import glob_translate
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub.hf_api import RepoFile
+
+from data_tools.download.requests import Patience, failures_told, json_pages, persist, timeout_s
+from data_tools.errors import DataError
+
+FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
+FINEWEB_EDU_REVISION = "v1.2.0"
+# Known, so that a mirror without the dataset's card serves too.
+FINEWEB_EDU_SAMPLES = {f"sample-{size}": f"sample/{size}/*" for size in ("10BT", "100BT", "350BT")}
+
+# Files of documents, where no configuration says which they are. Plain .json is left out: it is mostly metadata.
+DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json.gz", ".json.zst", ".txt")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository at one commit.
+
+    path: inside the repository.
+    size_bytes: of its content.
+    checksum: hex; SHA-256 of the content (64 digits) where it lies in large-file storage, else its git blob's SHA-1
+        (40 digits). It is also the hub's ETag.
+    """
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a dataset that are wanted, at the commit that its revision named when it was asked."""
+
+    repository: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+
+def default_revision(repository: str) -> str:
+    """The revision that is meant where none is given."""
+    return FINEWEB_EDU_REVISION if repository == FINEWEB_EDU else constants.DEFAULT_REVISION
+
+
+def default_config(repository: str) -> str | None:
+    """The configuration that is meant where none is given; None for all files of documents."""
+    return next(iter(FINEWEB_EDU_SAMPLES)) if repository == FINEWEB_EDU else None
+
+
+def list_dataset(repository: str, config: str | None, revision: str, num_files: int, patience: Patience) -> Listing:
+    """The first `num_files` files of a dataset's configuration, by path; of all its files of documents without one.
+
+    Raises:
+        DataError: no such dataset, revision or configuration, no file in it, or an answer that makes no sense.
+        HubUnreachableError: the hub cannot be asked.
+    """
+
+    def info() -> Any:
+        with failures_told(repository, revision):
+            return HfApi().dataset_info(repository, revision=revision, timeout=timeout_s())
+
+    described = persist(f"dataset {repository}", info, patience, threading.Event())
+    patterns = _patterns(repository, config, described.card_data)
+    folder = "" if patterns is None else _common_folder(patterns)
+
+    def tree() -> list[RemoteFile]:
+        with failures_told(repository, revision):
+            try:
+                return _tree(repository, described.sha, folder)
+            except EntryNotFoundError:
+                raise DataError(f"dataset {repository!r} has no folder {folder!r} at revision {revision!r}") from None
+
+    everything = persist(f"files of {repository}", tree, patience, threading.Event())
+    if patterns is None:
+        wanted = [file for file in everything if file.path.lower().endswith(DATA_SUFFIXES)]
+    else:
+        expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
+        wanted = [file for file in everything if any(each.match(file.path) for each in expressions)]
+    if not wanted:
+        sought = f"matches {', '.join(patterns)}" if patterns else f"ends in {', '.join(DATA_SUFFIXES)}"
+        raise DataError(f"dataset {repository!r} has no file at revision {revision!r} that {sought}")
+    wanted.sort(key=lambda file: file.path)
+    return Listing(repository, described.sha, tuple(wanted[:num_files]))
+
+
+def _tree(repository: str, commit: str, folder: str) -> list[RemoteFile]:
+    url = f"{constants.ENDPOINT}/api/datasets/{repository}/tree/{commit}"
+    if folder:
+        url += f"/{quote(folder, safe='')}"
+    rows = [row for page in json_pages(url, {"recursive": True, "expand": False}) for row in page]
+    return [_remote_file(RepoFile(**row)) for row in rows if row["type"] == "file"]
+
+
+def _remote_file(file: RepoFile) -> RemoteFile:
+    # A server must not choose where on this disk its files go.
+    if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+        raise DataError(f"the hub lists the file {file.path!r}, which would lie outside of its folder")
+    if file.lfs is not None:
+        return RemoteFile(file.path, file.lfs.size, file.lfs.sha256)
+    return RemoteFile(file.path, file.size, file.blob_id)
+
+
+def _patterns(repository: str, config: str | None, card: Any) -> list[str] | None:
+    """The path patterns of a configuration; None for every file of documents."""
+    if config is None:
+        return None
+    if repository == FINEWEB_EDU and config in FINEWEB_EDU_SAMPLES:
+        return [FINEWEB_EDU_SAMPLES[config]]
+    declared = {entry["config_name"]: entry for entry in getattr(card, "configs", None) or []}
+    if repository == FINEWEB_EDU:
+        declared = {**dict.fromkeys(FINEWEB_EDU_SAMPLES), **declared}
+    if config not in declared:
+        nearest = difflib.get_close_matches(config, declared, 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        shown = ", ".join([*declared][:8]) + (", …" if len(declared) > 8 else "")
+        known = f"it has {shown}" if declared else "its card declares none: leave --config out"
+        raise DataError(f"dataset {repository!r} has no configuration {config!r}: {known}{hint}")
+    return [*_paths(declared[config].get("data_files"), declared[config].get("data_dir"))]
+
+
+def _paths(data_files: Any, folder: str | None) -> Iterable[str]:
+    """The patterns in a card's `data_files`: a pattern, a list of them, or a list of splits that have them."""
+    if data_files is None:
+        yield f"{folder}/**" if folder else "**"
+    elif isinstance(data_files, str):
+        yield f"{folder}/{data_files}" if folder else data_files
+    elif isinstance(data_files, dict):
+        yield from _paths(data_files["path"], folder)
+    else:
+        for entry in data_files:
+            yield from _paths(entry, folder)
+
+
+def _common_folder(patterns: list[str]) -> str:
+    """The deepest folder, without wildcards, below which all that match must lie."""
+    fixed = [re.split(r"[*?\[]", pattern, maxsplit=1)[0].split("/")[:-1] for pattern in patterns]
+    common: list[str] = []
+    for names in zip(*fixed, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return "/".join(common)

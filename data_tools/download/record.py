@@ -1,0 +1,88 @@
+"""What was downloaded into a folder: `.download/record.json`, so that a second call need not read it all again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from data_tools.download.listing import Listing, RemoteFile
+from data_tools.download.transfer import has_content
+from data_tools.errors import DataError
+from data_tools.files import write_file
+
+STATE_FOLDER = ".download"
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Record:
+    """The state of one folder.
+
+    repository: of the dataset whose files it holds.
+    listings: by the words of a request, what the hub listed for it last.
+    finished: by path, the checked files: checksum, size in bytes, and the time of the last change, in ns.
+    """
+
+    folder: Path
+    repository: str
+    listings: dict[str, Listing] = field(default_factory=dict)
+    finished: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+
+    def holds(self, file: RemoteFile) -> bool:
+        """Whether the file lies in the folder with the right content; one that is not in the record is read whole."""
+        path = self.folder / file.path
+        if not path.is_file():
+            return False
+        stat = path.stat()
+        if self.finished.get(file.path) == (file.checksum, stat.st_size, stat.st_mtime_ns):
+            return stat.st_size == file.size_bytes
+        if not has_content(path, file):
+            return False
+        self.add(file)
+        return True
+
+    def add(self, file: RemoteFile) -> None:
+        """Note that a file lies in its place, checked."""
+        stat = (self.folder / file.path).stat()
+        self.finished[file.path] = (file.checksum, stat.st_size, stat.st_mtime_ns)
+        self.save()
+
+    def save(self) -> None:
+        """Write the record."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "repository": self.repository,
+            "listings": {request: asdict(listing) for request, listing in self.listings.items()},
+            "finished": self.finished,
+        }
+        write_file(_path(self.folder), (json.dumps(content, indent=1) + "\n").encode())
+
+
+def load_record(folder: Path, repository: str) -> Record:
+    """The record of a folder; an empty one where there is none, or none that can be read.
+
+    Raises:
+        DataError: the folder holds another dataset's files.
+    """
+    try:
+        content = json.loads(_path(folder).read_bytes())
+        if content["format_version"] != FORMAT_VERSION:
+            return Record(folder, repository)
+        listings = {
+            request: Listing(
+                listing["repository"], listing["commit"], tuple(RemoteFile(**file) for file in listing["files"])
+            )
+            for request, listing in content["listings"].items()
+        }
+        finished = {path: tuple(state) for path, state in content["finished"].items()}
+        record = Record(folder, content["repository"], listings, finished)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return Record(folder, repository)  # the files are read and checked again
+    if record.repository != repository:
+        raise DataError(f"{folder} holds files of {record.repository}: choose another folder for {repository}")
+    return record
+
+
+def _path(folder: Path) -> Path:
+    return folder / STATE_FOLDER / "record.json"

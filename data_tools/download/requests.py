@@ -1,0 +1,209 @@
+"""Requests to the hub that are patient, come to an end, and fail in words for people.
+
+All of them go through `huggingface_hub`'s session, so that its environment counts: `HF_ENDPOINT`, `HF_HOME`,
+`HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`, proxies and certificates.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import importlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, get_session
+
+from data_tools.errors import DataError, first_line
+
+# Of these a server may recover: too slow, too early, too many requests, and what stands behind it.
+RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request that fails is tried again.
+
+    attempts: failures in a row, without a new byte in between, after which there are no more.
+    first_wait_s: the wait after the first failure; each wait is twice the one before.
+    longest_wait_s: the longest wait of our own choice.
+    longest_retry_after_s: the longest wait that a server may ask for (`Retry-After`); if it asks for more, that is the
+        end.
+    """
+
+    attempts: int = 6
+    first_wait_s: float = 1.0
+    longest_wait_s: float = 60.0
+    longest_retry_after_s: float = 900.0
+
+    def wait_s(self, failures: int, asked_s: float | None) -> float:
+        """Seconds to wait after so many failures in a row; what the server asked for counts, if it asked."""
+        own_s: float = min(self.first_wait_s * 2 ** (failures - 1), self.longest_wait_s)
+        return own_s if asked_s is None else asked_s
+
+
+class TryAgainError(Exception):
+    """A failure that may pass. `wait_s`: how long the server asks to wait; None where it does not say."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class HubUnreachableError(DataError):
+    """Nobody could be asked: no network, no server, or offline mode."""
+
+
+class StoppedError(Exception):
+    """Another part of the download failed or was interrupted, so this one leaves off."""
+
+
+def persist(what: str, request: Callable[[], Result], patience: Patience, stop: threading.Event) -> Result:
+    """What `request` gives, which is called again as long as it raises `TryAgainError`.
+
+    what: names the request in messages.
+
+    Raises:
+        HubUnreachableError: the patience is at its end.
+        StoppedError: `stop` was set.
+    """
+    for failures in range(1, patience.attempts + 1):
+        try:
+            return request()
+        except TryAgainError as error:
+            wait_or_give_up(what, error, failures, patience, stop)
+    raise AssertionError("unreachable: the last failure gives up")
+
+
+def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Patience, stop: threading.Event) -> None:
+    """Wait before the next attempt, after `failures` of them in a row.
+
+    Raises:
+        HubUnreachableError: there is no next attempt, or the server asks for a longer wait than is reasonable.
+        StoppedError: `stop` was set.
+    """
+    if failures >= patience.attempts:
+        raise HubUnreachableError(f"{what}: {error} ({failures} attempts in a row)") from None
+    wait_s = patience.wait_s(failures, error.wait_s)
+    if wait_s > patience.longest_retry_after_s:
+        raise HubUnreachableError(f"{what}: {error}, and asks to wait {wait_s:,.0f} s: call again then") from None
+    logger.warning("%s: %s; next attempt in %.0f s", what, error, wait_s)
+    if stop.wait(wait_s):
+        raise StoppedError
+
+
+def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[list[dict[str, Any]]]:
+    """The lists that a paginated address of the hub gives, page by page. Errors are the library's own."""
+    from huggingface_hub.utils import fix_hf_endpoint_in_url, hf_raise_for_status
+
+    following: str | None = url
+    while following is not None:
+        response = get_session().get(following, params=params, headers=headers_for(following), timeout=timeout_s())
+        hf_raise_for_status(response)
+        yield response.json()
+        params = None  # the address of the next page holds them
+        link = response.links.get("next", {}).get("url")
+        following = None if link is None else fix_hf_endpoint_in_url(link, endpoint=None)
+
+
+def headers_for(url: str) -> dict[str, str]:
+    """The request headers for an address: the token goes to the hub alone, never to the storage that it names."""
+    ours = urlsplit(url)[:2] == urlsplit(constants.ENDPOINT)[:2]
+    headers: dict[str, str] = build_hf_headers(token=None if ours else False)
+    headers["Accept-Encoding"] = "identity"  # sizes and positions are those of the file itself
+    return headers
+
+
+def timeout_s() -> float:
+    """How long a server may be silent, in seconds."""
+    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """The wait that an answer asks for, in seconds; None where it asks for none.
+
+    `Retry-After` in seconds or as a date (RFC 9110, 10.2.3), or the hub's `RateLimit: "api";r=0;t=55`.
+    """
+    value = headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    if value:
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        except ValueError:
+            return None
+    limit = re.search(r"\br=0\s*;\s*t=(\d+)", headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else None
+
+
+def without_secrets(text: str) -> str:
+    """A foreign message, without the token that a server may have sent back, and without the user in an address."""
+    token = get_token()
+    text = text.replace(token, "<token>") if token else text
+    return re.sub(r"//[^/@\s]+@", "//", text)
+
+
+@contextmanager
+def failures_told(repository: str, revision: str) -> Iterator[None]:
+    """Turns what a request to the hub raises into `TryAgainError`, or a `DataError` that says what would help."""
+    http = _http_library()
+    where = f"dataset {repository!r} at {urlsplit(constants.ENDPOINT).hostname}"
+    try:
+        yield
+    except HFValidationError:
+        raise DataError(f"{repository!r} cannot be the name of a dataset on the hub: give OWNER/NAME") from None
+    except OfflineModeIsEnabled:
+        raise HubUnreachableError(f"{where} cannot be asked: HF_HUB_OFFLINE is set") from None
+    except GatedRepoError:
+        raise DataError(
+            f"{where} is gated: accept its terms on its page, and set HF_TOKEN to a token of that account"
+        ) from None
+    except RepositoryNotFoundError:
+        raise DataError(f"{where}: no such dataset, or it wants a token (HF_TOKEN)") from None
+    except RevisionNotFoundError:
+        raise DataError(
+            f"{where} has no revision {revision!r}: give a branch, a tag or a commit (--revision)"
+        ) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        reason = f"the server answers {status}"
+        if status in RETRIED_STATUSES:
+            raise TryAgainError(reason, retry_after_s(error.response.headers)) from None
+        raise DataError(f"{where}: {reason}: {without_secrets(first_line(error))}") from None
+    except (http.UnsupportedProtocol, http.InvalidURL):
+        endpoint = without_secrets(constants.ENDPOINT)
+        raise DataError(f"HF_ENDPOINT is {endpoint!r}, which is no address: it looks like https://hub.example") from None
+    except http.TransportError as error:
+        raise TryAgainError(f"{type(error).__name__}: {without_secrets(first_line(error))}") from None
+    except http.RequestError as error:
+        raise DataError(f"{where}: {type(error).__name__}: {without_secrets(first_line(error))}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{where} answers what the hub would not ({type(error).__name__}): is HF_ENDPOINT a mirror?"
+        ) from None
+
+
+def _http_library() -> Any:
+    """The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2."""
+    return importlib.import_module(type(get_session()).__module__.partition(".")[0])
