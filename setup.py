@@ -32,7 +32,7 @@ setup(
         "nvidia-ml-py>=12.535",
         "plotly>=6.0",
         "pyarrow>=17",
-        "huggingface_hub>=0.30",
+        "huggingface_hub>=1.0",
         "requests>=2.31",
         "tensorboard>=2.16",
         "tiktoken>=0.9",

@@ -16,6 +16,7 @@
 | `inspection` | what a pair holds, for people |
 | `corpus` | all of it at once, cached: source + tokenizer -> `Corpus` |
 | `manifest` | `Corpus`, and its record beside the tokens |
-| `hub` | files from the Hugging Face hub |
+| `hub` | a tokenizer's files from the Hugging Face hub |
+| `download` | datasets from the hub: resumed, checked, several files at once |
 | `files` | checksums, locks, files written beside and renamed |
 """

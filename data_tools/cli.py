@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +27,20 @@ CPUS = len(os.sched_getaffinity(0))
 
 Prefix = Annotated[
     Path, typer.Argument(metavar="PREFIX", help="path of a .bin/.idx pair without its suffix, or one of the two files")
+]
+
+Repository = Annotated[str, typer.Argument(metavar="DATASET", help="OWNER/NAME of a dataset on the Hugging Face hub")]
+Config = Annotated[
+    str | None,
+    typer.Option("--config", help="configuration of the dataset; FineWeb-Edu: sample-10BT, else all its documents"),
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", help="branch, tag or commit; FineWeb-Edu: v1.2.0, else main")
+]
+NumFiles = Annotated[int, typer.Option("--num-files", help="at most so many files, the first by path")]
+MaxWorkers = Annotated[int, typer.Option("--max-workers", help="files at once")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--output", metavar="FOLDER", help="where the files go; data/NAME without it")
 ]
 
 
@@ -55,6 +71,25 @@ def tokenize(
         on_part=_show_parts,
     )
     print(summary(corpus))
+
+
+@app.command()
+def download(
+    repository: Repository = "HuggingFaceFW/fineweb-edu",
+    config: Config = None,
+    revision: Revision = None,
+    num_files: NumFiles = 200,
+    max_workers: MaxWorkers = 3,
+    output: DataFolder = None,
+) -> None:
+    """Download a dataset from the hub; what lies here already is kept, what is half here is continued."""
+    from data_tools.download import DownloadRequest, download_dataset
+
+    folder = output or Path("data") / repository.rpartition("/")[2]
+    with _continued_by_the_next_call():
+        files = download_dataset(DownloadRequest(repository, folder, config, revision, num_files, max_workers))
+    size_gb = sum(file.stat().st_size for file in files) / 1e9
+    print(f"{len(files):,} files of {repository}, {size_gb:,.2f} GB, in {folder}")
 
 
 @app.command()
@@ -98,9 +133,20 @@ def _without_suffix(prefix: Path) -> Path:
     return prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
 
 
+@contextmanager
+def _continued_by_the_next_call() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one was", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
 def main() -> None:
     """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    # Others are heard from warnings up: HTTP libraries log every address, and some are signed, which is a secret.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("data_tools").setLevel(logging.INFO)
     try:
         app()
     except (DataError, OSError) as error:

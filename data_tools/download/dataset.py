@@ -7,6 +7,7 @@ import logging
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,8 +152,9 @@ def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> 
             yield result
     finally:
         stop.set()
+        deadline_s = time.monotonic() + _LAST_WORDS_S
         for thread in threads:
-            thread.join(_LAST_WORDS_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def _check_space(folder: Path, needed_bytes: int) -> None:

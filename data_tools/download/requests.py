@@ -191,7 +191,9 @@ def failures_told(repository: str, revision: str) -> Iterator[None]:
         raise DataError(f"{where}: {reason}: {without_secrets(first_line(error))}") from None
     except (http.UnsupportedProtocol, http.InvalidURL):
         endpoint = without_secrets(constants.ENDPOINT)
-        raise DataError(f"HF_ENDPOINT is {endpoint!r}, which is no address: it looks like https://hub.example") from None
+        raise DataError(
+            f"HF_ENDPOINT is {endpoint!r}, which is no address: it looks like https://hub.example"
+        ) from None
     except http.TransportError as error:
         raise TryAgainError(f"{type(error).__name__}: {without_secrets(first_line(error))}") from None
     except http.RequestError as error:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow
+import pyarrow.parquet
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
@@ -199,9 +201,6 @@ class Transfer:
     def _check_parquet(self) -> None:
         if not self.target.name.endswith(".parquet"):
             return
-        import pyarrow
-        import pyarrow.parquet
-
         try:
             pyarrow.parquet.read_metadata(self.partial)
         except (pyarrow.ArrowException, OSError) as error:

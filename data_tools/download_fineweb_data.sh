@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Downloads FineWeb-Edu, or another dataset of the Hugging Face hub; sets up first if need be.
+#
+#   bash data_tools/download_fineweb_data.sh [DATASET] [--config NAME] [--num-files N] [--output FOLDER] ...
+#
+# Call it again after whatever stopped it: it goes on at the byte. `--help` tells all options.
+set -euo pipefail
+
+# shellcheck source=launchers/bootstrap.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../launchers/bootstrap.sh"
+bootstrap
+exec python3 -m data_tools download "$@"
