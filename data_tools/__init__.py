@@ -18,5 +18,6 @@
 | `manifest` | `Corpus`, and its record beside the tokens |
 | `hub` | a tokenizer's files from the Hugging Face hub |
 | `download` | datasets from the hub: resumed, checked, several files at once |
+| `prepare`, `jsonl_copy` | a dataset of the hub to tokens in one call; parquet files as JSONL |
 | `files` | checksums, locks, files written beside and renamed |
 """

@@ -29,6 +29,13 @@ Prefix = Annotated[
     Path, typer.Argument(metavar="PREFIX", help="path of a .bin/.idx pair without its suffix, or one of the two files")
 ]
 
+QWEN = "Qwen/Qwen2.5-0.5B"
+Tokenizer = Annotated[str, typer.Option(help="folder, or name on the Hugging Face hub")]
+TextKey = Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")]
+Workers = Annotated[int, typer.Option(min=1, help="processes; all processors by default")]
+MaxRejects = Annotated[float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")]
+
+FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 Repository = Annotated[str, typer.Argument(metavar="DATASET", help="OWNER/NAME of a dataset on the Hugging Face hub")]
 Config = Annotated[
     str | None,
@@ -50,12 +57,10 @@ def tokenize(
         list[str], typer.Argument(metavar="INPUT...", help="files, folders and globs of parquet, JSONL and text")
     ],
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],
-    tokenizer: Annotated[str, typer.Option(help="folder, or name on the Hugging Face hub")] = "Qwen/Qwen2.5-0.5B",
-    text_key: Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")] = "text",
-    workers: Annotated[int, typer.Option(min=1, help="processes; all processors by default")] = CPUS,
-    max_rejects: Annotated[
-        float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")
-    ] = 0.01,
+    tokenizer: Tokenizer = QWEN,
+    text_key: TextKey = "text",
+    workers: Workers = CPUS,
+    max_rejects: MaxRejects = 0.01,
 ) -> None:
     """Turn text into tokens on disk; after an interruption, the same command goes on."""
     from data_tools.manifest import summary
@@ -75,7 +80,7 @@ def tokenize(
 
 @app.command()
 def download(
-    repository: Repository = "HuggingFaceFW/fineweb-edu",
+    repository: Repository = FINEWEB_EDU,
     config: Config = None,
     revision: Revision = None,
     num_files: NumFiles = 200,
@@ -85,11 +90,53 @@ def download(
     """Download a dataset from the hub; what lies here already is kept, what is half here is continued."""
     from data_tools.download import DownloadRequest, download_dataset
 
-    folder = output or Path("data") / repository.rpartition("/")[2]
+    folder = output or _data_folder(repository)
     with _continued_by_the_next_call():
         files = download_dataset(DownloadRequest(repository, folder, config, revision, num_files, max_workers))
     size_gb = sum(file.stat().st_size for file in files) / 1e9
     print(f"{len(files):,} files of {repository}, {size_gb:,.2f} GB, in {folder}")
+
+
+@app.command()
+def prepare(
+    repository: Repository = FINEWEB_EDU,
+    config: Config = None,
+    revision: Revision = None,
+    num_files: NumFiles = 200,
+    max_workers: MaxWorkers = 3,
+    output: DataFolder = None,
+    prefix: Annotated[
+        Path | None,
+        typer.Option("--prefix", metavar="PREFIX", help="the .bin/.idx pair; data/NAME-tokens/CONFIG without it"),
+    ] = None,
+    tokenizer: Tokenizer = QWEN,
+    text_key: TextKey = "text",
+    workers: Workers = CPUS,
+    max_rejects: MaxRejects = 0.01,
+    to_jsonl: Annotated[bool, typer.Option("--to-jsonl", help="keep a JSONL copy too, in FOLDER-jsonl")] = False,
+) -> None:
+    """Download a dataset, tokenize it and show its statistics; after an interruption, the same command goes on."""
+    from data_tools.download import DownloadRequest
+    from data_tools.download.listing import default_config
+    from data_tools.manifest import summary
+    from data_tools.prepare import prepare_dataset, statistics_lines
+
+    folder = output or _data_folder(repository)
+    prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
+    with _continued_by_the_next_call():
+        corpus = prepare_dataset(
+            DownloadRequest(repository, folder, config, revision, num_files, max_workers),
+            prefix,
+            tokenizer,
+            text_key=text_key,
+            workers=workers,
+            max_rejects=max_rejects,
+            jsonl_folder=folder.with_name(f"{folder.name}-jsonl") if to_jsonl else None,
+            on_part=_show_parts,
+        )
+        print(summary(corpus))
+        for line in statistics_lines(prefix):
+            print(line)
 
 
 @app.command()
@@ -122,6 +169,10 @@ def verify(
     header = found.header
     against = "no manifest to compare with" if found.corpus is None else "as its manifest says"
     print(f"{prefix}: whole: {header.documents:,} documents of {header.tokens:,} tokens ({header.dtype}), {against}")
+
+
+def _data_folder(repository: str) -> Path:
+    return Path("data") / repository.rpartition("/")[2]
 
 
 def _show_parts(done: int, parts: int) -> None:

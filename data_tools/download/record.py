@@ -1,4 +1,4 @@
-"""What was downloaded into a folder: `.download/record.json`, so that a second call need not read it all again."""
+"""What was downloaded into a folder: `.download/record`, JSON, so that a second call need not read it all again."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ def load_record(folder: Path, repository: str) -> Record:
 
 
 def _path(folder: Path) -> Path:
-    return folder / STATE_FOLDER / "record.json"
+    return folder / STATE_FOLDER / "record"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from support.command_line import until
+from support.data_tools_command import finish, start
 from support.hub_server import Fault, HubState, hub_server
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(4)]
 SLOW = Fault(pause_s=30)
 
@@ -33,31 +31,12 @@ def hub() -> Iterator[HubState]:
         yield state
 
 
-def start(hub: HubState, *words: str, token: str = "") -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HUB_OFFLINE": "0",
-        "HF_TOKEN": token,
-        "COLUMNS": "100",
-    }
-    command = [sys.executable, "-P", "-m", "data_tools", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, error = process.communicate(timeout=120)
-    assert "Traceback" not in error, error
-    return process.returncode, out, error
-
-
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     hub: HubState, tmp_path: Path, end: signal.Signals
 ) -> None:
     hub.faults["storage"] = [None, SLOW, SLOW, SLOW]
-    process = start(hub, "download", "--output", str(tmp_path))
+    process = start(hub.endpoint, "download", "--output", str(tmp_path))
 
     def is_under_way() -> bool:
         return len(half_here(tmp_path)) == 3 and any((tmp_path / path).exists() for path in SAMPLE)
@@ -72,7 +51,7 @@ def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     kept = half_here(tmp_path)
     assert len([path for path in SAMPLE if (tmp_path / path).exists()]) == 1
     hub.requests.clear()
-    code, out, error = finish(start(hub, "download", "--output", str(tmp_path)))
+    code, out, error = finish(start(hub.endpoint, "download", "--output", str(tmp_path)))
     assert code == 0, error
     assert out == f"4 files of HuggingFaceFW/fineweb-edu, 0.00 GB, in {tmp_path}\n"
     assert [(tmp_path / path).read_bytes() for path in SAMPLE] == [hub.files[path] for path in SAMPLE]
@@ -87,7 +66,7 @@ def half_here(folder: Path) -> list[int]:
 
 
 def test_two_processes_at_once_fetch_each_file_once(hub: HubState, tmp_path: Path) -> None:
-    processes = [start(hub, "download", "--output", str(tmp_path), "--num-files", "3") for _ in range(2)]
+    processes = [start(hub.endpoint, "download", "--output", str(tmp_path), "--num-files", "3") for _ in range(2)]
     for code, out, error in map(finish, processes):
         assert (code, out) == (0, f"3 files of HuggingFaceFW/fineweb-edu, 0.00 GB, in {tmp_path}\n"), error
     assert len(hub.asked("storage")) == 3
@@ -97,21 +76,21 @@ def test_no_secret_is_printed(hub: HubState, tmp_path: Path) -> None:
     hub.faults["storage"] = [Fault(break_after=1000), Fault(status=503)]
     hub.token = "hf_sesame"
     words = ["download", "--output", str(tmp_path), "--num-files", "2"]
-    code, out, error = finish(start(hub, *words, token="hf_sesame"))
+    code, out, error = finish(start(hub.endpoint, *words, token="hf_sesame"))
     assert code == 0, error
     assert "the server answers 503; next attempt" in error
     assert "2 of 2 files: sample/10BT/" in error
     hub.faults["info"] = [Fault(status=403)]  # with a message that repeats what it was sent
-    refused = finish(start(hub, *words, "--revision", "main", token="hf_sesame"))
+    refused = finish(start(hub.endpoint, *words, "--revision", "main", token="hf_sesame"))
     assert refused[0] == 2
     assert "the server answers 403" in refused[2]
     assert refused[2].splitlines()[-1].startswith("error: dataset 'HuggingFaceFW/fineweb-edu' at 127.0.0.1: ")
     assert "sesame" not in out + error + refused[1] + refused[2]
-    assert "sesame" not in (tmp_path / ".download" / "record.json").read_text()
+    assert "sesame" not in (tmp_path / ".download" / "record").read_text()
 
 
 def test_a_mistake_is_one_line(hub: HubState, tmp_path: Path) -> None:
-    done = finish(start(hub, "download", "owner/nothing", "--output", str(tmp_path)))
+    done = finish(start(hub.endpoint, "download", "owner/nothing", "--output", str(tmp_path)))
     assert done == (
         2,
         "",

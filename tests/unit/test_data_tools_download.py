@@ -115,7 +115,7 @@ def test_any_dataset_gives_its_files_of_documents(
     hub.files |= {path: b'{"text": "words"}\n' * 50, "README.md": b"#", "info.json": b"{}"}
     assert download(tmp_path, 200, repository="owner/notes") == [tmp_path / path]
     assert [path for kind, path, _ in hub.requests if kind == "info"][0].endswith("owner/notes/revision/main")
-    record = json.loads((tmp_path / ".download" / "record.json").read_text())
+    record = json.loads((tmp_path / ".download" / "record").read_text())
     assert len(record["finished"][path][0]) == {"git": 40, "sha256": 64}[checksum]
 
 

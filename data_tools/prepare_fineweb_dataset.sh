@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Downloads FineWeb-Edu (or another dataset of the Hugging Face hub), tokenizes it and shows its statistics; sets up
+# first if need be.
+#
+#   bash data_tools/prepare_fineweb_dataset.sh [DATASET] [--config NAME] [--num-files N] [--tokenizer NAME] [--to-jsonl] ...
+#
+# Call it again after whatever stopped it: it goes on where it was. `--help` tells all options.
+set -euo pipefail
+
+# shellcheck source=launchers/bootstrap.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../launchers/bootstrap.sh"
+bootstrap
+exec python3 -m data_tools prepare "$@"

@@ -1,0 +1,111 @@
+"""`python -m data_tools prepare`: from a hub on this machine to tokens, statistics and a JSONL copy."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from support.data_tools_command import finish, start
+from support.hub_server import Fault, HubState, hub_server
+from tokenizers import Tokenizer
+
+from data_tools.errors import DataError
+from data_tools.jsonl_copy import jsonl_copy
+from data_tools.reading import IndexedDocuments
+from data_tools.tokenizer import train_tokenizer
+
+SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(2)]
+TEXTS = {
+    path: [f"document {number} of {path}, an e\u0301, 汉字 and \U0001f600" for number in range(40)] for path in SAMPLE
+}
+
+
+def rows(path: str) -> list[dict[str, object]]:
+    return [
+        {"text": text, "id": number, "score": None if number == 3 else number / 7}
+        for number, text in enumerate(TEXTS[path])
+    ]
+
+
+@pytest.fixture
+def hub() -> Iterator[HubState]:
+    files = {}
+    for path in SAMPLE:
+        buffer = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(path)), buffer)
+        files[path] = buffer.getvalue()
+    with hub_server(files) as state:
+        yield state
+
+
+def test_a_dataset_becomes_tokens_statistics_and_a_copy(hub: HubState, tmp_path: Path) -> None:
+    train_tokenizer([text for texts in TEXTS.values() for text in texts], 300, tmp_path / "tokenizer")
+    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "tokens" / "all")]
+    words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
+    hub.faults["storage"] = [Fault(break_after=500)]
+    code, out, error = finish(start(hub.endpoint, *words))
+    assert code == 0, error
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    end = backend.token_to_id("<|endoftext|>")
+    expected = [[*backend.encode(text).ids, end] for path in SAMPLE for text in TEXTS[path]]
+    documents = IndexedDocuments(tmp_path / "tokens" / "all")
+    assert [documents[number].tolist() for number in range(len(documents))] == expected
+    assert f"documents           {len(expected)}\n" in out
+    assert f"tokens              {sum(map(len, expected)):,} (" in out
+    copies = [tmp_path / "data-jsonl" / Path(path).with_suffix(".jsonl") for path in SAMPLE]
+    assert [[json.loads(line) for line in copy.read_text().splitlines()] for copy in copies] == [*map(rows, SAMPLE)]
+
+    kept = contents(tmp_path)
+    hub.requests.clear()
+    again = finish(start(hub.endpoint, *words))
+    assert (again[0], again[1]) == (0, out), again[2]
+    assert not hub.asked("storage")
+    assert contents(tmp_path) == kept
+
+
+def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    """All that was made, with the time of its last change."""
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.suffix in (".parquet", ".jsonl", ".bin", ".idx", ".json")
+    }
+
+
+def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:
+    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
+    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "one"), "--num-files", "1"]
+    code, _, error = finish(start(hub.endpoint, *words, "--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"))
+    assert code == 0, error
+    assert len(IndexedDocuments(tmp_path / "one")) == 40
+    assert not (tmp_path / "data-jsonl").exists()
+
+
+def test_a_copy_is_made_again_when_its_source_changed(tmp_path: Path) -> None:
+    source, copy = tmp_path / "a.parquet", tmp_path / "copies" / "a.jsonl"
+    written = datetime(2024, 5, 1, 12)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["first"], "score": [float("nan")], "date": [written]}), source)
+    assert jsonl_copy(source, copy)
+    assert json.loads(copy.read_text()) == {"text": "first", "score": None, "date": "2024-05-01 12:00:00"}
+    assert not jsonl_copy(source, copy)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["second"]}), source)
+    assert jsonl_copy(source, copy)
+    assert json.loads(copy.read_text()) == {"text": "second"}
+
+
+def test_a_damaged_source_leaves_no_copy(tmp_path: Path) -> None:
+    source, copy = tmp_path / "a.parquet", tmp_path / "a.jsonl"
+    table = pyarrow.table({"text": ["a text that is long enough"] * 1000})
+    pyarrow.parquet.write_table(table, source, compression="none")
+    content = bytearray(source.read_bytes())
+    content[4:200] = b"\xff" * 196
+    source.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet cannot be written as JSONL"):
+        jsonl_copy(source, copy)
+    assert not copy.exists()

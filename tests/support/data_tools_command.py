@@ -1,0 +1,31 @@
+"""`python -m data_tools` in processes of its own, as a user starts it, with a hub on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(endpoint: str, *words: str, token: str = "") -> subprocess.Popen[str]:
+    """A command whose hub is at `endpoint`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": token,
+        "COLUMNS": "100",
+    }
+    command = [sys.executable, "-P", "-m", "data_tools", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command that ends by itself."""
+    out, error = process.communicate(timeout=120)
+    assert "Traceback" not in error, error
+    return process.returncode, out, error

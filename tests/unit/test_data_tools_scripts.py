@@ -1,0 +1,36 @@
+"""The shell scripts of data_tools, in a folder whose environment is finished: they find it, and pass all words on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = {"download_fineweb_data.sh": "download", "prepare_fineweb_dataset.sh": "prepare"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) -> None:
+    clone = tmp_path / "a clone"
+    for name in (f"data_tools/{script}", "launchers/bootstrap.sh", "setup.py", "constraints.txt"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    python = clone / ".venv" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    python.with_name("python").symlink_to("python3")
+    (clone / ".venv" / ".efficientbench-made-here").touch()
+    installed = hashlib.sha256((clone / "setup.py").read_bytes() + (clone / "constraints.txt").read_bytes())
+    stamp = (installed.hexdigest(), str(clone), "", "")
+    (clone / ".venv" / ".efficientbench-complete").write_text("".join(f"{line}\n" for line in stamp))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    words = ["owner/name", "--num-files", "2", "--output", "a folder"]
+    command = ["bash", str(clone / "data_tools" / script), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["-m", "data_tools", SCRIPTS[script], *words]
