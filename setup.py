@@ -17,7 +17,7 @@ setup(
             for pattern in (package, f"{package}.*")
         ]
     ),
-    package_data={"metrics": ["*.yaml"]},
+    package_data={"metrics": ["*.yaml", "report/html/*.css", "report/html/*.js"]},
     install_requires=[
         "torch>=2.6",
         # One exact engine: its silent errors are tested for this release.
@@ -30,7 +30,6 @@ setup(
         "rich>=13.7",
         "typer>=0.15",
         "nvidia-ml-py>=12.535",
-        "plotly>=6.0",
         "pyarrow>=17",
         "huggingface_hub>=1.0",
         "requests>=2.31",

@@ -73,20 +73,26 @@ def plan(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")]) -> None:
-    """Write report.csv from the records of a folder, and print the table."""
+def report(
+    folder: Annotated[Path, typer.Argument(help="folder of runs, like output/efficientllm_benchmark")],
+    paper: Annotated[
+        bool,
+        typer.Option("--paper", help="the five metrics as in EfficientLLM's tables, energy ranked two ways"),
+    ] = False,
+) -> None:
+    """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
-    from metrics.report.csv import write_csv
-    from metrics.report.load import load_records
+    from metrics.report.build import build_report
+    from metrics.report.paper import print_paper
     from metrics.report.table import print_table
 
-    records, damaged = load_records(folder)
-    write_csv(records, folder / "report.csv")
-    print_table(records, Console())
-    for line in damaged:
+    made = build_report(folder, paper)
+    print_paper(made.records, Console()) if paper else print_table(made.records, Console())
+    for line in made.damaged:
         print(f"warning: {line}", file=sys.stderr)
-    print(folder / "report.csv")
+    for path in made.written:
+        print(path)
 
 
 @app.command()

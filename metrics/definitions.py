@@ -129,7 +129,7 @@ def token_throughput(tokens: float, parameters: float, time_s: float) -> float:
 
 
 def average_energy_consumption(energy_j: float, window_s: float) -> float:
-    """AEC = (1/T) ∫ power(t) dt, W: mean power, despite its name. Source: EfficientLLM, equation 6.
+    """AEC = (1/T) ∫ power(t) dt, W: mean power, despite its name. Source: EfficientLLM, equations 7 and 8.
 
     It ranks a slow, idle device as thrifty: compare energies by `energy_per_token`.
     """

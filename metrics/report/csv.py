@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from metrics.files import write_whole
-from metrics.record import RunRecord, columns
+from metrics.record import RunRecord
+from metrics.report.columns import UNAVAILABLE, names, row
 
 ABSENT = "n/a"
 
 
 def write_csv(records: Iterable[RunRecord], path: Path) -> None:
-    """Write one row a run.
-
-    The columns are those of `metrics.record.columns`, then `unavailable`: for each n/a of the row its name and
-    reason, as 'name: reason' joined by ' | '.
-    """
+    """Write one row a run, in the columns of `metrics.report.columns`."""
     text = io.StringIO()
-    names = list(columns())
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, "unavailable"])
+    writer = csv.DictWriter(text, names(), lineterminator="\n")
+    writer.writeheader()
     for record in records:
-        reasons = " | ".join(f"{name}: {reason}" for name, reason in sorted(record.unavailable.items()))
-        writer.writerow([*(_cell(getattr(record, name)) for name in names), reasons])
+        values, reasons = row(record)
+        cells = {name: _cell(value) for name, value in values.items()}
+        cells[UNAVAILABLE] = " | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+        writer.writerow(cells)
     write_whole(path, text.getvalue())
 
 

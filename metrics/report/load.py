@@ -19,6 +19,8 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
     Raises:
         MetricsError: there is no such folder.
     """
+    if folder.is_file():
+        raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
     if not folder.is_dir():
         raise MetricsError(f"{folder}: there is no such folder to report on")
     records, damaged = [], []

@@ -14,8 +14,11 @@ from support.metrics_parts import make_record
 
 from metrics.errors import MetricsError
 from metrics.record import write_record
+from metrics.report.build import build_report
+from metrics.report.columns import DESCRIPTIONS, DOCUMENT, document, names
 from metrics.report.csv import write_csv
 from metrics.report.load import load_records
+from metrics.report.markdown import markdown
 from metrics.report.table import print_table
 from metrics.report.tensorboard import TensorBoardLog
 
@@ -59,7 +62,7 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
 
 
 def test_the_table_says_na_and_each_reason_once() -> None:
-    measured = {"al_s": 0.25, "al_s_ci_high": 0.255, "tokens_per_s": 8192.0}
+    measured = {"al_s": 0.25, "al_s_ci_low": 0.245, "al_s_ci_high": 0.255, "tokens_per_s": 8192.0}
     records = [
         make_record(measured, reason="no power sensor"),
         make_record({**measured, "run": "mqa_1.5B", "mfu": 0.413}, reason="no power sensor"),
@@ -148,16 +151,116 @@ for name in ("torch", "megatron", "pynvml"):
 from pathlib import Path
 from rich.console import Console
 import metrics, metrics.summarize, metrics.hardware, metrics.environment, metrics.steplog
-from metrics.report.csv import write_csv
+from metrics.report.build import build_report
 from metrics.report.load import load_records
 from metrics.report.table import print_table
 from metrics.report.tensorboard import TensorBoardLog
 records, damaged = load_records(Path({str(tmp_path)!r}))
 print_table(records, Console(width=100))
-write_csv(records, Path({str(tmp_path)!r}) / "report.csv")
+build_report(Path({str(tmp_path)!r}), paper=True)
 TensorBoardLog(Path({str(tmp_path)!r}) / "tensorboard").close()
 assert not damaged
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "gqa_1.5B" in done.stdout
+
+
+def test_each_column_is_described_and_the_document_is_made_from_that() -> None:
+    assert set(names()) == set(DESCRIPTIONS)
+    assert names().index("keys_read_per_query") < names().index("model") < names().index("unavailable")
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m metrics.report.columns"
+
+
+def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) -> None:
+    measured = {
+        **{"al_s": 0.25, "tokens_per_s": 16384.0, "tokens_per_s_per_device": 4096.0, "hfu": 0.5, "peak_flops": 300e12},
+        **{"dp": 4, "devices": 4, "micro_batch_size": 2, "global_batch_size": 16, "seq_len": 1024},
+        "config": {"training": {"recompute": "full"}},
+    }
+    write_csv([make_record(measured), make_record(reason="no step was measured")], tmp_path / "report.csv")
+    with (tmp_path / "report.csv").open(newline="") as file:
+        full, bare = csv.DictReader(file)
+    assert full["model"] == "gqa_1.5B"
+    assert full["gradient_accumulation_steps"] == "2"
+    assert full["global_batch_size_tokens"] == "16384"
+    assert full["recompute"] == "full"
+    assert float(full["elapsed_time_per_iteration_ms"]) == 250.0
+    assert float(full["samples_per_s"]) == 16.0
+    assert float(full["model_tflops_per_device"]) == pytest.approx(9.0e9 * 4096 / 1e12)
+    assert float(full["hardware_tflops_per_device"]) == pytest.approx(150.0)
+    assert full["formula_id"] == bare["formula_id"] == "efficientllm-2505.13840/1"
+    reasons = bare["unavailable"].split(" | ")
+    absent = [name for name, value in bare.items() if value == "n/a"]
+    assert len(absent) > 40
+    assert [reason.partition(":")[0] for reason in reasons] == sorted(absent)
+    assert "samples_per_s: no step was measured" in reasons
+
+
+def test_a_sparse_attention_that_reads_more_than_dense_is_flagged() -> None:
+    more = make_record({"run": "nsa_1.5B", "keys_read_per_query": 1294.6, "dense_keys_per_query": 1024.5})
+    fewer = make_record({"run": "nsa_3B", "keys_read_per_query": 900.0, "dense_keys_per_query": 1024.5})
+    dense = make_record({"run": "gqa_3B", "keys_read_per_query": 1024.5, "dense_keys_per_query": 1024.5})
+    text = printed([more, fewer, dense], 200)
+    assert "nsa_1.5B: sparse in name alone at sequence 2,048, where a query reads 1,295 keys" in text
+    assert "nsa_3B:" not in text
+    assert "gqa_3B:" not in text
+
+
+def test_all_reports_are_written_and_made_again(tmp_path: Path) -> None:
+    write_record(make_record({"al_s": 0.5}), tmp_path / "a" / "record.json")
+    for _ in range(2):
+        made = build_report(tmp_path, paper=True)
+        assert [path.name for path in made.written] == ["paper.md", "report.html", "report.md", "hparams", "report.csv"]
+        assert all(path.exists() for path in made.written)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", *sorted(path.name for path in made.written)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"no run's record \(record.json\) lies below it: give the folder"),
+        ("{", r"none of the 1 records below it can be read; the first: .*record.json: damaged, it is no JSON"),
+    ],
+)
+def test_a_folder_without_a_readable_record_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "record.json").write_text(content)
+    with pytest.raises(MetricsError, match=message):
+        build_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path / "record.json")
+    with pytest.raises(MetricsError, match="is a file; give the folder"):
+        build_report(tmp_path / "record.json")
+
+
+def test_markdown_keeps_a_records_text_in_its_cell() -> None:
+    text = markdown([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")], ["c`d"])
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.replace(r"\|", "").count("|") == table[0].count("|") for line in table)
+    assert "<script>" not in text
+    assert r"it \| broke # off" in text
+    assert r"c\`d" in text
+
+
+def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    records = [make_record({"al_s": 0.5, "run": "a/b"}), make_record({"run": "a/b", "status": "failed"})]
+    for place, record in enumerate(records):
+        write_record(record, tmp_path / str(place) / "record.json")
+    build_report(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "hparams").iterdir()) == ["a_b", "a_b_2"]
+    events = EventAccumulator(str(tmp_path / "hparams" / "a_b")).Reload()
+    assert [event.value for event in events.Scalars("al_s")] == [0.5]
+    tags = events.PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
+    assert start.hparams["variant"].string_value == "gqa"
+    assert start.hparams["seq_len"].number_value == 2048
+    end = metadata.parse_session_end_info_plugin_data(tags[metadata.SESSION_END_INFO_TAG])
+    assert end.end_time_secs - start.start_time_secs == pytest.approx(12.5)
+    assert "al_s" not in EventAccumulator(str(tmp_path / "hparams" / "a_b_2")).Reload().Tags()["scalars"]

@@ -1,0 +1,54 @@
+"""All reports of a folder of runs, from its records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metrics.errors import MetricsError
+from metrics.files import write_whole
+from metrics.record import RECORD_NAME, RunRecord
+from metrics.report.csv import write_csv
+from metrics.report.hparams import HPARAMS_FOLDER, write_hparams
+from metrics.report.html.page import write_html
+from metrics.report.load import load_records
+from metrics.report.markdown import write_markdown
+from metrics.report.paper import paper_markdown
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was read and written."""
+
+    records: list[RunRecord]
+    damaged: list[str]
+    """A message for each file that is no record."""
+    written: list[Path]
+
+
+def build_report(folder: Path, paper: bool = False) -> Report:
+    """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder; with `paper`, paper.md too.
+
+    Raises:
+        MetricsError: no such folder, no record below it that can be read, or a file that cannot be written.
+    """
+    records, damaged = load_records(folder)
+    if not records:
+        raise MetricsError(_nothing(folder, damaged))
+    html, markdown, csv = folder / "report.html", folder / "report.md", folder / "report.csv"
+    write_html(records, damaged, html)
+    write_markdown(records, damaged, markdown)
+    write_csv(records, csv)
+    write_hparams(records, folder / HPARAMS_FOLDER)
+    written = [html, markdown, folder / HPARAMS_FOLDER, csv]
+    if paper:
+        write_whole(folder / "paper.md", paper_markdown(records))
+        written.insert(0, folder / "paper.md")
+    return Report(records, damaged, written)
+
+
+def _nothing(folder: Path, damaged: Sequence[str]) -> str:
+    if damaged:
+        return f"{folder}: none of the {len(damaged)} records below it can be read; the first: {damaged[0]}"
+    return f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"

@@ -1,0 +1,39 @@
+"""Where runs happened, told once for all that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metrics.record import RunRecord
+from metrics.report.shown import name
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One place and its software, and the runs that happened there."""
+
+    runs: tuple[str, ...]
+    facts: dict[str, str]
+
+
+def environments(records: Sequence[RunRecord]) -> list[Environment]:
+    """The different environments, in the order of the runs."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
+    for record in records:
+        found.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
+    return [Environment(tuple(runs), dict(facts)) for facts, runs in found.items()]
+
+
+def _facts(record: RunRecord) -> dict[str, str]:
+    facts = {"device": f"{record.devices} × {record.device_name}"}
+    for key, value in record.environment.items():
+        if key == "packages" and isinstance(value, dict):
+            installed = [f"{package} {version}" for package, version in value.items() if version]
+            facts["packages"] = ", ".join(installed)
+        elif key.endswith("_bytes") and isinstance(value, int | float):
+            facts[key.removesuffix("_bytes").replace("_", " ")] = f"{value / 1e9:,.1f} GB"
+        elif value is not None:
+            facts[key.replace("_", " ")] = str(value)
+    facts["kernels"] = "; ".join(f"{part}: {kernel}" for part, kernel in record.kernels.items())
+    return {key: value for key, value in facts.items() if value}

@@ -1,0 +1,100 @@
+"""The sweep for TensorBoard's HParams tab: each run's settings and its figures, in one table.
+
+The tab finds a run's metrics in the same folder as its settings, so each run gets a folder of its own here, beside
+the scalars that it wrote while it trained.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from metrics.errors import MetricsError
+from metrics.record import RunRecord
+from metrics.report.columns import row
+
+HPARAMS_FOLDER = "hparams"
+SETTINGS = (
+    *("variant", "size", "smoke", "seed", "parameters", "device_name", "devices", "dtype", "seq_len"),
+    *("micro_batch_size", "global_batch_size", "tp", "pp", "dp", "ep", "cp", "recompute", "formula_id"),
+)
+FIGURES = (
+    *("validation_loss", "bits_per_byte", "tokens_per_s_per_device", "al_s", "amu_gb", "pcu", "mfu", "hfu", "aec_w"),
+    *("energy_j_per_token", "tt_tokens_per_param_s", "peak_memory_device_bytes"),
+)
+
+
+def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
+    """Write one subfolder a run, replacing what an earlier report wrote there.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        taken: set[str] = set()
+        for record in records:
+            name = _free(record.run + ("_smoke" if record.smoke else ""), taken)
+            _write_run(record, folder / name)
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A folder's name that no other run has."""
+    plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "run"
+    free, count = plain, 1
+    while free in taken:
+        count += 1
+        free = f"{plain}_{count}"
+    taken.add(free)
+    return free
+
+
+def _write_run(record: RunRecord, folder: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    values, _ = row(record)
+    begin_s = _seconds(record.started_at)
+    end_s = begin_s + record.duration_s
+    settings = {name: values[name] for name in SETTINGS if values[name] is not None}
+    state = {"completed": "STATUS_SUCCESS", "stopped": "STATUS_UNKNOWN", "failed": "STATUS_FAILURE"}[record.status]
+    end = plugin_data_pb2.SessionEndInfo(
+        status=plugin_data_pb2.DESCRIPTOR.pool.FindEnumTypeByName("tensorboard.hparams.Status")
+        .values_by_name[state]
+        .number,
+        end_time_secs=end_s,
+    )
+    ended = Summary()
+    ended.value.add(
+        tag=metadata.SESSION_END_INFO_TAG,
+        metadata=metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end)),
+        tensor=metadata.NULL_TENSOR,
+    )
+    figures = Summary(value=[_scalar(Summary, name, values[name]) for name in FIGURES if values[name] is not None])
+    folder.mkdir(parents=True)
+    with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
+        for summary in (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended):
+            writer.write(Event(wall_time=end_s, step=record.tokens, summary=summary).SerializeToString())
+        writer.flush()
+
+
+def _scalar(summary: Any, name: str, value: float) -> Any:
+    return summary.Value(tag=name, simple_value=value)
+
+
+def _seconds(started_at: str) -> float:
+    try:
+        return datetime.fromisoformat(started_at).timestamp()
+    except ValueError:
+        return 0.0

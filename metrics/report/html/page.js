@@ -1,0 +1,36 @@
+// Sorts the table by a clicked heading, and lights up a run everywhere while the pointer is on one of its marks.
+(function () {
+  function value(row, column) {
+    const raw = row.cells[column].dataset.v;
+    return raw === undefined ? null : isNaN(raw) ? raw : Number(raw);
+  }
+  document.querySelectorAll("table.sortable").forEach(function (table) {
+    const headings = Array.from(table.tHead.rows[0].cells);
+    headings.forEach(function (heading, column) {
+      heading.firstElementChild.addEventListener("click", function () {
+        const up = heading.getAttribute("aria-sort") !== "ascending";
+        headings.forEach((other) => other.setAttribute("aria-sort", "none"));
+        heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+        const rows = Array.from(table.tBodies[0].rows);
+        rows.sort(function (a, b) {
+          const x = value(a, column), y = value(b, column);
+          if (x === null || y === null) return (x === null) - (y === null);  // n/a stays below
+          return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1);
+        });
+        table.tBodies[0].append(...rows);
+      });
+    });
+  });
+  let lit = null;
+  document.addEventListener("pointerover", function (event) {
+    const marks = event.target.closest ? event.target.closest("[data-run]") : null;
+    const run = marks ? marks.dataset.run : null;
+    if (run === lit) return;
+    lit = run;
+    document.body.classList.toggle("lit", run !== null);
+    document.querySelectorAll(".m.here").forEach((mark) => mark.classList.remove("here"));
+    if (run !== null) {
+      document.querySelectorAll('.m[data-run="' + run + '"]').forEach((mark) => mark.classList.add("here"));
+    }
+  });
+})();

@@ -1,0 +1,85 @@
+"""The paper's layout, and where its ranking by mean power misleads."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.metrics_parts import make_record
+from support.synthetic_runs import matrix_runs
+
+from metrics.record import RunRecord
+from metrics.report.energy import disagreements, rank
+from metrics.report.paper import AGREE, NO_ENERGY, paper_markdown, paper_tables, print_paper, verdict
+
+TOKENS_PER_STEP = 4096
+
+
+def cell(variant: str, power_w: float, step_s: float, interval: float = 0.01, **more: Any) -> RunRecord:
+    """A run by its power and step time, as a cell of the paper's tables tells them."""
+    return make_record(
+        {
+            **{"run": f"{variant}_1.5B", "variant": variant, "aec_w": power_w, "al_s": step_s, "energy_scope": "gpu"},
+            **{"al_s_ci_low": step_s * (1 - interval), "al_s_ci_high": step_s * (1 + interval)},
+            "energy_j_per_token": power_w * step_s / TOKENS_PER_STEP,
+            **more,
+        }
+    )
+
+
+def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
+    # Table 3 at 1.5B: NSA 598 W and 0.5962 s a step, GQA 652.7 W and 0.1283 s.
+    nsa, gqa = cell("nsa", 598.0, 0.5962), cell("gqa", 652.7, 0.1283)
+    ranked = {item.record.variant: (item.by_token, item.by_power) for item in rank([nsa, gqa])}
+    assert ranked == {"gqa": (1, 2), "nsa": (2, 1)}
+    [sentence] = disagreements([nsa, gqa])
+    assert "AEC ranks nsa_1.5B (598 W) ahead of gqa_1.5B (653 W)" in sentence
+    ratio = 598.0 * 0.5962 / (652.7 * 0.1283)
+    assert f"spends {ratio:.2f} times" in sentence
+
+
+def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share_a_place() -> None:
+    runs = [cell("gqa", 600.0, 0.100, interval=0.02), cell("mqa", 598.0, 0.101, interval=0.02)]
+    assert disagreements(runs) == []
+    first, second = rank(runs)
+    assert not first.tied_by_token
+    assert second.tied_by_token
+    [table] = paper_tables(runs)
+    assert verdict(table)[0] == AGREE
+    assert [row[-2:] for row in table.rows] == [("≈ 2", "1"), ("1", "≈ 2")]
+
+
+def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
+    tables = {table.title: table for table in paper_tables(matrix_runs())}
+    attention = tables["Attention mechanisms"]
+    assert attention.header[:10] == (
+        *("Method", "Parameters", "Micro Batch Size", "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
+        *("AEC (W)", "GPU Hours"),
+    )
+    assert [row[0] for row in attention.rows] == ["MQA", "GQA", "MLA", "NSA"] * 3
+    assert [row[1] for row in attention.rows[::4]] == ["0.5B", "1.5B", "3B"]
+    positions = tables["Positional encodings"]
+    assert positions.header[2] == "Context Length"
+    assert [row[0] for row in positions.rows] == ["RoPE", "Absolute", "Learnable Absolute", "Relate", "None"]
+    moe = tables["Mixture of experts"]
+    assert {(row[0], row[1], row[2]) for row in moe.rows} >= {("MoE Model", "0.5B×8", "2"), ("Dense Model", "3B", "–")}
+
+
+@pytest.mark.parametrize("variant", ["gqa", "my_own"])
+def test_runs_without_energy_are_laid_out_and_not_ranked(variant: str) -> None:
+    [table] = paper_tables([make_record({"variant": variant, "perplexity": 8.09})])
+    assert table.rows[0][3] == "8.09"
+    assert set(table.rows[0][-3:]) == {"n/a"}
+    assert verdict(table) == [NO_ENERGY]
+
+
+def test_it_is_printed_whole_and_written_as_markdown() -> None:
+    console = Console(file=io.StringIO(), width=90)
+    print_paper(matrix_runs(), console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "AEC ranks nsa_1.5B" in " ".join(printed.split())
+    assert "…" not in printed
+    text = paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
+    assert r"gqa\|&lt;b&gt;" in text
