@@ -155,6 +155,24 @@ def inspect(
         print(line)
 
 
+@app.command("train-tokenizer")
+def train_tokenizer(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="parquet, JSONL, text")],
+    output: Annotated[Path, typer.Option("--output", metavar="FOLDER", help="what AutoTokenizer will load")],
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="tokens, the end of a document included")] = 65536,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="FOLDER_OR_NAME", help="a tokenizer to compare with; may be given again"),
+    ] = None,
+    text_key: Annotated[str, typer.Option("--text-key", help="the key or column of the text")] = "text",
+) -> None:
+    """Train a byte-level BPE tokenizer, and tell how well it compresses text that it has not seen."""
+    from data_tools.tokenizer_training import describe_training, train_on_files
+
+    for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key)):
+        print(line)
+
+
 @app.command()
 def verify(
     prefix: Prefix,

@@ -1,0 +1,179 @@
+"""A tokenizer from files: a sample of their text, BPE trained on most of it, and compression measured on the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_tools.documents import PartReader
+from data_tools.errors import DataError
+from data_tools.files import write_file
+from data_tools.inputs import Part, cut_into_parts, find_inputs
+from data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
+
+HELD_OUT_EVERY = 50  # one document of so many is kept out of training
+_OPEN_PARTS = 16  # read from in turn, so that no file's text outweighs the others'
+_SHUFFLE_SEED = 1234
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One tokenizer on the held-out text."""
+
+    tokenizer: str
+    vocab_size: int
+    tokens: int
+    bytes_per_token: float
+
+
+@dataclass(frozen=True)
+class TrainedTokenizer:
+    """What a training made. Bytes are of UTF-8.
+
+    compression: of the new tokenizer first, then of those that it is compared with; empty where the text was a single
+        document, so that none could be held out.
+    """
+
+    folder: Path
+    vocab_size: int
+    wanted_vocab_size: int
+    documents: int
+    training_bytes: int
+    rejected: int
+    held_out_documents: int
+    held_out_bytes: int
+    compression: tuple[Compression, ...]
+
+
+def train_on_files(
+    inputs: Sequence[str], vocab_size: int, folder: Path, compare: Sequence[str], text_key: str
+) -> TrainedTokenizer:
+    """Train on files, folders and globs, and save in `folder` what `AutoTokenizer` loads.
+
+    Beside the tokenizer lie `token_bytes.npy` (int32 [vocabulary], UTF-8 length of each token, 0 for special ones)
+    and `training.json` (what is returned). The folder appears only when it is complete. At most
+    `MAX_TRAINING_CHARACTERS` are read, from all files in turn; the same files give the same tokenizer.
+
+    Raises:
+        DataError: the folder is there already, a tokenizer to compare with cannot be loaded, an input cannot be read,
+            or no document of it is usable.
+    """
+    if folder.exists():
+        raise DataError(f"{folder} is there already: remove it, or choose another folder for the tokenizer")
+    others = [(name, load_tokenizer(name)) for name in compare]
+    sample = _Sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a training that was killed
+    try:
+        train_tokenizer(sample.training_documents(), vocab_size, partial)
+        if sample.documents == 0:
+            raise DataError(f"{', '.join(inputs)}: no usable document")
+        trained = load_tokenizer(partial)
+        tokenizers = [(str(folder), trained), *others] if sample.held_out else []
+        result = TrainedTokenizer(
+            folder=folder,
+            vocab_size=trained.vocab_size,
+            wanted_vocab_size=vocab_size,
+            documents=sample.documents,
+            training_bytes=sample.training_bytes,
+            rejected=sample.rejected,
+            held_out_documents=len(sample.held_out),
+            held_out_bytes=_utf8_bytes(sample.held_out),
+            compression=tuple(_compression(name, tokenizer, sample.held_out) for name, tokenizer in tokenizers),
+        )
+        _write_facts(trained, result, partial)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return result
+
+
+def describe_training(result: TrainedTokenizer) -> Iterator[str]:
+    """Lines for people."""
+    yield (
+        f"{result.folder}: {result.vocab_size:,} tokens, trained on {result.documents:,} documents "
+        f"({result.training_bytes / 1e6:,.1f} MB)"
+    )
+    if result.vocab_size < result.wanted_vocab_size:
+        yield f"fewer than the {result.wanted_vocab_size:,} asked for: the text has no more pairs to merge"
+    if result.rejected:
+        yield f"{result.rejected:,} documents were not usable"
+    if not result.compression:
+        yield "compression: n/a: a single document, so that none could be held out"
+        return
+    yield (
+        f"compression of {result.held_out_documents:,} documents ({result.held_out_bytes:,} bytes) that were held out "
+        "of its training:"
+    )
+    width = max(len(each.tokenizer) for each in result.compression)
+    yield f"{'tokenizer':<{width}}  vocabulary      tokens  bytes/token"
+    for each in result.compression:
+        yield f"{each.tokenizer:<{width}}  {each.vocab_size:>10,}  {each.tokens:>10,}  {each.bytes_per_token:>11.3f}"
+
+
+class _Sample:
+    """Documents of many parts, a few parts at a time in turn, until there are enough; some are held out."""
+
+    def __init__(self, parts: Sequence[Part], text_key: str) -> None:
+        self.documents = self.training_bytes = self.rejected = 0
+        self.held_out: list[str] = []
+        self._key = text_key
+        self._parts = list(parts)
+        random.Random(_SHUFFLE_SEED).shuffle(self._parts)
+
+    def training_documents(self) -> Iterator[str]:
+        """Those to train on; the others are in `held_out` then."""
+        characters = 0
+        for number, document in enumerate(self._usable()):
+            # Not the first one, which may be all there is.
+            if number % HELD_OUT_EVERY == 1:
+                self.held_out.append(document)
+                continue
+            yield document
+            self.documents += 1
+            self.training_bytes += len(document.encode())
+            characters += len(document)
+            if characters >= MAX_TRAINING_CHARACTERS:
+                return
+
+    def _usable(self) -> Iterator[str]:
+        waiting = iter(self._parts)
+        active: list[Iterator[object]] = []
+        while True:
+            while len(active) < _OPEN_PARTS and (part := next(waiting, None)) is not None:
+                active.append(iter(PartReader(part, self._key)))
+            if not active:
+                return
+            for reader in list(active):
+                document = next(reader, None)
+                if document is None:
+                    active.remove(reader)
+                elif isinstance(document, str):
+                    yield document
+                else:
+                    self.rejected += 1
+
+
+def _compression(name: str, tokenizer: TextTokenizer, documents: list[str]) -> Compression:
+    tokens = sum(map(len, tokenizer.encode_batch(documents)))
+    return Compression(name, tokenizer.vocab_size, tokens, _utf8_bytes(documents) / tokens)
+
+
+def _utf8_bytes(documents: Iterable[str]) -> int:
+    return sum(len(document.encode()) for document in documents)
+
+
+def _write_facts(trained: TextTokenizer, result: TrainedTokenizer, folder: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, trained.token_bytes())
+    write_file(folder / "token_bytes.npy", buffer.getvalue())
+    facts = {**asdict(result), "folder": str(result.folder)}
+    write_file(folder / "training.json", (json.dumps(facts, indent=2) + "\n").encode())

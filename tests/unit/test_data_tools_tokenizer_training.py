@@ -1,0 +1,143 @@
+"""A tokenizer from files: what AutoTokenizer makes of it, the bytes of its tokens, and its compression."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_tools.embedded import embedded_documents
+from data_tools.errors import DataError
+from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from data_tools.tokenizer_training import HELD_OUT_EVERY, describe_training, train_on_files
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [
+    "",
+    "plain",
+    " two  spaces\n\n\tand\r\nlines",
+    "it's I'LL 12345",
+    "é e\u0301 ﬁ 漢字 🙂 <|endoftext|>",
+    "\x00\ufffd",
+]
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[str]:
+    return list(embedded_documents())[:1500]
+
+
+@pytest.fixture(scope="module")
+def inputs(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documents in parquet, JSONL and compressed JSONL."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path_factory.mktemp("inputs")
+    lines = [json.dumps({"text": document}).encode() + b"\n" for document in documents]
+    pq.write_table(pa.table({"text": documents[:500]}), folder / "a.parquet")
+    (folder / "b.jsonl").write_bytes(b"".join(lines[500:1000]) + b'{"text": 5}\n')
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[1000:])))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("other") / "small"
+    train_tokenizer(documents, 300, folder)
+    return str(folder)
+
+
+def test_what_it_saves_and_says(inputs: Path, other: str, documents: list[str], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    command = [sys.executable, "-m", "data_tools", "train-tokenizer", str(inputs / "*.parquet"), str(inputs)]
+    command += ["--vocab-size", "2000", "--output", str(tmp_path / "bpe"), "--compare", other]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    facts = json.loads((tmp_path / "bpe" / "training.json").read_text())
+    held_out = facts["held_out_documents"]
+    assert held_out == len(documents) // HELD_OUT_EVERY
+    assert facts["documents"] == len(documents) - held_out
+    assert facts["rejected"] == 1
+    assert "1 documents were not usable" in shown.stdout
+    assert facts["training_bytes"] + facts["held_out_bytes"] == sum(len(document.encode()) for document in documents)
+    ours, theirs = facts["compression"]
+    assert (ours["vocab_size"], theirs["vocab_size"], theirs["tokenizer"]) == (2000, 300, other)
+    assert ours["bytes_per_token"] == facts["held_out_bytes"] / ours["tokens"]
+    assert ours["bytes_per_token"] > 1.5 * theirs["bytes_per_token"]
+    assert f"{ours['bytes_per_token']:.3f}" in shown.stdout
+
+    loaded = AutoTokenizer.from_pretrained(str(tmp_path / "bpe"))
+    lengths = np.load(tmp_path / "bpe" / "token_bytes.npy")
+    assert len(loaded) == len(lengths) == 2000
+    assert loaded.eos_token == "<|endoftext|>"
+    assert lengths[loaded.eos_token_id] == 0
+    own = load_tokenizer(tmp_path / "bpe")
+    assert own.token_bytes().tolist() == lengths.tolist()
+    for text, ids in zip(TEXTS, own.encode_batch(TEXTS), strict=True):
+        assert loaded.decode(ids) == text
+        assert lengths[ids].sum() == len(text.encode())
+
+
+def test_the_same_files_give_the_same_tokenizer(inputs: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        train_on_files([str(inputs)], 600, tmp_path / name, [], "text")
+    first, second = (load_tokenizer(tmp_path / name).fingerprint for name in ("first", "second"))
+    assert first == second
+
+
+def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not all can be read, each file gives its part."""
+    monkeypatch.setattr("data_tools.tokenizer_training.MAX_TRAINING_CHARACTERS", 20_000)
+    chosen = random.Random(0)
+    for name in ("x", "y"):
+        words = [name * chosen.randint(1, 9) for _ in range(40_000)]
+        (tmp_path / f"{name}.txt").write_text(" ".join(words))
+    result = train_on_files([str(tmp_path)], 270, tmp_path / "bpe", [], "text")
+    assert 20_000 <= result.training_bytes < 30_000
+    vocabulary = load_tokenizer(tmp_path / "bpe").backend.get_vocab()
+    assert {"xx", "yy"} <= vocabulary.keys()
+
+
+def test_a_single_document_and_a_vocabulary_that_it_cannot_fill(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a few words, a few words")
+    result = train_on_files([str(tmp_path / "a.txt")], 5000, tmp_path / "bpe", [], "text")
+    assert 257 < result.vocab_size < 300
+    lines = "\n".join(describe_training(result))
+    assert "fewer than the 5,000 asked for" in lines
+    assert "compression: n/a: a single document" in lines
+
+
+@pytest.mark.parametrize(
+    ("content", "size", "compare", "message"),
+    [
+        ('{"text": " "}\n', 300, [], "no usable document"),
+        ('{"text": "a"}\n', 256, [], "at least 257 tokens"),
+        ('{"text": "a"}\n', 300, ["/nowhere/at/all"], "tokenizer folder /nowhere/at/all does not exist"),
+        (None, 300, [], "no such file"),
+    ],
+)
+def test_mistakes_leave_nothing(
+    content: str | None, size: int, compare: list[str], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "a.jsonl"
+    if content is not None:
+        source.write_text(content)
+    with pytest.raises(DataError, match=message):
+        train_on_files([str(source)], size, tmp_path / "bpe", compare, "text")
+    assert [path.name for path in tmp_path.iterdir()] == (["a.jsonl"] if content is not None else [])
+
+
+def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(DataError, match="is there already"):
+        train_on_files([str(inputs)], 300, tmp_path, [], "text")
+    assert (tmp_path / "mine").read_text() == "x"
