@@ -1,8 +1,8 @@
 """From a source of text to a checked, tokenized corpus on disk, made once.
 
-A finished corpus is a folder `corpus-KEY`: `tokens.bin`, `tokens.idx`, `tokens.manifest.json`, the tokenizer, and the
-byte length of every token. KEY is a checksum of all that decides its content. The folder is written beside, as
-`corpus-KEY.partial`, and renamed, so whatever has its name is complete.
+A corpus lies in a folder `corpus-KEY`: `tokens.bin`, `tokens.idx`, the tokenizer, the byte length of every token, and
+`tokens.manifest.json`. KEY is a checksum of all that decides its content. The manifest is written last: a folder
+without one is not finished, and whoever asks for the same corpus again goes on from what is there.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ import errno
 import functools
 import hashlib
 import io
+import json
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from data_tools.documents import read_documents
+from data_tools.documents import TEXT_KEY
 from data_tools.embedded import embedded_checksum, embedded_documents
 from data_tools.errors import DataError
-from data_tools.files import checksum, exclusive_lock, file_checksums, write_file
-from data_tools.indexed import IndexedWriter, bin_path, check_indexed, idx_path, token_dtype
+from data_tools.files import exclusive_lock, file_checksums, remembered_sha256, write_file
+from data_tools.indexed import bin_path, check_indexed, idx_path
+from data_tools.inputs import cut_into_parts, find_inputs
 from data_tools.manifest import FORMAT_VERSION, Corpus, load_corpus, manifest_path, pair_fingerprint, save_corpus
 from data_tools.statistics import token_counts
+from data_tools.tokenize import tokenize_files
 from data_tools.tokenizer import (
     TRAINING_RULES,
     TextTokenizer,
@@ -36,8 +39,8 @@ from data_tools.tokenizer import (
     tokenizer_folder,
     train_tokenizer,
 )
+from data_tools.tokenizer_training import documents_in_turn
 
-_BATCH_CHARACTERS = 1 << 22
 _PREFIX = "tokens"
 
 __all__ = ["Corpus", "load_corpus", "prepare_corpus"]
@@ -47,21 +50,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _TextSource:
-    """Text that can be read more than once; `size_bytes` bounds the text's length from above or nearly so."""
+    """Text that can be read more than once.
+
+    documents: those that a tokenizer is trained on, in an order that makes the first ones stand for all.
+    files: what is tokenized; None for the embedded sample, which is first written to a file.
+    """
 
     label: str
     checksum: str
-    size_bytes: int
     documents: Callable[[], Iterable[str]]
+    files: list[Path] | None
 
 
-def prepare_corpus(source: Path | None, tokenizer: str | None, folder: Path, embedded_vocab_size: int) -> Corpus:
+def prepare_corpus(
+    source: Path | None,
+    tokenizer: str | None,
+    folder: Path,
+    embedded_vocab_size: int,
+    on_part: Callable[[int, int], None] = lambda done, parts: None,
+) -> Corpus:
     """The corpus of `source`, made under `folder` unless it lies there already.
 
-    source: a JSONL or text file; or an already tokenized pair (its prefix, `.bin` or `.idx`), used where it lies;
-        None for the embedded sample.
+    source: a file, folder or glob of parquet, JSONL and text; or an already tokenized pair (its prefix, `.bin` or
+        `.idx`), used where it lies; None for the embedded sample.
     tokenizer: a folder or a name on the hub; None for one of at most `embedded_vocab_size` tokens that is trained on
         the source. A tokenized pair needs it only where no manifest lies beside it.
+    on_part: is told how many parts of the text are tokenized, of how many.
 
     Processes that call this at once with the same folder wait for the one that makes the corpus, and share it.
 
@@ -71,34 +85,45 @@ def prepare_corpus(source: Path | None, tokenizer: str | None, folder: Path, emb
     prefix = _pair_prefix(source)
     if prefix is not None:
         return _adopt_pair(prefix, tokenizer, folder)
-    text = _text_source(source)
+    try:
+        text = _embedded_source() if source is None else _file_source(source, folder)
+    except OSError as error:
+        raise _disk_error(error, folder) from None
     if tokenizer is None:
         tokenizer_key = f"{TRAINING_RULES} {embedded_vocab_size}"
     else:
         tokenizer_key = folder_checksum(tokenizer_folder(tokenizer))
 
-    def make(partial: Path) -> None:
-        if tokenizer is None:
-            train_tokenizer(text.documents(), embedded_vocab_size, partial / "tokenizer")
-            _tokenize(text, load_tokenizer(partial / "tokenizer"), partial)
-        else:
-            loaded = load_tokenizer(tokenizer)
-            loaded.save(partial / "tokenizer")
-            _tokenize(text, loaded, partial)
+    def make(target: Path) -> None:
+        files, chosen = text.files, tokenizer
+        if files is None:
+            files = [target / "sample.jsonl"]
+            write_file(files[0], b"".join(json.dumps({TEXT_KEY: each}).encode() + b"\n" for each in text.documents()))
+        if chosen is None:
+            chosen = str(target / "trained")
+            if not Path(chosen).is_dir():
+                train_tokenizer(text.documents(), embedded_vocab_size, Path(chosen))
+        workers = len(os.sched_getaffinity(0))
+        tokenize_files(files, target / _PREFIX, chosen, workers=workers, on_part=on_part)
+        shutil.rmtree(target / "trained", ignore_errors=True)  # a copy lies beside the tokens
 
-    return _once(folder, f"{text.checksum} {tokenizer_key}", text.label, text.size_bytes, make)
+    return _once(folder, f"{text.checksum} {tokenizer_key}", text.label, make)
 
 
-def _text_source(source: Path | None) -> _TextSource:
-    if source is None:
-        label = f"embedded sample (Python {sys.version_info.major}.{sys.version_info.minor} documentation)"
-        # Read once for training and tokenizing both: parsing the library costs more than either.
-        return _TextSource(label, embedded_checksum(), 2_000_000, functools.cache(lambda: list(embedded_documents())))
-    read_documents(source)  # refuses what is no file of documents before it is read for its checksum
-    try:
-        return _TextSource(str(source), checksum(source), source.stat().st_size, lambda: read_documents(source))
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error.strerror}") from None
+def _embedded_source() -> _TextSource:
+    label = f"embedded sample (Python {sys.version_info.major}.{sys.version_info.minor} documentation)"
+    # Read once for training and tokenizing both: parsing the library costs more than either.
+    return _TextSource(label, embedded_checksum(), functools.cache(lambda: list(embedded_documents())), None)
+
+
+def _file_source(source: Path, folder: Path) -> _TextSource:
+    paths = find_inputs([source])
+
+    def documents() -> Iterable[str]:
+        drawn = documents_in_turn(cut_into_parts(paths, TEXT_KEY), TEXT_KEY)
+        return (document for document in drawn if isinstance(document, str))
+
+    return _TextSource(str(source), " ".join(remembered_sha256(paths, folder)), documents, paths)
 
 
 def _pair_prefix(source: Path | None) -> Path | None:
@@ -132,16 +157,16 @@ def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
     state = " ".join(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)
     key = f"{prefix.absolute()} {state} {folder_checksum(tokenizer_folder(tokenizer))}"
 
-    def make(partial: Path) -> None:
+    def make(target: Path) -> None:
         loaded = load_tokenizer(tokenizer)
-        loaded.save(partial / "tokenizer")
-        _describe(prefix, loaded, str(prefix), None, partial)
+        loaded.save(target / "tokenizer")
+        _describe(prefix, loaded, target)
 
-    return _once(folder, key, str(prefix), 0, make)
+    return _once(folder, key, str(prefix), make)
 
 
-def _once(folder: Path, key: str, label: str, text_bytes: int, make: Callable[[Path], None]) -> Corpus:
-    """The corpus in `folder` under `key`; made there by `make(partial folder)` if it is not there yet."""
+def _once(folder: Path, key: str, label: str, make: Callable[[Path], None]) -> Corpus:
+    """The corpus in `folder` under `key`; `make(its folder)` makes it, or goes on with it, if it is not there yet."""
     key = hashlib.sha256(f"{FORMAT_VERSION} {key}".encode()).hexdigest()[:16]
     target = folder / f"corpus-{key}"
     manifest = manifest_path(target / _PREFIX)
@@ -151,10 +176,13 @@ def _once(folder: Path, key: str, label: str, text_bytes: int, make: Callable[[P
             with exclusive_lock(folder / f"{target.name}.lock"):
                 if (corpus := _finished(manifest)) is None:
                     logger.info("preparing %s in %s", label, target)
-                    _make_folder(target, make)
+                    if manifest.exists():  # of a corpus that was damaged since
+                        shutil.rmtree(target)
+                    target.mkdir(exist_ok=True)
+                    make(target)
                     corpus = load_corpus(manifest)
     except OSError as error:
-        raise _disk_error(error, folder, text_bytes) from None
+        raise _disk_error(error, folder) from None
     return replace(corpus, source=label)  # the same text may have been prepared from a file of another name
 
 
@@ -166,19 +194,6 @@ def _finished(manifest: Path) -> Corpus | None:
     except DataError as error:
         logger.warning("a prepared corpus is damaged and will be made again: %s", error)
         return None
-
-
-def _make_folder(target: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` fill a folder beside `target`, and give it its name."""
-    partial = target.with_name(target.name + ".partial")
-    for left_over in (partial, target):  # by a killed process, or damaged since
-        shutil.rmtree(left_over, ignore_errors=True)
-    partial.mkdir()
-    try:
-        make(partial)
-        os.replace(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _checked(manifest: Path) -> Corpus:
@@ -193,42 +208,19 @@ def _checked(manifest: Path) -> Corpus:
     return corpus
 
 
-def _tokenize(text: _TextSource, tokenizer: TextTokenizer, partial: Path) -> None:
-    utf8_bytes = 0
-    with IndexedWriter(partial / _PREFIX, token_dtype(tokenizer.vocab_size)) as writer:
-        for batch in _batches(text.documents()):
-            utf8_bytes += sum(len(document.encode()) for document in batch)
-            for ids in tokenizer.encode_batch(batch):
-                writer.add([*ids, tokenizer.eod_id])
-    _describe(partial / _PREFIX, tokenizer, text.label, utf8_bytes, partial)
-
-
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _describe(prefix: Path, tokenizer: TextTokenizer, label: str, utf8_bytes: int | None, partial: Path) -> None:
-    """Check a pair whole, and write its token lengths and its manifest into `partial`, beside the tokenizer."""
+def _describe(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
+    """Check a foreign pair whole, and write its token lengths and its manifest into `target`, beside the tokenizer."""
     header = check_indexed(prefix)
     counts = token_counts(prefix, tokenizer.vocab_size)
     lengths = tokenizer.token_bytes()
-    lengths_path = None
+    lengths_path = utf8_bytes = None
     if lengths is not None:
-        lengths_path = partial / "token_bytes.npy"
+        lengths_path = target / "token_bytes.npy"
         buffer = io.BytesIO()
         np.save(buffer, lengths)
         write_file(lengths_path, buffer.getvalue())
-        if utf8_bytes is None:
-            utf8_bytes = int(counts @ lengths.astype(np.int64))
+        utf8_bytes = int(counts @ lengths.astype(np.int64))
+    checksums = {"idx": file_checksums(idx_path(prefix)), "bin": file_checksums(bin_path(prefix))}
     corpus = Corpus(
         prefix=prefix,
         vocab_size=tokenizer.vocab_size,
@@ -237,25 +229,16 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, label: str, utf8_bytes: in
         documents=header.documents,
         utf8_bytes=utf8_bytes,
         token_bytes_path=lengths_path,
-        tokenizer_folder=partial / "tokenizer",
+        tokenizer_folder=target / "tokenizer",
         tokenizer_fingerprint=tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(
-            {"idx": file_checksums(idx_path(prefix)), "bin": file_checksums(bin_path(prefix))}
-        ),
-        source=label,
-        manifest=manifest_path(partial / _PREFIX),
+        fingerprint=pair_fingerprint(checksums),
+        source=str(prefix),
+        manifest=manifest_path(target / _PREFIX),
     )
     save_corpus(corpus)
 
 
-def _disk_error(error: OSError, folder: Path, text_bytes: int) -> DataError:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror}")
-    # Three bytes of text a token, and four bytes a token on disk, leave a margin for the tokenizer beside it.
-    needed_mb = max(1, round(text_bytes * 4 / 3 / 1e6))
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free_mb = shutil.disk_usage(existing).free / 1e6
-    return DataError(
-        f"no space left in {folder}: about {needed_mb:,} MB are needed, {free_mb:,.1f} MB are free; free some, or "
-        "choose another folder"
-    )
+def _disk_error(error: OSError, folder: Path) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(f"no space left in {folder}: free some, or choose another folder; what is finished is kept")
+    return DataError(f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -107,3 +108,28 @@ def exclusive_lock(path: Path) -> Iterator[None]:
             logger.info("waiting for the process that holds %s", path)
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
+    """SHA-256 (hex) of each file's content; files that have kept size and time of change are not read again.
+
+    What was read lies in `folder/checksums.json`; processes that ask at once wait for each other.
+
+    Raises:
+        OSError: a file cannot be read, or the folder not be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    memory = folder / "checksums.json"
+    with exclusive_lock(folder / "checksums.lock"):
+        try:
+            known = dict(json.loads(memory.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            known = {}  # nothing is lost by reading the files again
+        found = {}
+        for path in paths:
+            stat = path.stat()
+            state = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
+            found[state] = known.get(state) or sha256(path)
+        if not found.keys() <= known.keys():
+            write_file(memory, json.dumps({**known, **found}, indent=0).encode())
+    return list(found.values())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.documents import PartReader
+from data_tools.documents import PartReader, Reject
 from data_tools.errors import DataError
 from data_tools.files import write_file
 from data_tools.inputs import Part, cut_into_parts, find_inputs
@@ -120,46 +120,50 @@ def describe_training(result: TrainedTokenizer) -> Iterator[str]:
 
 
 class _Sample:
-    """Documents of many parts, a few parts at a time in turn, until there are enough; some are held out."""
+    """Documents to train on, and some that are held out of it."""
 
     def __init__(self, parts: Sequence[Part], text_key: str) -> None:
         self.documents = self.training_bytes = self.rejected = 0
         self.held_out: list[str] = []
-        self._key = text_key
-        self._parts = list(parts)
-        random.Random(_SHUFFLE_SEED).shuffle(self._parts)
+        self._drawn = documents_in_turn(parts, text_key)
 
     def training_documents(self) -> Iterator[str]:
         """Those to train on; the others are in `held_out` then."""
-        characters = 0
-        for number, document in enumerate(self._usable()):
+        number = characters = 0
+        for document in self._drawn:
+            if isinstance(document, Reject):
+                self.rejected += 1
+                continue
             # Not the first one, which may be all there is.
             if number % HELD_OUT_EVERY == 1:
                 self.held_out.append(document)
-                continue
-            yield document
-            self.documents += 1
-            self.training_bytes += len(document.encode())
-            characters += len(document)
+            else:
+                yield document
+                self.documents += 1
+                self.training_bytes += len(document.encode())
+                characters += len(document)
+            number += 1
             if characters >= MAX_TRAINING_CHARACTERS:
                 return
 
-    def _usable(self) -> Iterator[str]:
-        waiting = iter(self._parts)
-        active: list[Iterator[object]] = []
-        while True:
-            while len(active) < _OPEN_PARTS and (part := next(waiting, None)) is not None:
-                active.append(iter(PartReader(part, self._key)))
-            if not active:
-                return
-            for reader in list(active):
-                document = next(reader, None)
-                if document is None:
-                    active.remove(reader)
-                elif isinstance(document, str):
-                    yield document
-                else:
-                    self.rejected += 1
+
+def documents_in_turn(parts: Sequence[Part], text_key: str) -> Iterator[str | Reject]:
+    """The documents of all parts, from a few of them in turn, so that the first ones stand for all."""
+    shuffled = list(parts)
+    random.Random(_SHUFFLE_SEED).shuffle(shuffled)
+    waiting = iter(shuffled)
+    active: list[Iterator[str | Reject]] = []
+    while True:
+        while len(active) < _OPEN_PARTS and (part := next(waiting, None)) is not None:
+            active.append(iter(PartReader(part, text_key)))
+        if not active:
+            return
+        for reader in list(active):
+            document = next(reader, None)
+            if document is None:
+                active.remove(reader)
+            else:
+                yield document
 
 
 def _compression(name: str, tokenizer: TextTokenizer, documents: list[str]) -> Compression:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -51,7 +52,8 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def left_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
+    names = (path.name for path in folder.iterdir() if path.suffix != ".lock")
+    return sorted(name for name in names if name != "checksums.json")
 
 
 def test_the_embedded_sample(tmp_path: Path) -> None:
@@ -164,14 +166,21 @@ def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> N
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"txt": "bad"}\n')
     for chosen in (tokenizer, None):
-        with pytest.raises(DataError, match=r"bad\.jsonl:2: the key 'text' is missing; keys there: 'txt'"):
+        with pytest.raises(
+            DataError,
+            match=r"1 of 2 documents are not usable, .*bad\.jsonl:2: .*the key 'text' is missing; keys there: 'txt'",
+        ) as caught:
             prepare_corpus(bad, chosen, cache, 300)
-    assert left_in(cache) == []
+        (listed,) = re.findall(r"\S+\.rejects\.jsonl", str(caught.value))
+        assert json.loads(Path(listed).read_text())["line"] == 2
+    assert not list(cache.glob("*/*.manifest.json"))
     with pytest.raises(DataError, match=r"cannot be prepared in .*bad\.jsonl/cache: .*: Not a directory"):
         prepare_corpus(None, tokenizer, bad / "cache", 300)
 
 
-@pytest.mark.parametrize("part", ["tokens.idx", "tokens.bin", "tokens.manifest.json", "token_bytes.npy", "tokenizer"])
+@pytest.mark.parametrize(
+    "part", ["tokens.idx", "tokens.bin", "tokens.manifest.json", "tokens.token_bytes.npy", "tokens.tokenizer"]
+)
 def test_a_damaged_cache_is_made_again(
     source: Path, tokenizer: str, tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,7 +223,7 @@ def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
     assert len(left_in(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("moment", ["tokenizer", "tokens.bin.partial", "tokens.bin"])
+@pytest.mark.parametrize("moment", ["tokens.parts", "tokens.bin.partial", "tokens.bin"])
 def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp_path: Path, moment: str) -> None:
     source = tmp_path / "data.txt"
     source.write_text("\n\n".join(DOCUMENTS * 100))
@@ -222,15 +231,16 @@ def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp
     for attempt in range(20):  # on a busy machine the process may be done before the signal reaches it
         cache = tmp_path / str(attempt)
         process = start(source, tokenizer, cache, 300)
-        while not list(cache.glob(f"corpus-*.partial/{moment}")) and process.poll() is None:
+        while not list(cache.glob(f"corpus-*/{moment}")) and process.poll() is None:
             time.sleep(0.0005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        left = left_in(cache)
+        unfinished = left_in(cache) and not list(cache.glob("corpus-*/*.manifest.json"))
         again = prepare_corpus(source, tokenizer, cache, 300)
         assert again.fingerprint == undisturbed.fingerprint
         assert left_in(cache) == [again.prefix.parent.name]
-        if process.returncode == -signal.SIGKILL and left == [f"{again.prefix.parent.name}.partial"]:
+        assert left_in(again.prefix.parent) == left_in(undisturbed.prefix.parent)
+        if process.returncode == -signal.SIGKILL and unfinished:
             return
     pytest.fail("no process was killed half-way")
 
@@ -251,7 +261,44 @@ def test_a_full_disk_is_said_and_left_clean(small_disk: Path, tokenizer: str, tm
     source.write_text("\n\n".join(DOCUMENTS * 100))
     with pytest.raises(DataError) as caught:
         prepare_corpus(source, tokenizer, small_disk, 300)
-    assert str(caught.value).startswith(f"no space left in {small_disk}: about 3 MB are needed, 0.5 MB are free;")
-    assert left_in(small_disk) == []
+    assert str(caught.value).startswith(f"no space left in {small_disk}")
+    assert not list(small_disk.glob("*/*.manifest.json"))
+    for unfinished in small_disk.glob("corpus-*"):
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
     source.write_text("\n\n".join(DOCUMENTS))
     assert prepare_corpus(source, tokenizer, small_disk, 300).documents == len(list(read_documents(source)))
+
+
+def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    """Parquet, compressed JSONL and text in one folder: the tokens are those of the same documents in one file."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "texts"
+    (folder / "below").mkdir(parents=True)
+    pq.write_table(pa.table({"text": DOCUMENTS[:20]}), folder / "a.parquet")
+    rows = [json.dumps({"text": document}) + "\n" for document in DOCUMENTS]
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(rows[20:40]).encode()))
+    (folder / "below" / "c.jsonl").write_text("".join(rows[40:]))
+    whole = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    parts = prepare_corpus(folder, tokenizer, tmp_path / "cache", 300)
+    assert parts.prefix != whole.prefix
+    assert (parts.fingerprint, parts.source) == (whole.fingerprint, str(folder))
+    globbed = prepare_corpus(folder / "**" / "*[lzt]", tokenizer, tmp_path / "cache", 300)
+    assert globbed.prefix == parts.prefix
+
+
+def test_files_that_kept_size_and_time_are_not_read_again(
+    source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    read: list[Path] = []
+    monkeypatch.setattr("data_tools.files.sha256", lambda path: read.append(path) or "0")
+    assert prepare_corpus(source, tokenizer, tmp_path / "cache", 300) == corpus
+    assert read == []
+    source.touch()
+    prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    assert read == [source]
