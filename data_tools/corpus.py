@@ -104,7 +104,7 @@ def prepare_corpus(
             if not Path(chosen).is_dir():
                 train_tokenizer(text.documents(), embedded_vocab_size, Path(chosen))
         workers = len(os.sched_getaffinity(0))
-        tokenize_files(files, target / _PREFIX, chosen, workers=workers, on_part=on_part)
+        tokenize_files(files, target / _PREFIX, chosen, workers=workers, source=text.label, on_part=on_part)
         shutil.rmtree(target / "trained", ignore_errors=True)  # a copy lies beside the tokens
 
     return _once(folder, f"{text.checksum} {tokenizer_key}", text.label, make)

@@ -63,6 +63,7 @@ class _Job:
     parts: list[Part]
     tokenizer: TextTokenizer
     text_key: str
+    source: str
 
     @property
     def folder(self) -> Path:
@@ -95,6 +96,7 @@ def tokenize_files(
     text_key: str = TEXT_KEY,
     workers: int = 1,
     max_rejects: float = MAX_REJECTS,
+    source: str | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
     """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or go on with that.
@@ -102,6 +104,7 @@ def tokenize_files(
     tokenizer: a folder, or a name on the hub. Documents end with its end-of-document token. It lies beside the pair
         afterwards, as does the length of its tokens.
     max_rejects: the fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
+    source: where the text came from, for people; by default the names of its files.
     on_part: is told how many parts are finished, of how many.
 
     Where all is there already, made from the same files, nothing is done.
@@ -119,7 +122,9 @@ def tokenize_files(
             is_finished = manifest_path(prefix).exists()
             # Started first, so that they are ready when the tokenizer is.
             with Workers(PartWork, 0 if is_finished else min(workers, len(parts))) as processes:
-                job = _Job(prefix, states, _checksums(paths), parts, load_tokenizer(tokenizer), text_key)
+                names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
+                loaded = load_tokenizer(tokenizer)
+                job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
                 return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
     except OSError as error:
         raise _disk_error(error, prefix) from None
@@ -240,7 +245,7 @@ def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: fl
         tokenizer_folder=folder,
         tokenizer_fingerprint=job.tokenizer.fingerprint,
         fingerprint=pair_fingerprint(pair),
-        source=", ".join(map(str, itertools.islice(job.inputs, 3))) + (", ..." if len(job.inputs) > 3 else ""),
+        source=job.source,
         manifest=manifest_path(job.prefix),
     )
     record = TokenizeRecord(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from data_tools.corpus import Corpus, load_corpus, prepare_corpus
@@ -22,10 +23,11 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
             has no document.
     """
     data = config.data
-    corpora = [
-        prepare_corpus(Path(source) if source else None, data.tokenizer, Path(data.cache), data.trained_vocab_size)
-        for source in data.sources
-    ]
+    corpora = []
+    for source in data.sources:
+        path = Path(source) if source else None
+        show = partial(_show_progress, source or "the sample text")
+        corpora.append(prepare_corpus(path, data.tokenizer, Path(data.cache), data.trained_vocab_size, show))
     _check_tokenizers(corpora)
     if corpora[0].vocab_size > config.model.vocab_size:
         raise ConfigError(
@@ -75,6 +77,12 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
                 f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
                 f"{name}; {helps}"
             )
+
+
+def _show_progress(source: str, done: int, parts: int) -> None:
+    # A line for each tenth of what takes long enough to wonder.
+    if parts >= 10 and done % max(1, parts // 10) == 0:
+        print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
 
 
 def _check_tokenizers(corpora: Sequence[Corpus]) -> None:
