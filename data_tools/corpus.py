@@ -118,6 +118,8 @@ def _embedded_source() -> _TextSource:
 
 def _file_source(source: Path, folder: Path) -> _TextSource:
     paths = find_inputs([source])
+    if not any(path.stat().st_size for path in paths):
+        raise DataError(f"{source} is empty")
 
     def documents() -> Iterable[str]:
         drawn = documents_in_turn(cut_into_parts(paths, TEXT_KEY), TEXT_KEY)
@@ -240,5 +242,10 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
 
 def _disk_error(error: OSError, folder: Path) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"no space left in {folder}: free some, or choose another folder; what is finished is kept")
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free_mb = shutil.disk_usage(existing).free / 1e6
+        return DataError(
+            f"no space left in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; what is "
+            "finished is kept"
+        )
     return DataError(f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror}")

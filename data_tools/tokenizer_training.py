@@ -176,8 +176,10 @@ def _utf8_bytes(documents: Iterable[str]) -> int:
 
 
 def _write_facts(trained: TextTokenizer, result: TrainedTokenizer, folder: Path) -> None:
+    lengths = trained.token_bytes()
+    assert lengths is not None  # what is trained here is byte-level
     buffer = io.BytesIO()
-    np.save(buffer, trained.token_bytes())
+    np.save(buffer, lengths)
     write_file(folder / "token_bytes.npy", buffer.getvalue())
     facts = {**asdict(result), "folder": str(result.folder)}
     write_file(folder / "training.json", (json.dumps(facts, indent=2) + "\n").encode())
