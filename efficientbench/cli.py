@@ -96,6 +96,30 @@ def report(
 
 
 @app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
+    despite: Annotated[
+        str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
+    ] = "",
+    target_loss: Annotated[
+        float | None, typer.Option("--target-loss", help="give tokens, time and energy to this validation loss")
+    ] = None,
+) -> None:
+    """Tell by how much two runs differ, and whether that is more than noise."""
+    from rich.console import Console
+
+    from metrics.compare import compare as compare_groups
+    from metrics.repeats import load_group, load_neighbours
+    from metrics.report.comparison import print_comparison
+
+    allowed = [name.strip() for name in despite.split(",") if name.strip()]
+    groups = load_group(first), load_group(second)
+    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
+    print_comparison(comparison, Console())
+
+
+@app.command()
 def scripts(
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
 ) -> None:

@@ -107,13 +107,13 @@ def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0)
     return Cost(tokens, time_before + part * (time_after - time_before), energy_j)
 
 
-def lowest_common_loss(records: Sequence[RunRecord]) -> float:
-    """The lowest validation loss that all the runs got to.
+def lowest_common_loss(records: Sequence[RunRecord], loss_shift: float = 0.0) -> float:
+    """The lowest validation loss that all the runs got to, with so many standard errors added to each loss.
 
     Raises:
         MetricsError: one of them never validated.
     """
-    return max(min(loss for _, loss in _points(record)) for record in records)
+    return max(min(loss + loss_shift * (point.loss_se or 0.0) for point, loss in _points(record)) for record in records)
 
 
 def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:

@@ -1,0 +1,89 @@
+"""A ratio of two figures, and whether it says more than noise does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metrics.definitions import t_quantile_95
+
+Z_95 = 1.959964
+
+NO_DIFFERENCE = "no difference measurable"
+NO_INTERVAL = "one run tells no interval: --repeat"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The second over the first, with what can be said of it."""
+
+    metric: str
+    first: float
+    second: float
+    ratio: float
+    low: float | None
+    """95 % confidence interval of the ratio; None where nothing tells it."""
+    high: float | None
+    basis: str
+    """What the interval is of."""
+    noise_floor: float | None
+    """The largest ratio, above 1, between identical models; None where none ran."""
+
+    @property
+    def measurable(self) -> bool | None:
+        """Whether there is a difference, beyond the interval and the noise floor; None where neither is known."""
+        if self.noise_floor is not None and abs(math.log(self.ratio)) <= math.log(self.noise_floor):
+            return False
+        if self.low is None or self.high is None:
+            return None
+        return not self.low <= 1 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        if self.measurable is None:
+            return NO_INTERVAL
+        if not self.measurable:
+            return NO_DIFFERENCE
+        return f"{abs(self.ratio - 1):.1%} {'more' if self.ratio > 1 else 'less'}"
+
+
+def make_ratio(
+    metric: str,
+    first: Sequence[float],
+    second: Sequence[float],
+    errors: Sequence[Sequence[float | None]],
+    floor: float | None,
+) -> Ratio:
+    """The ratio of geometric means, with its interval from the repeats, else from each run's own relative error.
+
+    Args:
+        metric: name of the figure.
+        first, second: the figure of each run, above 0.
+        errors: of both sides, each run's relative standard error; None where the run does not tell.
+        floor: the largest ratio between identical models.
+    """
+    logs = [[math.log(value) for value in values] for values in (first, second)]
+    means = [math.fsum(each) / len(each) for each in logs]
+    difference = means[1] - means[0]
+    margin, basis = None, NO_INTERVAL
+    if min(len(first), len(second)) > 1:
+        margin, basis = _welch_margin(logs, means), f"{len(first)} and {len(second)} repeats"
+    elif None not in (*errors[0], *errors[1]):
+        variance = sum(math.fsum((error or 0.0) ** 2 for error in side) / len(side) ** 2 for side in errors)
+        margin, basis = Z_95 * math.sqrt(variance), "the spread within a run"
+    low, high = (None, None) if margin is None else (math.exp(difference - margin), math.exp(difference + margin))
+    return Ratio(metric, math.exp(means[0]), math.exp(means[1]), math.exp(difference), low, high, basis, floor)
+
+
+def _welch_margin(logs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
+    """Half of the 95 % interval of the difference of two means of unequal variances (Welch, 1947)."""
+    parts = [
+        math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
+        for values, mean in zip(logs, means, strict=True)
+    ]
+    variance = sum(parts)
+    if variance == 0:
+        return 0.0
+    degrees = variance**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+    return t_quantile_95(max(int(degrees), 1)) * math.sqrt(variance)
