@@ -38,9 +38,26 @@ Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", he
 
 
 @app.command()
-def run(name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None) -> None:
-    """Train, evaluate, measure and record one run."""
+def run(
+    name: Name,
+    words: Words = None,
+    smoke: Smoke = False,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", metavar="N", help="N runs with consecutive seeds; complete ones are kept"),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
+) -> None:
+    """Train, evaluate, measure and record one run, or several that repeat it."""
     config, mode = _resolve(name, words or [], smoke, data, tokenizer)
+    if again and repeat is None:
+        raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
+    if repeat is not None:
+        from efficientbench.repeat import run_repeats
+
+        raise typer.Exit(run_repeats(config, mode, repeat, again))
     from efficientbench.run import run as run_config
 
     raise typer.Exit(run_config(config, mode))

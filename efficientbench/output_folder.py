@@ -31,6 +31,11 @@ class OutputFolder:
         """The folder of a run, below the suite's."""
         return cls(Path(config.output).absolute() / config.name)
 
+    @classmethod
+    def of_repeat(cls, config: RunConfig) -> OutputFolder:
+        """The folder of one repeat of a run, below the run's."""
+        return cls(cls.of(config).path / f"seed_{config.training.seed}")
+
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
         """Make the folder and hold it for this run; what an earlier run wrote moves to `previous/<time>/`.

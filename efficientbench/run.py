@@ -28,12 +28,13 @@ from metrics.record import read_record
 from metrics.report.table import print_table
 
 
-def run(config: RunConfig, mode: str) -> int:
+def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int:
     """Train, measure and record `config`; returns the exit code.
 
     Args:
         config: the run.
         mode: `dsw`, this machine alone, or `dlc`, the nodes that the environment describes.
+        folder: where the run writes; None: the folder of its name.
 
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
@@ -49,7 +50,7 @@ def run(config: RunConfig, mode: str) -> int:
         )
     config = plan.config
     _announce(plan, device)
-    folder = OutputFolder.of(config)
+    folder = folder or OutputFolder.of(config)
     node = cluster.node_rank if cluster is not None else 0
     # The first node's parent holds the folder for all.
     with folder.claimed() if node == 0 else contextlib.nullcontext():

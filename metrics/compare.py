@@ -176,7 +176,7 @@ def _speed_only(ratios: Sequence[Ratio], first: Group, second: Group) -> str | N
     if loss is None or loss.measurable is not False:
         return None
     noise = "the noise between seeds" if loss.basis.endswith("repeats") else "the validation loss's own standard error"
-    if loss.noise_floor is not None and abs(math.log(loss.ratio)) <= math.log(loss.noise_floor):
+    if loss.noise_floor is not None and not loss.within_interval:
         noise = "what identical models differ by"
     unknown = "" if loss.basis.endswith("repeats") else " (the noise between seeds is not known: --repeat)"
     return f"the validation losses differ by {abs(loss.second - loss.first):.3g}, no more than {noise}{unknown}"

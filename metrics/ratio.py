@@ -10,7 +10,10 @@ from metrics.definitions import t_quantile_95
 
 Z_95 = 1.959964
 
+_ROUNDING = 1e-9
+
 NO_DIFFERENCE = "no difference measurable"
+WITHIN_A_RUN = "the spread within a run"
 NO_INTERVAL = "one run tells no interval: --repeat"
 
 
@@ -33,11 +36,16 @@ class Ratio:
     @property
     def measurable(self) -> bool | None:
         """Whether there is a difference, beyond the interval and the noise floor; None where neither is known."""
-        if self.noise_floor is not None and abs(math.log(self.ratio)) <= math.log(self.noise_floor):
+        if self.noise_floor is not None and abs(math.log(self.ratio)) <= math.log(self.noise_floor) + _ROUNDING:
             return False
         if self.low is None or self.high is None:
             return None
-        return not self.low <= 1 <= self.high
+        return not self.within_interval
+
+    @property
+    def within_interval(self) -> bool:
+        """Whether the interval holds the ratio 1."""
+        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
 
     @property
     def verdict(self) -> str:
@@ -71,7 +79,7 @@ def make_ratio(
         margin, basis = _welch_margin(logs, means), f"{len(first)} and {len(second)} repeats"
     elif None not in (*errors[0], *errors[1]):
         variance = sum(math.fsum((error or 0.0) ** 2 for error in side) / len(side) ** 2 for side in errors)
-        margin, basis = Z_95 * math.sqrt(variance), "the spread within a run"
+        margin, basis = Z_95 * math.sqrt(variance), WITHIN_A_RUN
     low, high = (None, None) if margin is None else (math.exp(difference - margin), math.exp(difference + margin))
     return Ratio(metric, math.exp(means[0]), math.exp(means[1]), math.exp(difference), low, high, basis, floor)
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.compare import Comparison
-from metrics.ratio import Ratio
+from metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
 from metrics.repeats import Group
 
 UNITS = {
@@ -43,6 +43,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
         console.print(_table(comparison.costs, first, second))
     console.print()
+    console.print(Text(_bases(comparison)))
     if comparison.speed_only:
         console.print(Text(f"Speed only: {comparison.speed_only}."))
     reasons: dict[str, list[str]] = {}
@@ -72,6 +73,17 @@ def _introduction(comparison: Comparison, first: str, second: str) -> list[str]:
         lines.append(f"also different: {_changes(comparison.other_changes)}")
     lines += [f"despite a different {difference}" for difference in comparison.despite]
     return lines
+
+
+def _bases(comparison: Comparison) -> str:
+    """What the intervals and the noise floor are of."""
+    ratios = (*comparison.ratios, *comparison.costs)
+    bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
+    unknown = {WITHIN_A_RUN: f"{WITHIN_A_RUN}, which knows nothing of the noise between runs and seeds (--repeat)"}
+    lines = [f"Intervals: {'; '.join(unknown.get(basis, basis) for basis in bases) or NO_INTERVAL}."]
+    if any(ratio.noise_floor is not None for ratio in ratios):
+        lines.append("Noise floor: the largest difference between identical models under two names.")
+    return " ".join(lines)
 
 
 def _changes(changes: dict[str, tuple[object, object]]) -> str:

@@ -1,0 +1,74 @@
+"""Several runs of one configuration with consecutive seeds, each in a folder of its own below the run's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+from efficientbench.output_folder import OutputFolder
+from efficientbench.run import run
+from launchers.cluster_env import Cluster
+from metrics.errors import MetricsError
+from metrics.record import RunRecord, read_record
+from metrics.repeats import flat, group_repeats
+from metrics.report.repeats import print_spread
+
+
+def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool) -> int:
+    """Train, measure and record `config` so many times; returns the exit code of the first that did not end well.
+
+    The first has the configured seed, each further one the next. A repeat whose folder holds its complete record is
+    kept, so that a series that was interrupted goes on where it stopped.
+
+    Args:
+        config: the first run.
+        mode: as of `run`.
+        repeats: how many, 1 or more.
+        again: train complete repeats again as well; their records move to `previous/`.
+
+    Raises:
+        ConfigError: fewer than one repeat, and what `run` raises.
+    """
+    if repeats < 1:
+        raise ConfigError(f"--repeat: {repeats} runs are none; 1 or more")
+    configs = [_with_seed(config, config.training.seed + index) for index in range(repeats)]
+    # All at once and before any trains: the nodes of a trial, which share these folders, must come to the same answer.
+    kept = [False if again else _is_complete(each) for each in configs]
+    for number, (each, done) in enumerate(zip(configs, kept, strict=True), start=1):
+        state = f"complete, kept ({OutputFolder.of_repeat(each).record})" if done else "trains"
+        print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}")
+        sys.stdout.flush()
+        if not done and (exit_code := run(each, mode, OutputFolder.of_repeat(each))):
+            return exit_code
+    if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
+        # The first node writes the records, perhaps later than this one ends.
+        return 0
+    records = [read_record(OutputFolder.of_repeat(each).record) for each in configs]
+    for group in group_repeats(records):
+        print_spread(group, Console())
+    return 0
+
+
+def _with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})
+
+
+def _is_complete(config: RunConfig) -> bool:
+    """Whether the repeat's folder holds a complete record of just this configuration."""
+    path = OutputFolder.of_repeat(config).record
+    try:
+        record = read_record(path)
+    except MetricsError:
+        return False
+    return record.status == "completed" and _same(record, config)
+
+
+def _same(record: RunRecord, config: RunConfig) -> bool:
+    # The micro-batch is fitted to the devices, and files may lie elsewhere by now.
+    free = ("training.micro_batch_size", "output", "data.cache")
+    recorded, wanted = flat(record.config), flat(config.model_dump(mode="json"))
+    return all(recorded.get(key) == wanted.get(key) for key in {*recorded, *wanted} if key not in free)

@@ -1,0 +1,54 @@
+"""Repeats of a run and their comparison, by the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import efficientbench, record
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory, cache: str) -> tuple[str, ...]:
+    from support.command_line import TINY
+
+    output = tmp_path_factory.mktemp("repeats")
+    return (f"output={output}", f"data.cache={cache}", *TINY, "training.steps=12", "training.validate_every_tokens=512")
+
+
+def test_repeats_are_kept_resumed_and_compared(words: tuple[str, ...]) -> None:
+    folder = Path(words[0].removeprefix("output=")) / "gqa_1.5B_smoke"
+    done = efficientbench("run", "gqa_1.5B", "--smoke", "--repeat", "2", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gqa_1.5B (smoke), 2 runs (seeds 1234, 1235)" in done.stdout
+    first, second = (record(folder / f"seed_{seed}") for seed in (1234, 1235))
+    assert (first["seed"], second["seed"]) == (1234, 1235)
+    assert first["validation_loss"] != second["validation_loss"]
+    # 128 tokens a step: 512 are complete after every fourth.
+    assert [point["tokens"] for point in first["quality_curve"]] == [512, 1024, 1536]
+    assert first["quality_curve"][0]["measured_tokens"] == 512 - 128
+
+    (folder / "seed_1235" / "record.json").unlink()
+    resumed = efficientbench("run", "gqa_1.5B", "--smoke", "--repeat", "2", *words)
+    assert "repeat 1 of 2, seed 1234: complete, kept" in resumed.stdout
+    assert "repeat 2 of 2, seed 1235: trains" in resumed.stdout
+    assert record(folder / "seed_1234") == first
+    # The same seed trains the same weights.
+    assert record(folder / "seed_1235")["validation_loss"] == pytest.approx(second["validation_loss"], rel=1e-6)
+
+    compared = efficientbench("compare", str(folder), str(folder / "seed_1234"), COLUMNS="160")
+    assert (compared.returncode, compared.stderr) == (0, "")
+    assert "Identical models (A/A test)" in compared.stdout
+    assert "To a validation loss of" in compared.stdout
+
+
+def test_mistakes_end_with_one_line(tmp_path: Path) -> None:
+    for said, message in (
+        (("run", "gqa_1.5B", "--repeat", "0"), "error: --repeat: 0 runs are none; 1 or more"),
+        (("compare", str(tmp_path), str(tmp_path)), f"error: {tmp_path}: holds no run's record yet"),
+        (("compare", str(tmp_path / "a"), str(tmp_path)), f"error: {tmp_path / 'a'}: there is no such folder"),
+    ):
+        done = efficientbench(*said)
+        assert done.returncode == 2, said
+        assert done.stderr.startswith(message)
+        assert done.stderr.count("\n") == 1

@@ -1,0 +1,262 @@
+"""Comparisons: what may be compared, ratios by closed forms and simulation, the noise floor, the cost to a quality."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from support.metrics_parts import make_record
+
+from metrics import MetricsError
+from metrics.compare import compare
+from metrics.conditions import differences
+from metrics.ratio import NO_DIFFERENCE, NO_INTERVAL, make_ratio
+from metrics.record import RunRecord, write_record
+from metrics.record_parts import DataSource, QualityPoint
+from metrics.repeats import Group, group_repeats, load_group, load_neighbours
+from metrics.report.comparison import print_comparison
+
+CONFIG = {
+    "variant": "gqa",
+    "size": "1.5B",
+    "model": {"layers": 4, "attention": {"kind": "gqa"}, "position": {"kind": "rope"}},
+    "training": {"seed": 1, "learning_rate": 0.1},
+    "data": {"path": None, "cache": "here", "split": [99, 1, 0]},
+}
+
+
+def run_of(
+    name: str = "gqa", seed: int = 1, attention: str = "gqa", learning_rate: float = 0.1, **figures: Any
+) -> RunRecord:
+    config = {
+        **CONFIG,
+        "variant": name,
+        "model": {**CONFIG["model"], "attention": {"kind": attention}},
+        "training": {"seed": seed, "learning_rate": learning_rate},
+    }
+    measured = {"al_s": 0.1, "al_s_ci_low": 0.098, "al_s_ci_high": 0.102, "tokens_per_s": 1000.0, "tokens": 1000}
+    known = {"steps_measured": 10, "validation_loss": 4.0, "validation_loss_se": 0.02}
+    names = {"run": f"{name}_1.5B", "variant": name, "seed": seed, "config": config}
+    return make_record({**measured, **known, **names, **figures})
+
+
+def group_of(*records: RunRecord) -> Group:
+    (group,) = group_repeats(records)
+    return group
+
+
+def test_repeats_differ_in_their_seed_alone() -> None:
+    records = [run_of(seed=2), run_of(seed=1), run_of("rope"), run_of(learning_rate=0.2), run_of(device_name="other")]
+    groups = group_repeats(records)
+    assert [[(r.run, r.seed) for r in group.records] for group in groups] == [
+        [("gqa_1.5B", 1), ("gqa_1.5B", 2)],
+        [("rope_1.5B", 1)],
+        [("gqa_1.5B", 1)],
+        [("gqa_1.5B", 1)],
+    ]
+
+
+def test_the_spread_of_repeats_is_students() -> None:
+    spread = group_of(*(run_of(seed=seed, al_s=al_s) for seed, al_s in enumerate((1.0, 2.0, 3.0)))).spread("al_s")
+    assert spread is not None
+    assert (spread.mean, spread.std, spread.runs) == (2.0, 1.0, 3)
+    assert spread.high == pytest.approx(2 + 4.3027 / math.sqrt(3))
+    single = group_of(run_of()).spread("al_s")
+    assert single is not None
+    assert (single.low, single.std) == (None, None)
+    assert group_of(run_of()).spread("mfu") is None
+
+
+DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint="aa", tokenizer_fingerprint="t")]
+
+
+@pytest.mark.parametrize(
+    ("figures", "condition"),
+    [
+        ({"device_name": "Trace 1"}, "device"),
+        ({"devices": 2}, "device"),
+        ({"dtype": "fp32"}, "dtype"),
+        ({"tokens": 999}, "tokens"),
+        ({"seq_len": 4096}, "sequence"),
+        ({"data": [DATA[0].model_copy(update={"fingerprint": "bb"})]}, "data"),
+        ({"global_batch_size": 8}, "global_batch"),
+        ({"tp": 2}, "layout"),
+        ({"micro_batch_size": 1}, "layout"),
+        ({"energy_scope": "gpu"}, "energy_scope"),
+        ({"kernels": {"attention": "math"}}, "kernels"),
+        ({"fallback_kernels": {"attention": "flash is not installed"}}, "kernels"),
+        ({"formula_id": "another"}, "formulas"),
+    ],
+)
+def test_other_conditions_are_refused_by_name_unless_allowed(figures: dict[str, Any], condition: str) -> None:
+    first, second = group_of(run_of(data=DATA)), group_of(run_of(**{"data": DATA, **figures}))
+    with pytest.raises(MetricsError, match=f"{condition}: .* against .*--despite {condition}$"):
+        compare(first, second)
+    assert [difference.condition for difference in compare(first, second, [condition]).despite] == [condition]
+
+
+def test_an_unknown_condition_is_refused() -> None:
+    with pytest.raises(MetricsError, match="speed is no condition of a comparison: they are device, dtype"):
+        compare(group_of(run_of()), group_of(run_of()), ["speed"])
+
+
+def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> None:
+    dense = run_of(kernels={"attention": "flash", "norm": "torch"})
+    relative = run_of("mla", attention="mla", kernels={"attention": "flex", "norm": "torch"})
+    sparse = run_of("nsa", attention="nsa", kernels={"nsa_selection": "fla", "norm": "torch"})
+    slow = run_of("nsa", attention="nsa", kernels={"nsa_selection": "tiles", "norm": "torch"}, fallback_kernels={
+        "nsa_selection": "fla-core is not installed"
+    })  # fmt: skip
+    other_norm = run_of("mla", attention="mla", kernels={"attention": "flex", "norm": "slow"})
+    assert differences(dense, relative) == []
+    assert differences(dense, sparse) == []
+    (difference,) = differences(dense, slow)
+    assert str(difference) == (
+        "kernels: nsa_selection: no such part against tiles (a fallback: fla-core is not installed)"
+    )
+    assert [str(each) for each in differences(dense, other_norm)] == ["kernels: norm: torch against slow"]
+    assert differences(slow, slow) == []
+
+
+def test_the_ratio_of_repeats_is_welchs() -> None:
+    # Logarithms 0, 1, 2 and 3, 5: difference 3, variances 1 / 3 and 2 / 2, degrees (4/3)² / (1/18 + 1) = 1.68 → 1.
+    first, second = [math.exp(x) for x in (0, 1, 2)], [math.exp(x) for x in (3, 5)]
+    ratio = make_ratio("al_s", first, second, [[None] * 3, [None] * 2], None)
+    assert math.log(ratio.ratio) == pytest.approx(3)
+    assert math.log(ratio.high or 0) == pytest.approx(3 + 12.7062 * math.sqrt(4 / 3))
+    assert (ratio.basis, ratio.measurable, ratio.verdict) == ("3 and 2 repeats", False, NO_DIFFERENCE)
+
+
+def test_the_interval_of_repeats_holds_the_true_ratio() -> None:
+    rng = np.random.default_rng(5)
+    held = []
+    for _ in range(400):
+        first, second = np.exp(rng.normal(0, 0.05, 4)), np.exp(rng.normal(0.1, 0.02, 5))
+        ratio = make_ratio("al_s", first.tolist(), second.tolist(), [[None] * 4, [None] * 5], None)
+        held.append((ratio.low or 0) <= math.exp(0.1) <= (ratio.high or 0))
+    assert np.mean(held) == pytest.approx(0.95, abs=0.035)
+
+
+def test_single_runs_have_the_interval_of_their_steps_and_nothing_else() -> None:
+    first, second = group_of(run_of(amu_gb=2.0)), group_of(run_of("mla", attention="mla", al_s=0.11,
+        al_s_ci_low=0.108, al_s_ci_high=0.112, amu_gb=3.0))  # fmt: skip
+    comparison = compare(first, second)
+    by_name = {ratio.metric: ratio for ratio in comparison.ratios}
+    steps = by_name["al_s"]
+    error = math.hypot(math.log(0.102 / 0.098) / 2, math.log(0.112 / 0.108) / 2)
+    assert steps.ratio == pytest.approx(1.1)
+    assert steps.low == pytest.approx(1.1 * math.exp(-error))
+    assert (steps.verdict, steps.basis) == ("10.0% more", "the spread within a run")
+    assert by_name["tokens_per_s"].verdict == NO_DIFFERENCE
+    assert by_name["amu_gb"].verdict == NO_INTERVAL
+    assert comparison.model_changes == {"model.attention.kind": ("gqa", "mla")}
+    assert comparison.unavailable["mfu"] == "gqa_1.5B: not part of this test"
+
+
+def test_identical_models_set_the_noise_floor() -> None:
+    faster = group_of(run_of("mla", attention="mla", al_s=0.106, al_s_ci_low=0.1059, al_s_ci_high=0.1061))
+    alone = compare(group_of(run_of()), faster)
+    twin = group_of(run_of("rope", al_s=0.108))
+    beside = compare(group_of(run_of()), faster, neighbours=[twin])
+    assert [c.ratios[1].verdict for c in (alone, beside)] == ["6.0% more", NO_DIFFERENCE]
+    assert beside.ratios[1].noise_floor == pytest.approx(1.08)
+    under_other_conditions = group_of(run_of("rope", al_s=0.108, dtype="fp32"))
+    assert compare(group_of(run_of()), faster, neighbours=[under_other_conditions]).ratios[1].noise_floor is None
+    itself = compare(group_of(run_of()), twin)
+    assert itself.identical
+    assert {ratio.verdict for ratio in itself.ratios} == {NO_DIFFERENCE}
+
+
+def curve(shift: float, watts: float = 50.0) -> list[QualityPoint]:
+    """Loss falls by 1 with each doubling of the tokens, 1,000 tokens/s."""
+    return [
+        QualityPoint(step=2**i, tokens=1000 * 2**i, loss=8.0 + shift - i, loss_se=0.01, measured_tokens=1000 * 2**i,
+                     train_s=2.0**i, energy_j=watts * 2.0**i) for i in range(5)
+    ]  # fmt: skip
+
+
+def test_the_cost_to_a_loss_with_its_interval() -> None:
+    energy = {"energy_j_per_token": 0.05}
+    first = group_of(run_of(quality_curve=curve(0.0), **energy))
+    second = group_of(run_of("mla", attention="mla", quality_curve=curve(0.5), **energy))
+    comparison = compare(first, second, target_loss=6.0)
+    tokens, time_s, energy_j = comparison.costs
+    assert (tokens.first, tokens.ratio) == (pytest.approx(4000), pytest.approx(math.sqrt(2)))
+    # A loss off by 0.01 moves the tokens by a factor 2^0.01; of two runs that is √2 times as much.
+    assert math.log(tokens.high / tokens.ratio) == pytest.approx(1.96 * 0.01 * math.log(2) * math.sqrt(2), rel=0.01)
+    assert energy_j.first == pytest.approx(200)
+    # Time is linear in the tokens between two validations, and so its interval is not the tokens' own.
+    assert time_s.ratio == pytest.approx(math.sqrt(2), rel=1e-3)
+    assert {ratio.basis for ratio in comparison.costs} == {"the spread within a run"}
+    assert compare(first, second, target_loss=1.0).unavailable["cost"].startswith("gqa_1.5B did not get to")
+    assert compare(first, second).target_loss == pytest.approx(4.5 + 1.96 * 0.01)
+
+
+def test_repeats_give_the_costs_interval_and_the_seeds_noise() -> None:
+    first = group_of(*(run_of(seed=s, quality_curve=curve(x), validation_loss=4 + x)
+                       for s, x in enumerate((0.0, 0.1, -0.1))))  # fmt: skip
+    second = group_of(*(run_of("mla", s, "mla", quality_curve=curve(x), validation_loss=4 + x)
+                        for s, x in enumerate((0.05, 0.15, -0.05))))  # fmt: skip
+    comparison = compare(first, second, target_loss=6.0)
+    assert comparison.costs[0].basis == "3 and 3 repeats"
+    assert comparison.costs[0].ratio == pytest.approx(2**0.05)
+    assert comparison.speed_only == ("the validation losses differ by 0.05, no more than the noise between seeds")
+    worse = group_of(*(run_of("mla", s, "mla", validation_loss=5 + x) for s, x in enumerate((0.05, 0.15, -0.05))))
+    assert compare(first, worse).speed_only is None
+
+
+def test_without_repeats_speed_only_says_what_is_not_known() -> None:
+    comparison = compare(group_of(run_of()), group_of(run_of("mla", attention="mla", validation_loss=4.01)))
+    assert comparison.speed_only == (
+        "the validation losses differ by 0.01, no more than the validation loss's own standard error (the noise "
+        "between seeds is not known: --repeat)"
+    )
+
+
+def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    for seed in (1, 2):
+        write_record(run_of(seed=seed), suite / "gqa_1.5B" / f"seed_{seed}" / "record.json")
+    write_record(run_of("rope"), suite / "rope_1.5B" / "record.json")
+    write_record(run_of("rope", seed=9), suite / "rope_1.5B" / "previous" / "then" / "record.json")
+    (suite / "broken").mkdir()
+    (suite / "broken" / "record.json").write_text("{")
+    assert [record.seed for record in load_group(suite / "gqa_1.5B").records] == [1, 2]
+    assert load_group(suite / "rope_1.5B").name == "rope_1.5B"
+    assert [group.name for group in load_neighbours(suite / "gqa_1.5B")] == ["rope_1.5B"]
+    with pytest.raises(MetricsError, match="broken/record.json: damaged"):
+        load_group(suite)
+    (suite / "broken" / "record.json").unlink()
+    with pytest.raises(MetricsError, match=r"holds 2 groups of runs that .* \(gqa_1.5B, rope_1.5B\): name the folder"):
+        load_group(suite)
+    with pytest.raises(MetricsError, match="holds no run's record yet"):
+        load_group(suite / "broken")
+    with pytest.raises(MetricsError, match="there is no such folder"):
+        load_group(suite / "nowhere")
+
+
+def test_what_is_printed_names_everything() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    twin = group_of(run_of("rope", al_s=0.108))
+    first = group_of(run_of(quality_curve=curve(0.0)))
+    second = group_of(run_of("mla", attention="mla", dtype="fp32", learning_rate=0.2, quality_curve=curve(0.5)))
+    print_comparison(compare(first, second, ["dtype"], 6.0, [twin]), console)
+    text = console.export_text()
+    for shown in (
+        "mla_1.5B over gqa_1.5B",
+        "model: attention.kind gqa → mla",
+        "also different: training.learning_rate 0.1 → 0.2",
+        "despite a different dtype: bf16 against fp32",
+        "To a validation loss of 6",
+        "tokens to it",
+        "±8.0%",
+        "Intervals: the spread within a run, which knows nothing of the noise between runs and seeds (--repeat)",
+        "no difference measurable",
+        "n/a TT, tokens/param/s, J/token",
+    ):
+        assert shown in text, shown
