@@ -257,6 +257,6 @@ def test_what_is_printed_names_everything() -> None:
         "±8.0%",
         "Intervals: the spread within a run, which knows nothing of the noise between runs and seeds (--repeat)",
         "no difference measurable",
-        "n/a TT, tokens/param/s, J/token",
+        "J/token, J/step, AEC, W, AMU, GB, peak memory",
     ):
         assert shown in text, shown
