@@ -31,11 +31,14 @@ def checksum(*paths: Path) -> str:
 def write_file(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, flush it to the disk, and give it its name."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)  # what a full disk has left of it
 
 
 BLOCK_BYTES = 1 << 20
