@@ -31,6 +31,7 @@ setup(
         "typer>=0.15",
         "nvidia-ml-py>=12.535",
         "pyarrow>=17",
+        "fsspec>=2024.2",
         "huggingface_hub>=1.0",
         "requests>=2.31",
         "tensorboard>=2.16",

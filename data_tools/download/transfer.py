@@ -192,7 +192,9 @@ class Transfer:
             if position + len(chunk) > self.file.size_bytes:
                 stream.truncate(0)
                 raise TryAgainError(f"the server sends more than the file's {self.file.size_bytes:,} bytes")
-            stream.write(chunk)
+            left = memoryview(chunk)
+            while left:  # a disk that is nearly full takes less than it is given
+                left = left[stream.write(left) :]
             position += len(chunk)
             self.on_position(self.file.path, position)
         if position < self.file.size_bytes:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import subprocess
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -76,6 +79,45 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
         for path in folder.rglob("*")
         if path.suffix in (".parquet", ".jsonl", ".bin", ".idx", ".json")
     }
+
+
+@pytest.mark.proof
+def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
+    """SIGKILL in the midst of downloading, tokenizing and copying; whoever is finished begins anew elsewhere."""
+    hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[SAMPLE[number % 2]] for number in range(7)}
+    hub.always["storage"] = Fault(pause_s=0.2)
+    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
+
+    def prepare(folder: Path) -> subprocess.Popen[str]:
+        words = ["prepare", "--output", str(folder / "data"), "--prefix", str(folder / "tokens" / "all")]
+        words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
+        return start(hub.endpoint, *words)
+
+    def made(folder: Path) -> dict[Path, bytes]:
+        assert not [*folder.rglob("*.partial")]
+        kinds = (".parquet", ".jsonl", ".bin", ".idx")
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.suffix in kinds}
+
+    begin_s = time.monotonic()
+    assert finish(prepare(tmp_path / "undisturbed"))[0] == 0
+    longest_s = time.monotonic() - begin_s
+    expected = made(tmp_path / "undisturbed")
+    assert len(expected) == 2 * 9 + 3  # files, copies, the pair, and the list of rejects
+    moments, kills, folder = random.Random(0), 0, tmp_path / "0"
+    while kills < 20:
+        process = prepare(folder)
+        try:
+            process.wait(moments.uniform(0.2, 1) * longest_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            kills += 1
+        else:
+            assert process.returncode == 0
+            assert made(folder) == expected
+            folder = tmp_path / str(kills)
+        process.communicate()
+    assert finish(prepare(folder))[0] == 0
+    assert made(folder) == expected
 
 
 def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -307,6 +308,42 @@ def test_free_space_is_checked_before_anything_is_fetched(
     assert not hub.asked("storage")
     download(tmp_path, 4)
     download(tmp_path, 5)  # only the fifth is missing now
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
+    hub: HubState, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"?" * 40_000)
+    with monkeypatch.context() as before:  # the space was free when the download began
+        before.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+        with pytest.raises(DataError, match=f"no space left in {small_disk}: free some and call again"):
+            download(small_disk, 2, max_workers=1)
+    assert not (small_disk / SAMPLE[1]).exists()
+    filler.unlink()
+    files = download(small_disk, 2)
+    assert [file.read_bytes() for file in files] == [hub.files[path] for path in SAMPLE[:2]]
+    assert not partials(small_disk)
+
+
+def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    hub.faults["storage"] = [Fault(pause_s=60)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert hub.asked("storage")[1]["range"] == f"bytes={len(hub.files[SAMPLE[0]]) // 2}-"
 
 
 def test_a_hub_that_cannot_be_reached_does_not_matter_to_a_complete_folder(hub: HubState, tmp_path: Path) -> None:
