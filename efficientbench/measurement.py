@@ -92,7 +92,7 @@ def build_record(
     duration_s: float,
 ) -> RunRecord:
     """The record of a run that has ended, from the measurements of all its ranks."""
-    from efficientbench.model.kernels import kernel_names
+    from efficientbench.model.kernels import fallback_kernels, kernel_names
 
     config, layout = job.config, job.layout
     run = metrics.merge(measured)
@@ -132,6 +132,7 @@ def build_record(
         windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
         disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
         kernels=kernel_names(config, device.type),
+        fallback_kernels=fallback_kernels(config, device.type),
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_outlier_steps(summary.outliers),
         config=config.model_dump(mode="json"),

@@ -25,6 +25,24 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     return names
 
 
+def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
+    """Those parts of `kernel_names` that a better kernel of ours serves on this device type → why it did not here.
+
+    Two runs of which only one fell back are not alike in more than their model.
+    """
+    from efficientbench.model.kernels import biased_attention, grouped_mm, nsa_selection
+
+    names = kernel_names(config, device_type)
+    found = {}
+    if names.get("nsa_selection") == nsa_selection.NAME and device_type in ("cuda", "npu"):
+        found["nsa_selection"] = "the device's own kernel is not installed, or does not take these shapes"
+    if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
+        found["attention"] = "FlexAttention needs Triton"
+    if names.get("grouped_mm") == grouped_mm.NAMES[False] and device_type in ("cpu", "cuda"):
+        found["grouped_mm"] = "this torch has no grouped_mm"
+    return found
+
+
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     from efficientbench.model.kernels import attention, biased_attention, nsa_range, nsa_selection
 

@@ -19,10 +19,13 @@ BLOCK_ELEMENTS = 2**20
 Attention = Callable[..., torch.Tensor]
 Block = tuple[int, int, torch.Tensor, torch.Tensor]
 
+BLOCKS = "blocks of queries, recomputed in the backward pass"
+"""The kernel that serves every device."""
+
 
 def name(device_type: str) -> str:
     """The kernel that serves a device type."""
-    return "torch flex_attention" if _flex_runs(device_type) else "blocks of queries, recomputed in the backward pass"
+    return "torch flex_attention" if _flex_runs(device_type) else BLOCKS
 
 
 def biased_causal_attention(

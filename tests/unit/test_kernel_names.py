@@ -1,0 +1,28 @@
+"""Which kernels the record names, and which of them are fallbacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from efficientbench.config.load import resolve
+from efficientbench.model.kernels import fallback_kernels, grouped_mm, kernel_names, nsa_fla
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_0.5Bx8"])
+def test_a_cpu_runs_on_the_kernels_that_it_has(name: str) -> None:
+    config = resolve(name)
+    assert fallback_kernels(config, "cpu") == {}
+    assert set(fallback_kernels(config, "cuda")) <= set(kernel_names(config, "cuda"))
+
+
+def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    nsa, moe, relative = resolve("nsa_1.5B"), resolve("moe_0.5Bx8"), resolve("relative_1.5B")
+    monkeypatch.setattr(nsa_fla, "_installed", lambda: True)
+    assert fallback_kernels(nsa, "cuda") == {}
+    monkeypatch.setattr(nsa_fla, "_installed", lambda: False)
+    assert list(fallback_kernels(nsa, "cuda")) == ["nsa_selection"]
+    # No GPU is here, so that FlexAttention cannot run.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert fallback_kernels(relative, "cuda") == {"attention": "FlexAttention needs Triton"}
+    monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
+    assert list(fallback_kernels(moe, "cpu")) == ["grouped_mm"]
