@@ -158,6 +158,10 @@ class RunRecord(Metrics, Identity):
     formula_id: str = FORMULAS
     """Which definitions the figures follow: see `metrics.definitions.FORMULAS`."""
 
+    repeats: int = 1
+    """Runs with consecutive seeds of which this record holds the mean; a run's own record holds one."""
+    repeat_std: dict[str, float] = {}
+    """Figure → its standard deviation over the repeats; empty for a single run."""
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
     step_time_percentiles_s: list[float] | None = None
@@ -203,7 +207,7 @@ class RunRecord(Metrics, Identity):
 def columns() -> list[str]:
     """The names of a record's scalar figures, in the order of every table."""
     attention = ("keys_read_per_query", "dense_keys_per_query")
-    run = ("status", "started_at", "duration_s", "formula_id")
+    run = ("status", "started_at", "duration_s", "formula_id", "repeats")
     return [*Identity.model_fields, *Metrics.model_fields, *attention, *run]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metrics.combine import combine_repeats
 from metrics.errors import MetricsError
 from metrics.files import write_whole
 from metrics.record import RECORD_NAME, RunRecord
@@ -22,6 +23,7 @@ class Report:
     """What was read and written."""
 
     records: list[RunRecord]
+    """One for each run, and for each group of repeats."""
     damaged: list[str]
     """A message for each file that is no record."""
     written: list[Path]
@@ -37,15 +39,16 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     if not records:
         raise MetricsError(_nothing(folder, damaged))
     html, markdown, csv = folder / "report.html", folder / "report.md", folder / "report.csv"
-    write_html(records, damaged, html)
-    write_markdown(records, damaged, markdown)
-    write_csv(records, csv)
+    rows = combine_repeats(records)
+    write_html(rows, damaged, html)
+    write_markdown(rows, damaged, markdown)
+    write_csv(rows, csv)
     write_hparams(records, folder / HPARAMS_FOLDER)
     written = [html, markdown, folder / HPARAMS_FOLDER, csv]
     if paper:
-        write_whole(folder / "paper.md", paper_markdown(records))
+        write_whole(folder / "paper.md", paper_markdown(rows))
         written.insert(0, folder / "paper.md")
-    return Report(records, damaged, written)
+    return Report(rows, damaged, written)
 
 
 def _nothing(folder: Path, damaged: Sequence[str]) -> str:

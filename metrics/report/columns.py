@@ -111,6 +111,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "started_at": Column("UTC", "when the run began, ISO 8601"),
     "duration_s": Column("s", "from start to end, set-up and evaluation included"),
     "formula_id": Column("", "the edition of the formulas; rows of different ids are not compared"),
+    "repeats": Column("runs", "with consecutive seeds, of which the row holds the mean; intervals are then over runs"),
     "model": Column("", "`<variant>_<size>`", "nanotron model; llm-foundry Model"),
     "gradient_accumulation_steps": Column(
         "", "global_batch_size / (micro_batch_size · dp)", "nanotron batch_accumulation_per_replica; GradAccum"
@@ -125,6 +126,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
         "TFLOP/s", "flops_per_token · tokens_per_s_per_device", "nanotron model_tflops_per_gpu; Megatron TFLOP/s/GPU"
     ),
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
+    "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
 
@@ -166,6 +168,7 @@ def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
         "samples_per_s": _times(record.tokens_per_s, 1 / record.seq_len) if record.seq_len else None,
         "model_tflops_per_device": _times(record.tokens_per_s_per_device, record.flops_per_token / 1e12),
         "hardware_tflops_per_device": _times(record.hfu, record.peak_flops, 1e-12),
+        "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
     }
     needed = {
         "elapsed_time_per_iteration_ms": "al_s",
@@ -190,9 +193,9 @@ def document() -> str:
     lines = [
         "# Columns of report.csv",
         "",
-        "Made from `metrics/report/columns.py` by `python -m metrics.report.columns`. One row a run, full precision;",
-        "what could not be measured is `n/a`, and the column `unavailable` says why. Columns keep their names and",
-        "their order; further ones are added before the last.",
+        "Made from `metrics/report/columns.py` by `python -m metrics.report.columns`. One row a run, or a group of",
+        "repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says why. Columns",
+        "keep their names and their order; further ones are added before the last.",
         "",
         "| column | unit | meaning | known elsewhere as |",
         "|---|---|---|---|",

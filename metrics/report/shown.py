@@ -11,6 +11,8 @@ from metrics.record import RunRecord
 ABSENT = "n/a"
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
+REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -59,7 +61,8 @@ SHOWN = (
 def name(record: RunRecord) -> str:
     """The run's name, with what a reader must know before its figures."""
     status = "" if record.status == "completed" else f" ({record.status})"
-    return f"{record.run}{' (smoke)' if record.smoke else ''}{status}"
+    repeats = f" × {record.repeats}" if record.repeats > 1 else ""
+    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{status}"
 
 
 def cell(column: Shown, record: RunRecord) -> str:
@@ -70,7 +73,11 @@ def cell(column: Shown, record: RunRecord) -> str:
     if column.metric == "al_s_ci_high":
         noise = relative_interval(record)
         return ABSENT if noise is None else f"±{_percent(noise)}"
-    return column.text(value)
+    deviation = record.repeat_std.get(column.metric)
+    # A step's time has its interval in a column of its own.
+    if deviation is None or not value or column.metric == "al_s":
+        return column.text(value)
+    return f"{column.text(value)} ±{_percent(deviation / value)}"
 
 
 def relative_interval(record: RunRecord) -> float | None:
@@ -112,6 +119,8 @@ def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """What a reader must know before comparing these runs."""
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
+    if any(record.repeats > 1 for record in records):
+        found.append(REPEATS_NOTE)
     sparse: dict[tuple[float, float, int], list[str]] = {}
     for record in records:
         read, dense = record.keys_read_per_query, record.dense_keys_per_query

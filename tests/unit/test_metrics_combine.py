@@ -1,0 +1,60 @@
+"""Repeats as one record."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from support.metrics_parts import make_record
+
+from metrics.combine import combine_repeats
+from metrics.record import RunRecord, write_record
+from metrics.record_parts import QualityPoint
+from metrics.report.build import build_report
+from metrics.report.shown import name
+
+
+def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:
+    points = [
+        QualityPoint(step=s, tokens=s * 10, loss=loss + 1 / s, loss_se=0.5, measured_tokens=s * 10, train_s=al_s * s,
+                     energy_j=None if "energy_j" in figures else 2.0 * s) for s in (1, 2)
+    ]  # fmt: skip
+    times = {"al_s": al_s, "al_s_ci_low": al_s, "al_s_ci_high": al_s}
+    counts = {"outlier_steps": seed, "al_s_drift_flagged": seed > 2, "peak_memory_device_bytes": 10 * seed}
+    values = {**times, **counts, "validation_loss": loss, "energy_scope": "gpu"}
+    return make_record({**values, "seed": seed, "quality_curve": points, **figures})
+
+
+def test_a_group_is_the_mean_of_its_runs() -> None:
+    (one,) = combine_repeats([repeat(2, 2.0, 4.5), repeat(1, 1.0, 4.0), repeat(3, 3.0, 5.0, mfu=0.5)])
+    assert (one.seed, one.repeats, name(one)) == (1, 3, "gqa_1.5B × 3")
+    assert (one.al_s, one.validation_loss, one.peak_memory_device_bytes) == (2.0, 4.5, 20)
+    assert one.al_s_ci_high == pytest.approx(2 + 4.3027 / math.sqrt(3))
+    assert one.validation_loss_se == pytest.approx(0.5 / math.sqrt(3))
+    assert (one.repeat_std["al_s"], one.repeat_std["validation_loss"]) == (1.0, 0.5)
+    assert (one.outlier_steps, one.al_s_drift_flagged, one.energy_scope) == (6, True, "gpu")
+    # Two of the three have no MFU.
+    assert (one.mfu, one.unavailable["mfu"]) == (None, "not part of this test")
+    assert [point.loss for point in one.quality_curve] == [5.5, 5.0]
+    assert (one.quality_curve[1].train_s, one.quality_curve[1].energy_j) == (4.0, 4.0)
+    assert RunRecord.model_validate(one.model_dump()) == one
+
+
+def test_a_single_run_stays_as_it_is() -> None:
+    record = repeat(1, 1.0, 4.0)
+    assert combine_repeats([record]) == [record]
+
+
+def test_the_reports_show_a_row_for_each_group(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        write_record(repeat(seed, float(seed), 4.0 + seed / 10), tmp_path / "gqa_1.5B" / f"seed_{seed}" / "record.json")
+    build_report(tmp_path)
+    with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["repeats"], row["al_s"]) == ("2", "1.5")
+    assert "validation_loss: 0.07" in row["repeat_std"]
+    assert "gqa_1.5B × 2" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "4.150 ±1.7%" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "gqa_1.5B × 2" in (tmp_path / "report.html").read_text(encoding="utf-8")
