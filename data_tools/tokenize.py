@@ -120,12 +120,15 @@ def tokenize_files(
             states = {path: InputState.of(path) for path in paths}
             parts = cut_into_parts(paths, text_key)
             is_finished = manifest_path(prefix).exists()
-            # Started first, so that they are ready when the tokenizer is.
-            with Workers(PartWork, 0 if is_finished else min(workers, len(parts))) as processes:
-                names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
-                loaded = load_tokenizer(tokenizer)
-                job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
-                return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
+            try:
+                # Started first, so that they are ready when the tokenizer is.
+                with Workers(PartWork, 0 if is_finished else min(workers, len(parts))) as processes:
+                    names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
+                    loaded = load_tokenizer(tokenizer)
+                    job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
+                    return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
+            finally:
+                _remove_partial(beside(prefix, "parts"))
     except OSError as error:
         raise _disk_error(error, prefix) from None
 
@@ -169,10 +172,15 @@ def _begin(job: _Job) -> None:
         job.folder.mkdir()
         write_file(plan, json.dumps(job.content()).encode())
     _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin anew")
-    for left_over in job.folder.glob("*.partial"):
-        left_over.unlink()
+    _remove_partial(job.folder)
     if not (job.folder / "tokenizer").is_dir():
         job.tokenizer.save(job.folder / "tokenizer")
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what a process that was stopped had begun to write."""
+    for path in folder.glob("*.partial"):
+        path.unlink()
 
 
 def _finished(job: _Job) -> Corpus:
@@ -341,7 +349,7 @@ def _disk_error(error: OSError, prefix: Path) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free_mb = shutil.disk_usage(prefix.parent).free / 1e6
         return DataError(
-            f"no space left in {prefix.parent} ({free_mb:,.1f} MB are free): finished parts are kept; free some, and "
+            f"{prefix.parent}: {error.strerror} ({free_mb:,.1f} MB are free): finished parts are kept; make room, and "
             "the same command goes on from there"
         )
     return DataError(f"{error.filename or prefix}: {error.strerror or error}")

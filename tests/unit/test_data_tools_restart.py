@@ -1,0 +1,210 @@
+"""Tokenizing that is killed, that loses a worker, or whose disk is full: it goes on, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data_tools import inputs
+from data_tools.errors import DataError
+from data_tools.indexed import bin_path, idx_path
+from data_tools.manifest import manifest_path
+from data_tools.tokenize import tokenize_files
+from data_tools.tokenizer import train_tokenizer
+from data_tools.verify import verify_pair
+
+ROOT = Path(__file__).resolve().parents[2]
+PART_BYTES = 100_000
+TEXTS = [f"Document {number}: {'a few words and some more, ' * (number % 60)}" for number in range(4000)]
+# The command line, with parts that are small enough for a small input to have many.
+COMMAND = f"from data_tools import cli, inputs; inputs.PART_BYTES = {PART_BYTES}; cli.main()"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files of text, one with lines that are not usable, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("restart")
+    train_tokenizer(TEXTS[:100], 400, folder / "bpe")
+    (folder / "text").mkdir()
+    for name, texts in (("a", TEXTS[:2500]), ("b", TEXTS[2500:])):
+        lines = [json.dumps({"text": text}) for text in texts]
+        lines[::500] = ["{broken"] * len(lines[::500])
+        (folder / "text" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def started(folder: Path, prefix: Path, *options: str) -> subprocess.Popen[str]:
+    words = ["tokenize", str(folder / "text"), "--output", str(prefix), "--tokenizer", str(folder / "bpe"), *options]
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def contents(prefix: Path) -> dict[str, str]:
+    """The checksum of every file beside a pair."""
+    paths = [path for path in prefix.parent.rglob("*") if path.is_file()]
+    return {str(path.relative_to(prefix.parent)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.fixture
+def undisturbed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(inputs, "PART_BYTES", PART_BYTES)
+    tokenize_files([folder / "text"], tmp_path / "undisturbed" / "tokens", folder / "bpe")
+    return contents(tmp_path / "undisturbed" / "tokens")
+
+
+def kill_after(process: subprocess.Popen[str], delay_s: float, prefix: Path) -> bool:
+    """Kill a run, but not its workers, `delay_s` after it made its folder; whether it was still running."""
+    while not list(prefix.parent.glob("tokens.parts/plan.json")) and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.kill()
+    process.communicate()
+    psutil.wait_procs(family, timeout=20)
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in family)
+    return process.returncode == -signal.SIGKILL
+
+
+def looks_finished(prefix: Path) -> bool:
+    return manifest_path(prefix).exists()
+
+
+def check_kills(folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills: int) -> None:
+    """As many kills as asked for, in runs that each go on from what the last one left, until one is finished."""
+    moments = random.Random(0)
+    done = finished = 0
+    prefix = tmp_path / "0" / "tokens"
+    while done < kills:
+        process = started(folder, prefix, "--workers", "2")
+        if kill_after(process, moments.uniform(0, 0.4), prefix):
+            done += 1
+        if looks_finished(prefix):
+            verify_pair(prefix)
+            finished += 1
+            prefix = tmp_path / str(finished) / "tokens"
+    process = started(folder, prefix, "--workers", "2")
+    output = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert not bin_path(prefix).with_suffix(".parts").exists()
+    for number in range(finished + 1):
+        # What was killed after its manifest was written has still to be tidied up; everything else is there.
+        found = contents(tmp_path / str(number) / "tokens")
+        assert {name: value for name, value in found.items() if "tokens.parts" not in name} == undisturbed
+
+
+def test_a_killed_run_goes_on(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    check_kills(folder, tmp_path, undisturbed, 2)
+
+
+@pytest.mark.proof
+def test_twenty_kills_at_random_moments(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    check_kills(folder, tmp_path, undisturbed, 20)
+
+
+def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
+    prefix = tmp_path / "0" / "tokens"
+    process = started(folder, prefix, "--workers", "2")
+    while not list(prefix.parent.glob("tokens.parts/0*.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    workers[0].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: a worker process died (SIGKILL, which the system sends when memory runs out); what is" in errors
+    assert "Traceback" not in errors
+    assert not bin_path(prefix).exists()
+    process = started(folder, prefix)
+    _, errors = process.communicate(timeout=60)
+    assert "going on from" in errors
+    assert contents(prefix) == undisturbed
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_disk_is_said_and_more_room_is_used(
+    small_disk: Path, folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
+) -> None:
+    prefix = small_disk / "out" / "tokens"
+    process = started(folder, prefix, "--workers", workers)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"error: {prefix.parent}: No space left on device (" in errors
+    assert "Traceback" not in errors
+    assert not bin_path(prefix).exists()
+    assert not idx_path(prefix).exists()
+    assert not list(prefix.parent.rglob("*.partial"))
+    subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
+    process = started(folder, prefix, "--workers", workers)
+    assert process.communicate(timeout=60)[0]
+    assert contents(prefix) == undisturbed
+
+
+def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
+    """The same where a limit of the system stops a file, which needs no disk of its own."""
+    prefix = tmp_path / "tokens"
+    limited = (
+        f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, {resource.RLIM_INFINITY})); {COMMAND}"
+    )
+    words = ["tokenize", str(folder / "text"), "--output", str(prefix), "--tokenizer", str(folder / "bpe")]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *words, "--workers", "1"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "File too large (" in done.stderr
+    assert not bin_path(prefix).exists()
+
+
+def test_an_input_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("who runs the tests may read everything")
+    source = tmp_path / "data.jsonl"
+    source.write_text('{"text": "words"}\n')
+    source.chmod(0)
+    with pytest.raises(DataError, match=r"data\.jsonl: Permission denied"):
+        tokenize_files([source], tmp_path / "tokens", folder / "bpe")
+
+
+def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
+    """Ten times the text, the same memory."""
+    peaks = []
+    for name, times in (("small", 1), ("large", 10)):
+        source = tmp_path / f"{name}.jsonl"
+        content = (folder / "text" / "a.jsonl").read_text()
+        source.write_text(content * times)
+        code = (
+            "import resource, sys; from pathlib import Path; from data_tools.tokenize import tokenize_files; "
+            f"tokenize_files([{str(source)!r}], Path({str(tmp_path / name)!r}), {str(folder / 'bpe')!r}); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) * 1024)
+    assert peaks[1] < peaks[0] + 60e6

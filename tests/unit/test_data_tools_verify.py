@@ -1,0 +1,141 @@
+"""Damage of every kind, named with the byte where it is; and pairs that others wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_tools.errors import DataError
+from data_tools.indexed import bin_path, idx_path
+from data_tools.manifest import manifest_path
+from data_tools.reading import IndexedDocuments
+from data_tools.tokenize import tokenize_files
+from data_tools.tokenizer import train_tokenizer
+from data_tools.verify import verify_pair
+
+DOCUMENTS = 1000
+WORDS = "Words that a small tokenizer cuts into few. "
+# What DataTrove 0.10.1 writes for the documents [5, 6, 7, 0] and [1, 0].
+DATATROVE = {
+    "uint16": (
+        "050006000700000001000000",
+        "4d4d49444944580000010000000000000008020000000000000003000000000000000400000002000000000000000000000008000000"
+        "00000000000000000000000001000000000000000200000000000000",
+    ),
+    "int32": (
+        "050000000600000007000000000000000100000000000000",
+        "4d4d49444944580000010000000000000004020000000000000003000000000000000400000002000000000000000000000010000000"
+        "00000000000000000000000001000000000000000200000000000000",
+    ),
+}
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """Bytes of the `.idx`: header 34, lengths to 4,034, pointers to 12,034, document indices to 20,042."""
+    train_tokenizer([WORDS * 9], 300, tmp_path / "bpe")
+    source = tmp_path / "data.jsonl"
+    source.write_text("".join(json.dumps({"text": f"{n} {WORDS * (1 + n % 130)}"}) + "\n" for n in range(DOCUMENTS)))
+    return tokenize_files([source], tmp_path / "tokens", tmp_path / "bpe").prefix
+
+
+def put(path: Path, byte: int, content: bytes) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(byte)
+        stream.write(content)
+
+
+def shift_a_pointer(prefix: Path) -> None:
+    put(idx_path(prefix), 4034 + 8 * 3, struct.pack("<q", 4))
+
+
+def change_a_token(prefix: Path) -> None:
+    """In the second block of bytes, to another of the vocabulary."""
+    put(bin_path(prefix), (1 << 20) + 600, struct.pack("<H", 290))
+
+
+def leave_the_vocabulary(prefix: Path) -> None:
+    put(bin_path(prefix), 1000, struct.pack("<H", 300))
+
+
+def lose_the_end(prefix: Path) -> None:
+    size = bin_path(prefix).stat().st_size
+    with bin_path(prefix).open("r+b") as stream:
+        stream.truncate(size - 2)
+
+
+def change_a_document_index(prefix: Path) -> None:
+    put(idx_path(prefix), 12034 + 8 * 5, struct.pack("<q", 4))
+
+
+def change_two_lengths(prefix: Path) -> None:
+    """Such that they fit the pointers of all others."""
+    lengths = np.memmap(idx_path(prefix), np.int32, "r+", offset=34, shape=(DOCUMENTS,))
+    lengths[10] += 1
+    lengths[11] -= 1
+
+
+def exchange_the_manifest(prefix: Path) -> None:
+    content = json.loads(manifest_path(prefix).read_text())
+    manifest_path(prefix).write_text(json.dumps({**content, "tokens": content["tokens"] - 1}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            shift_a_pointer,
+            r"tokens\.idx: byte 4,058: sequence 3: pointer 4, but the sequence before it ends at byte \d",
+        ),
+        (change_a_token, r"tokens\.bin: bytes 1,048,576 to 1,\d+,\d+: not what was written there"),
+        (leave_the_vocabulary, r"tokens\.bin: byte 1,000: token 300 lies outside the tokenizer's vocabulary of 29"),
+        (lose_the_end, r"tokens\.idx: byte 12,026: sequence 999: the sequence ends past the end of tokens\.bin"),
+        (change_a_document_index, r"tokens\.idx: bytes 0 to 20,042: not what was written there"),
+        (change_two_lengths, r"tokens\.idx: byte 4,122: sequence 11: pointer [\d,]+, but the sequence before it ends"),
+        (exchange_the_manifest, r"tokens holds 1,000 documents of [\d,]+ tokens, but .*manifest\.json says 1,000 of"),
+    ],
+)
+def test_damage_is_named(prefix: Path, damage: Callable[[Path], None], message: str) -> None:
+    found = verify_pair(prefix)
+    assert found.corpus is not None
+    assert found.header.documents == DOCUMENTS
+    damage(prefix)
+    with pytest.raises(DataError, match=message):
+        verify_pair(prefix)
+
+
+def test_every_byte_counts(prefix: Path) -> None:
+    """A changed bit anywhere in either file is found, and the place that is named is the right one."""
+    generator = np.random.default_rng(0)
+    for path in (bin_path(prefix), idx_path(prefix)):
+        content = path.read_bytes()
+        for at in [*generator.integers(0, len(content), 12).tolist(), 0, len(content) - 1]:
+            put(path, at, bytes([content[at] ^ (1 << int(generator.integers(8)))]))
+            with pytest.raises(DataError) as caught:
+                verify_pair(prefix)
+            assert str(path) in str(caught.value) or path == idx_path(prefix), (at, str(caught.value))
+            named = re.search(r"bytes ([\d,]+) to ([\d,]+): not what", str(caught.value))
+            if named is not None:
+                begin, end = (int(each.replace(",", "")) for each in named.groups())
+                assert begin <= at < end
+            put(path, at, content[at : at + 1])
+    verify_pair(prefix)
+
+
+@pytest.mark.parametrize("dtype", DATATROVE)
+def test_what_datatrove_wrote_is_read(tmp_path: Path, dtype: str) -> None:
+    prefix = tmp_path / "00000_tokens"
+    for path, content in zip((bin_path(prefix), idx_path(prefix)), DATATROVE[dtype], strict=True):
+        path.write_bytes(bytes.fromhex(content))
+    found = verify_pair(prefix)
+    assert (found.corpus, found.header.dtype, found.header.documents, found.header.tokens) == (None, dtype, 2, 6)
+    documents = IndexedDocuments(prefix)
+    assert [documents[i].tolist() for i in range(2)] == [[5, 6, 7, 0], [1, 0]]
+    with pytest.raises(DataError, match=rf"\.bin: byte {2 * found.header.dtype.itemsize}: token 7 lies outside"):
+        verify_pair(prefix, vocab_size=7)
