@@ -127,6 +127,7 @@ class Recorder:
                 "energy/power_w": power_w,
             },
         )
+        self.tensorboard.scalars(self._tokens, {"by_tokens/train_loss": event.loss})
 
     def _routing(self, event: StepEnded) -> dict[str, Any]:
         """What the routers of a mixture of experts did, written and kept; nothing for a model without experts."""
@@ -174,6 +175,7 @@ class Recorder:
             },
         )
         self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
+        self.tensorboard.scalars(self._tokens, {"by_tokens/validation_loss": event.loss})
 
 
 def _mean(values: Collection[float]) -> float | None:

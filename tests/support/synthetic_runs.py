@@ -126,9 +126,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         **{"peak_memory_device_bytes": round(used_gb * 1.02e9), "train_loss": loss - 0.05, "validation_loss": loss},
         **{"perplexity": math.exp(loss), "bits_per_byte": loss / math.log(2) / 4.4, "validation_loss_se": 0.006},
         **{"step_time_percentiles_s": percentiles(times), "sample_interval_s": 0.1, "outlier_steps": 1},
-        "outliers": [
-            OutlierStep(step=steps // 3, step_time_s=max(times), times_median=1.9, cause="a validation before")
-        ],
+        "outliers": [OutlierStep(step=steps // 3, step_time_s=max(times), times_median=1.9, cause="evaluation")],
         "keys_read_per_query": 1294.6 if variant == "nsa" else 1024.5,
         "dense_keys_per_query": 1024.5,
         "timelines": [_timeline(device, mean_s * steps, used_gb, watts, slow, chance) for device in range(4)],
@@ -162,10 +160,7 @@ def _timeline(
     bucket_s = (window_s + 20) / buckets
     times = [-15 + (at + 0.5) * bucket_s for at in range(buckets)]
     inside = [0 <= time <= window_s for time in times]
-    memory = [
-        used_gb if now else 0.6 + (used_gb - 0.6) * max(time + 15, 0) / 15
-        for now, time in zip(inside, times, strict=True)
-    ]
+    memory = [0.6 + (used_gb - 0.6) * min((time + 15) / 15, 1.0) for time in times]
     busy = [min(0.985 - 0.02 * slow + chance.gauss(0, 0.015), 1.0) if now else 0.12 for now in inside]
     power = [watts + chance.gauss(0, 9) + 4 * device if now else 128.0 for now in inside]
     return TimelineRecord(

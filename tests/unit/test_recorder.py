@@ -51,3 +51,13 @@ def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:
     quality = record("gqa_0.5B", tmp_path, [step(1, None)]).quality()
     assert "auxiliary_loss" not in quality.reasons
     assert "auxiliary_loss" not in read_steps(tmp_path / "steps.jsonl")[0]
+
+
+def test_losses_lie_on_an_axis_of_tokens_too(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = OutputFolder(tmp_path)
+    record("gqa_0.5B", tmp_path, [step(1, None), step(2, None)])
+    events = EventAccumulator(str(folder.tensorboard)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("by_tokens/train_loss")] == [(64, 2.0), (128, 2.0)]
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]

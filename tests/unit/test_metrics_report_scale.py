@@ -1,0 +1,44 @@
+"""A report on a thousand runs: its time and its memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.synthetic_runs import gpu_run
+
+from metrics.record import RECORD_NAME, read_record, write_record
+
+RUNS = 1000
+STEPS = 10_000
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.proof
+def test_a_thousand_records_of_ten_thousand_steps_take_less_than_20_s_and_1_gb(tmp_path: Path) -> None:
+    write_record(gpu_run("gqa", "1.5B", steps=STEPS), tmp_path / "first" / RECORD_NAME)
+    assert read_record(tmp_path / "first" / RECORD_NAME).steps_measured == STEPS
+    content = (tmp_path / "first" / RECORD_NAME).read_text()
+    for place in range(1, RUNS):
+        folder = tmp_path / f"run_{place}"
+        folder.mkdir()
+        (folder / RECORD_NAME).write_text(content.replace('"run": "gqa_1.5B"', f'"run": "gqa_{place}"', 1))
+    begin_s = time.monotonic()
+    done = subprocess.Popen(
+        [sys.executable, "-P", "-m", "efficientbench.cli", "report", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(done.pid, 0)
+    elapsed_s = time.monotonic() - begin_s
+    processor_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    print(f"{elapsed_s:.1f} s ({processor_s:.1f} s of a processor), {peak_bytes / 1e9:.2f} GB")
+    assert os.waitstatus_to_exitcode(status) == 0
+    # A busy machine makes a process wait: what the report itself costs is its processor time.
+    assert processor_s < 20
+    assert peak_bytes < 1e9
+    assert (tmp_path / "report.csv").read_text().count("\n") == RUNS + 1
