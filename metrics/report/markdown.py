@@ -8,8 +8,11 @@ from pathlib import Path
 from metrics.files import write_whole
 from metrics.record import RunRecord
 from metrics.report.environment import environments
+from metrics.report.noise import Repeats, noise_floors, repeats
 from metrics.report.paper import paper_tables, verdict
-from metrics.report.shown import SHOWN, absences, cell, name, notes
+from metrics.report.quality import HEADER as COST_HEADER
+from metrics.report.quality import cost_tables
+from metrics.report.shown import SHOWN, absences, cell, notes, unique_names
 from metrics.report.text import escape, markdown_table
 
 
@@ -21,9 +24,19 @@ def write_markdown(records: Sequence[RunRecord], damaged: Sequence[str], path: P
 def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
     """The whole text."""
     header = ["run", *(column.title for column in SHOWN)]
-    rows = [[name(record), *(cell(column, record) for column in SHOWN)] for record in records]
+    named = zip(unique_names(records), records, strict=True)
+    rows = [[shown, *(cell(column, record) for column in SHOWN)] for shown, record in named]
     parts = ["# EfficientBench report", markdown_table(header, rows)]
-    parts += [escape(note) for note in notes(records)]
+    parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
+    for costs in cost_tables(records):
+        parts += [
+            f"## Cost, {escape(costs.title)}",
+            markdown_table(COST_HEADER, costs.rows),
+            *map(escape, costs.reasons),
+        ]
+    spread = [f"- {escape(_repeats(found))}" for found in repeats(records)]
+    if spread:
+        parts += ["## Repeats: mean ± 95 % interval (standard deviation over mean)", "\n".join(spread)]
     missing = [f"- {escape(str(absence))}" for absence in absences(records)]
     if missing:
         parts += ["## What is n/a, and why", "\n".join(missing)]
@@ -37,3 +50,8 @@ def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
     if damaged:
         parts += ["## Records that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
     return "\n\n".join(parts) + "\n"
+
+
+def _repeats(found: Repeats) -> str:
+    figures = ", ".join(f"{title} {figure}" for title, figure in found.figures.items())
+    return f"{found.name}, {found.runs} runs: {figures}"

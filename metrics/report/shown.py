@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -63,6 +64,18 @@ def name(record: RunRecord) -> str:
     status = "" if record.status == "completed" else f" ({record.status})"
     repeats = f" × {record.repeats}" if record.repeats > 1 else ""
     return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{status}"
+
+
+def unique_names(records: Sequence[RunRecord]) -> list[str]:
+    """The runs' names, those that several share told apart by their seed, else by a number."""
+    plain = Counter(name(record) for record in records)
+    taken: Counter[str] = Counter()
+    found = []
+    for record in records:
+        own = name(record) if plain[name(record)] == 1 else f"{name(record)} seed {record.seed}"
+        taken[own] += 1
+        found.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
+    return found
 
 
 def cell(column: Shown, record: RunRecord) -> str:

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.record import RunRecord
-from metrics.report.shown import SHOWN, absences, cell, name, notes
+from metrics.report.noise import noise_floors
+from metrics.report.shown import SHOWN, absences, cell, notes, unique_names
 
 
 def print_table(records: Sequence[RunRecord], console: Console) -> None:
@@ -21,8 +22,8 @@ def print_table(records: Sequence[RunRecord], console: Console) -> None:
         console.print("No run has a record yet.")
         return
     cells = {column.title: [cell(column, record) for record in records] for column in SHOWN}
-    print_columns("run", [name(record) for record in records], cells, console)
-    for note in notes(records):
+    print_columns("run", unique_names(records), cells, console)
+    for note in (*notes(records), *map(str, noise_floors(records))):
         console.print(Text(note))
     for absence in absences(records):
         console.print(Text(str(absence)), style="dim")

@@ -59,7 +59,7 @@ def failed_run(variant: str, size: str) -> RunRecord:
     reason = "rank 3 ended: CUDA out of memory. Tried to allocate 5.80 GiB"
     absent = nothing_measured(reason)
     facts = {"variant": variant, "size": size, "run": f"{variant}_{size}", "status": "failed", **_FACTS}
-    facts["config"] = {"model": {"moe": {"experts": 8, "top_k": 2} if variant == "moe" else None}}
+    facts["config"] = {"model": _model(variant)}
     return make_record({**facts, **absent.values, "unavailable": absent.unavailable})
 
 
@@ -134,7 +134,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         "quality_curve": _curve(loss, tokens_per_step, steps, mean_s, watts * 4),
         "config": {
             "training": {"recompute": "none", "seed": seed},
-            "model": {"moe": {"experts": 8, "top_k": 2} if variant == "moe" else None},
+            "model": _model(variant),
             "data": {"path": "fineweb_edu.jsonl", "tokenizer": "qwen2"},
         },
     }
@@ -151,6 +151,14 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         values["experts"] = ExpertLoad(tokens_per_expert=tokens, load_imbalance=loads)
         values |= {"expert_load_imbalance": sum(loads) / len(loads), "auxiliary_loss": 1.03}
     return make_record(values, "the model has no experts" if variant != "moe" else "not measured in this made-up run")
+
+
+def _model(variant: str) -> dict[str, Any]:
+    """What tells the models apart: gqa, rope and dense are three names of one."""
+    attention = variant if variant in ("mqa", "mla", "nsa") else "gqa"
+    position = variant if variant in ("absolute", "learnable_absolute", "relative", "none") else "rope"
+    moe = {"experts": 8, "top_k": 2} if variant == "moe" else None
+    return {"attention": {"kind": attention}, "position": {"kind": position}, "moe": moe}
 
 
 def _timeline(

@@ -14,7 +14,7 @@ from metrics.report.html.over_time import over_time
 from metrics.report.html.pareto import Point, pareto
 from metrics.report.html.rows import Bar, Spread, bars, spreads
 from metrics.report.html.svg import Look, figure, mark, svg
-from metrics.report.shown import SHOWN, Shown, name
+from metrics.report.shown import SHOWN, Shown, unique_names
 
 MOST = 48
 """Runs that plots with a row or a figure for each run show; the table has all of them."""
@@ -45,7 +45,8 @@ def number(records: Sequence[RunRecord]) -> list[Run]:
     """The runs in their order; the same variant looks the same everywhere."""
     variants = list(dict.fromkeys(record.variant for record in records))
     looks = {variant: Look.of(order) for order, variant in enumerate(variants)}
-    return [Run(place, name(record), looks[record.variant], record) for place, record in enumerate(records)]
+    shown = unique_names(records)
+    return [Run(place, shown[place], looks[record.variant], record) for place, record in enumerate(records)]
 
 
 def _grid(figures: Sequence[str]) -> str:
@@ -102,7 +103,8 @@ def _points(runs: Sequence[Run], column: Shown) -> list[Point]:
     for run in runs:
         cost, loss = getattr(run.record, column.metric), run.record.validation_loss
         if cost is not None and loss is not None:
-            points.append(Point(run.number, run.name, cost, loss, run.look, group(run.record)))
+            shared = group(run.record, energy=column.metric == "energy_j_per_token")
+            points.append(Point(run.number, run.name, cost, loss, run.look, shared))
     return points
 
 

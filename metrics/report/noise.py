@@ -1,0 +1,83 @@
+"""How much figures differ where nothing does: identical models under two names, and repeats of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metrics.compare import METRICS
+from metrics.conditions import differences
+from metrics.record import RunRecord
+from metrics.repeats import Group, group_repeats, same_model
+from metrics.report.comparison import UNITS
+
+FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
+"""What a noise floor is told of."""
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """An A/A test: runs of one model under several names, under the same conditions."""
+
+    names: tuple[str, ...]
+    largest: dict[str, float]
+    """Figure → the largest mean over the smallest, less 1."""
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{UNITS[metric]} {part:.2%}" for metric, part in self.largest.items())
+        return f"Noise floor, from the identical models {', '.join(self.names)}: {parts}."
+
+
+def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
+    """One for each model that ran under two names or more."""
+    alike: list[list[Group]] = []
+    for group in group_repeats(record for record in records if record.status == "completed"):
+        found = next((same for same in alike if _identical(same[0], group)), None)
+        if found is None:
+            alike.append([group])
+        else:
+            found.append(group)
+    return [_floor(same) for same in alike if len({group.name for group in same}) > 1]
+
+
+def _identical(one: Group, other: Group) -> bool:
+    # The counts first: nearly all pairs differ in them, and they cost nothing to read.
+    if one.first.parameters != other.first.parameters or one.first.flops_per_token != other.first.flops_per_token:
+        return False
+    return same_model(one.first, other.first) and not differences(one.first, other.first)
+
+
+def _floor(groups: Sequence[Group]) -> NoiseFloor:
+    largest = {}
+    for metric in FLOOR_METRICS:
+        spreads = [group.spread(metric) for group in groups]
+        means = [spread.mean for spread in spreads if spread is not None and spread.mean > 0]
+        if len(means) > 1:
+            largest[metric] = max(means) / min(means) - 1
+    return NoiseFloor(tuple(dict.fromkeys(group.name for group in groups)), largest)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The spread of a run's figures over its repeats, as text."""
+
+    name: str
+    runs: int
+    figures: dict[str, str]
+    """Figure's title → 'mean ± half of the 95 % interval (std / mean)'."""
+
+
+def repeats(records: Sequence[RunRecord]) -> list[Repeats]:
+    """One for each run that was repeated."""
+    found = []
+    for group in group_repeats(records):
+        if len(group.records) < 2:
+            continue
+        figures = {}
+        for metric in METRICS:
+            spread = group.spread(metric)
+            if spread is not None and spread.low is not None and spread.std is not None and spread.mean:
+                margin = spread.mean - spread.low
+                figures[UNITS[metric]] = f"{spread.mean:.4g} ± {margin:.2g} ({spread.std / spread.mean:.1%})"
+        found.append(Repeats(group.name, len(group.records), figures))
+    return found

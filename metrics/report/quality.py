@@ -1,0 +1,83 @@
+"""What each run needed to get to the loss that all comparable runs got to, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from metrics.errors import MetricsError
+from metrics.quality import Cost, cost_to_loss, lowest_common_loss
+from metrics.ratio import Z_95
+from metrics.record import RunRecord
+from metrics.report.groups import group
+from metrics.report.shown import ABSENT, count, unique_names
+
+HEADER = ("run", "tokens", "seconds", "joules")
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """The costs of comparable runs of one size."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    reasons: tuple[str, ...]
+    """Why what is n/a is."""
+
+
+def cost_tables(records: Sequence[RunRecord]) -> list[CostTable]:
+    """One table for each size and set of runs that can be compared, of the runs that validated."""
+    groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
+    for shown, record in zip(unique_names(records), records, strict=True):
+        if any(point.loss is not None for point in record.quality_curve):
+            groups.setdefault((record.size, group(record)), []).append((shown, record))
+    return [_table(size, members) for (size, _), members in groups.items() if len(members) > 1]
+
+
+def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> CostTable:
+    target = lowest_common_loss([record for _, record in members], Z_95)
+    rows, reasons = [], []
+    for shown, record in members:
+        try:
+            cost = cost_to_loss(record, target)
+        except MetricsError as error:
+            reasons.append(str(error))
+            rows.append((shown, ABSENT, ABSENT, ABSENT))
+            continue
+        low, high = _shifted(record, target, -Z_95), _shifted(record, target, Z_95)
+        cells = (_cell(cost, low, high, read) for read in (_tokens, _seconds, _joules))
+        rows.append((shown, *cells))
+        if cost.energy_j is None:
+            why = record.unavailable.get("energy_j", "the energy until a validation is not known")
+            reasons.append(f"joules: {why}")
+    title = f"{size}: to a validation loss of {target:.4g}, the lowest that all of these surely got to"
+    return CostTable(title, tuple(rows), tuple(dict.fromkeys(reasons)))
+
+
+def _shifted(record: RunRecord, target: float, shift: float) -> Cost | None:
+    """An end of the interval; None where the run was not seen there."""
+    try:
+        return cost_to_loss(record, target, shift)
+    except MetricsError:
+        return None
+
+
+def _tokens(cost: Cost) -> float | None:
+    return cost.tokens
+
+
+def _seconds(cost: Cost) -> float | None:
+    return cost.time_s
+
+
+def _joules(cost: Cost) -> float | None:
+    return cost.energy_j
+
+
+def _cell(cost: Cost, low: Cost | None, high: Cost | None, read: Callable[[Cost], float | None]) -> str:
+    value = read(cost)
+    if value is None:
+        return ABSENT
+    ends = [None if end is None else read(end) for end in (low, high)]
+    told = " to ".join("?" if end is None else count(end) for end in ends)
+    return f"{count(value)} ({told})"

@@ -1,0 +1,85 @@
+"""What a report says of noise and of the cost of a loss."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.metrics_parts import make_record
+from support.synthetic_runs import gpu_run, matrix_runs
+
+from metrics.quality import cost_to_loss
+from metrics.record import RunRecord
+from metrics.report.html.page import page
+from metrics.report.markdown import markdown
+from metrics.report.noise import noise_floors, repeats
+from metrics.report.quality import cost_tables
+from metrics.report.shown import unique_names
+
+
+def test_identical_models_under_several_names_tell_the_noise_floor() -> None:
+    runs = matrix_runs()
+    floors = {floor.names: floor for floor in noise_floors(runs)}
+    assert set(floors) == {("gqa_1.5B", "rope_1.5B", "dense_1.5B"), ("gqa_3B", "dense_3B")}
+    by_name = {record.run: record for record in runs}
+    speeds = [by_name[name].tokens_per_s or 0 for name in ("gqa_1.5B", "rope_1.5B", "dense_1.5B")]
+    floor = floors[("gqa_1.5B", "rope_1.5B", "dense_1.5B")]
+    assert floor.largest["tokens_per_s"] == pytest.approx(max(speeds) / min(speeds) - 1)
+    assert "Noise floor, from the identical models gqa_1.5B, rope_1.5B, dense_1.5B" in markdown(runs, [])
+    assert f"tokens/s {floor.largest['tokens_per_s']:.2%}" in page(runs, [])
+
+
+def test_the_same_model_on_another_device_tells_no_noise_floor() -> None:
+    other = gpu_run("dense", "1.5B", steps=20).model_copy(update={"device_name": "NVIDIA A100-SXM4-80GB"})
+    assert noise_floors([gpu_run("gqa", "1.5B", steps=20), other]) == []
+
+
+def test_repeats_are_told_apart_and_their_spread_is_shown() -> None:
+    runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
+    assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
+    assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
+    [found] = repeats(runs)
+    assert (found.name, found.runs) == ("gqa_0.5B", 3)
+    losses = [record.validation_loss or 0.0 for record in runs]
+    mean = sum(losses) / 3
+    assert found.figures["validation loss"].startswith(f"{mean:.4g} ± ")
+    assert "gqa_0.5B seed 2" in page(runs, [])
+    assert "gqa_0.5B, 3 runs: tokens/s" in markdown(runs, [])
+    assert repeats(runs[:1]) == []
+
+
+def number(text: str) -> float:
+    value, unit = re.fullmatch(r"([\d.]+)([kMB]?)", text).groups()  # type: ignore[union-attr]
+    return float(value) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[unit]
+
+
+def test_the_cost_of_a_loss_is_that_of_each_run_with_its_interval() -> None:
+    runs = [gpu_run(variant, "1.5B", steps=80) for variant in ("gqa", "nsa")]
+    [table] = cost_tables(runs)
+    target = float(re.search(r"loss of ([\d.]+)", table.title).group(1))  # type: ignore[union-attr]
+    for row, record in zip(table.rows, runs, strict=True):
+        assert row[0] == record.run
+        cost = cost_to_loss(record, target)
+        for cell, value in zip(row[1:], (cost.tokens, cost.time_s, cost.energy_j), strict=True):
+            middle, low, high = re.findall(r"[\d.]+[kMB]?", cell)
+            assert number(middle) == pytest.approx(value, rel=0.02)
+            assert number(low) <= number(middle) <= number(high)
+
+
+def test_a_run_that_cannot_tell_its_cost_says_why() -> None:
+    def without_energy(record: RunRecord) -> RunRecord:
+        curve = [point.model_copy(update={"energy_j": None}) for point in record.quality_curve]
+        return record.model_copy(update={"quality_curve": curve, "unavailable": {"energy_j": "no power sensor"}})
+
+    late = gpu_run("mla", "1.5B", steps=80)
+    late = late.model_copy(update={"quality_curve": late.quality_curve[-1:]})
+    [table] = cost_tables([without_energy(gpu_run("absolute", "1.5B", steps=80)), late])
+    assert table.rows[0][3] == "n/a"
+    assert table.rows[1][1:] == ("n/a", "n/a", "n/a")
+    assert "joules: no power sensor" in table.reasons
+    assert any("was below a validation loss" in reason for reason in table.reasons)
+
+
+def test_runs_of_other_conditions_are_not_costed_together() -> None:
+    longer = gpu_run("mla", "1.5B", steps=80).model_copy(update={"seq_len": 4096})
+    assert cost_tables([gpu_run("gqa", "1.5B", steps=80), longer]) == []
