@@ -79,5 +79,9 @@ def _cell(cost: Cost, low: Cost | None, high: Cost | None, read: Callable[[Cost]
     if value is None:
         return ABSENT
     ends = [None if end is None else read(end) for end in (low, high)]
-    told = " to ".join("?" if end is None else count(end) for end in ends)
-    return f"{count(value)} ({told})"
+    told = " to ".join("?" if end is None else _figure(end) for end in ends)
+    return f"{_figure(value)} ({told})"
+
+
+def _figure(value: float) -> str:
+    return count(value) if value >= 1000 else f"{value:.3g}"
