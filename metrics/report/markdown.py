@@ -12,7 +12,7 @@ from metrics.report.noise import Repeats, noise_floors, repeats
 from metrics.report.paper import paper_tables, verdict
 from metrics.report.quality import HEADER as COST_HEADER
 from metrics.report.quality import cost_tables
-from metrics.report.shown import SHOWN, absences, cell, notes, unique_names
+from metrics.report.shown import ABSENT, SHOWN, absences, cell, notes, unique_names
 from metrics.report.text import escape, markdown_table
 
 
@@ -29,11 +29,8 @@ def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
     parts = ["# EfficientBench report", markdown_table(header, rows)]
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
     for costs in cost_tables(records):
-        parts += [
-            f"## Cost, {escape(costs.title)}",
-            markdown_table(COST_HEADER, costs.rows),
-            *map(escape, costs.reasons),
-        ]
+        parts += [f"## Cost, {escape(costs.title)}", markdown_table(COST_HEADER, costs.rows)]
+        parts += [f"{ABSENT}: {escape(reason)}" for reason in costs.reasons]
     spread = [f"- {escape(_repeats(found))}" for found in repeats(records)]
     if spread:
         parts += ["## Repeats: mean ± 95 % interval (standard deviation over mean)", "\n".join(spread)]
