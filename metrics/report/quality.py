@@ -36,7 +36,8 @@ def cost_tables(records: Sequence[RunRecord]) -> list[CostTable]:
 
 def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> CostTable:
     target = lowest_common_loss([record for _, record in members], Z_95)
-    rows, reasons = [], []
+    rows: list[tuple[str, ...]] = []
+    reasons: list[str] = []
     for shown, record in members:
         try:
             cost = cost_to_loss(record, target)
