@@ -30,10 +30,10 @@ class SensorSampler:
 
     def __init__(self, sensor: Sensor, interval_s: float, clock: Callable[[], float]) -> None:
         self.failure: str | None = None
-        self.interval_s = interval_s
+        self.interval_s = max(interval_s, sensor.fastest_interval_s)
         """The interval in use: the one asked for, or longer where a sample costs much."""
         self._sensor = sensor
-        self._asked_interval_s = interval_s
+        self._asked_interval_s = self.interval_s
         self._clock = clock
         self._lock = threading.Lock()
         self._stop = threading.Event()

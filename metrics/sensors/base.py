@@ -89,6 +89,8 @@ class Sensor(ABC):
     name: str
     """What the sensor is called in reasons: 'nvml', 'host', 'allocator'."""
     scope: Scope
+    fastest_interval_s = 0.0
+    """The source has nothing new more often than this."""
     unavailable: dict[str, str]
     """Field of Sample, Counters or Peaks → why this sensor never fills it; known once `open` has returned."""
 

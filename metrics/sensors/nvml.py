@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from metrics.errors import MetricsError
 from metrics.sensors.base import Counters, DeviceInfo, Foreign, Sample, Scope, Sensor
+from metrics.sensors.processes import foreign_processes
 from metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
 
 _QUESTIONS: dict[str, Callable[[Any, Handle], float]] = {
@@ -106,11 +105,7 @@ class NvmlSensor(Sensor):
         return {uuid: Counters(energy_j=self._ask("energy_j", handle)) for uuid, handle in self._handles.items()}
 
     def foreign(self) -> dict[str, Foreign]:
-        """Processes on the devices that are not the run's.
-
-        Nothing where none of the run's own is listed: they have no context yet, or NVML counts process ids as a
-        machine does whose container we are in, so that nobody can tell whose they are.
-        """
+        """Processes on the devices that are not the run's."""
         if not self._asks_processes:
             return {}
         try:
@@ -120,9 +115,9 @@ class NvmlSensor(Sensor):
             return {}
         found = {}
         for uuid, processes in listed.items():
-            others = sorted(process.pid for process in processes if not self._is_ours(process.pid))
-            if others and len(others) < len(processes):
-                found[uuid] = Foreign(f"on the device too: {', '.join(map(_called, others))}")
+            others = foreign_processes([process.pid for process in processes], self._pids)
+            if others is not None:
+                found[uuid] = others
         return found
 
     def close(self) -> None:
@@ -144,23 +139,8 @@ class NvmlSensor(Sensor):
             raise MetricsError(f"device {missing[0]} is not among the {len(visible)} visible GPUs ({listed=})")
         return [visible[i] for i in self._indices]
 
-    def _is_ours(self, pid: int) -> bool:
-        if pid in self._pids:
-            return True
-        try:
-            return any(parent.pid in self._pids for parent in psutil.Process(pid).parents())
-        except psutil.Error:
-            return False
-
     def _ask(self, quantity: str, handle: Handle) -> float | None:
         return None if quantity in self.unavailable else _QUESTIONS[quantity](self._nvml, handle)
-
-
-def _called(pid: int) -> str:
-    try:
-        return f"process {pid} ({psutil.Process(pid).name()})"
-    except psutil.Error:
-        return f"process {pid}"
 
 
 def _import_nvml() -> Any:

@@ -1,0 +1,235 @@
+"""Ascend's sensors against the formats that its documentation gives; no NPU took part.
+
+The C library is compiled from declarations as documented, so that structures are laid out by a C compiler; the tool is
+a script that prints published output.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from metrics import EfficiencyMonitor, MetricsError, merge
+from metrics.sensors.ascend import Chip, ascend_sensor, choose_chips
+from metrics.sensors.base import Sample
+from metrics.sensors.dcmi import DcmiSensor, find_library
+from metrics.sensors.npu_smi import NpuSmiSensor, WatchParser, parse_mapping
+
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler is here")
+    path = tmp_path_factory.mktemp("dcmi") / "libdcmi.so"
+    source = Path(__file__).parents[1] / "support" / "dcmi_replica.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    return str(path)
+
+
+def opened(library: str, visible: str | None = None, **arguments: object) -> DcmiSensor:
+    environment = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    sensor = DcmiSensor(environment=environment, library=library, **arguments)  # type: ignore[arg-type]
+    sensor.open()
+    return sensor
+
+
+def test_dcmi_reads_every_chip_in_our_units(library: str) -> None:
+    sensor = opened(library)
+    first, second, third = (device.uuid for device in sensor.devices())
+    assert first == "NPU-00000200-00000201-00000202-00000203-00000204"
+    assert {device.name for device in sensor.devices()} == {"Ascend910B2"}
+    assert {device.memory_capacity_bytes for device in sensor.devices()} == {65536 * MB}
+    assert sensor.sample(7.0) == [
+        Sample(7.0, first, 2000 * MB, 0.20, 200.0),
+        Sample(7.0, second, 5000 * MB, 0.50, 500.0),
+        Sample(7.0, third, 5001 * MB, 0.51, 500.5),
+    ]
+
+
+def test_energy_is_integrated_power_with_the_interval_achieved(library: str) -> None:
+    monitor = EfficiencyMonitor([DcmiSensor(environment={}, library=library)], sample_interval_s=0.02)
+    with monitor, monitor.step(tokens=10):
+        time.sleep(0.3)
+    run = merge([monitor.finish()])
+    assert run.energy_scope == run.device_scope == "npu"
+    assert run.energy_source == "integrated power"
+    assert run.aec_w == pytest.approx((200 + 500 + 500.5) / 3)
+    assert run.power_w_sum == pytest.approx(1200.5)
+    assert run.energy_j == pytest.approx(1200.5 * run.window_s)
+    assert run.sample_interval_s is not None
+    assert 0.01 < run.sample_interval_s < 0.3
+    assert "no energy counter" in run.sensors[0].unavailable["energy_j"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [(None, [0, 1, 2]), ("1", [1]), ("0,2", [0, 2]), ("1, 2", [1]), ("0,9,1", [0]), ("2,-1,0", [2]), ("0x,1", [0])],
+)
+def test_visible_npus_are_those_before_the_first_that_is_none(visible: str | None, ids: list[int]) -> None:
+    chips = [Chip(5, 1, 2), Chip(2, 0, 0), Chip(5, 0, 1)]
+    environment = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
+    assert [chip.logic_id for chip in choose_chips(chips, None, environment)] == ids
+
+
+def test_npus_that_are_not_visible_are_refused() -> None:
+    chips = [Chip(0, 0, 0), Chip(1, 0, 1)]
+    assert choose_chips(chips, [1], {}) == [Chip(1, 0, 1)]
+    for visible in ("", "-1", "7", ",0"):
+        with pytest.raises(MetricsError, match="no NPU is visible"):
+            choose_chips(chips, None, {"ASCEND_RT_VISIBLE_DEVICES": visible})
+    with pytest.raises(MetricsError, match="device 1 is not among the 1 visible"):
+        choose_chips(chips, [1], {"ASCEND_RT_VISIBLE_DEVICES": "1"})
+
+
+def test_what_the_driver_refuses_has_a_reason_and_the_rest_is_read(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = "dcmi_get_device_power_info dcmi_get_device_die_v2 dcmi_get_device_chip_info_v2"
+    monkeypatch.setenv("DCMI_LACKS", refused)  # which C's getenv sees, too
+    sensor = opened(library)
+    sample = sensor.sample(0.0)[0]
+    assert "dcmi_get_device_power_info failed with code -8255" in sensor.unavailable["power_w"]
+    assert (sample.power_w, sample.utilization) == (None, 0.2)
+    assert sample.device.startswith("NPU-HOST-")  # a place in this machine where no die's number can be had
+
+
+def test_rubbish_is_no_reading(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_RUBBISH", "1")
+    sample = opened(library).sample(0.0)[0]
+    assert (sample.power_w, sample.utilization, sample.memory_used_bytes) == (None, None, 2000 * MB)
+
+
+def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_PIDS", "4194305,4194306")
+    sensor = opened(library, pids=[4194305])
+    assert {found.description for found in sensor.foreign().values()} == {"on the device too: process 4194306"}
+    assert len(sensor.foreign()) == 3
+    assert opened(library, pids=[7]).foreign() == {}
+
+
+def test_without_library_or_driver_the_reason_is_said(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_library() is None:
+        with pytest.raises(MetricsError, match="libdcmi.so is not installed"):
+            DcmiSensor().open()
+        assert isinstance(ascend_sensor(), NpuSmiSensor)
+    (tmp_path / "libdcmi.so").write_text("no library")
+    with pytest.raises(MetricsError, match="cannot be loaded"):
+        DcmiSensor(library=str(tmp_path / "libdcmi.so")).open()
+    monkeypatch.setenv("DCMI_LACKS", "dcmi_init")
+    with pytest.raises(MetricsError, match="dcmi_init failed with code -8255"):
+        opened(library)
+
+
+MAPPING = """\
+NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
+2                              0                              0                              Ascend910B2
+2                              1                              -                              Mcu
+5                              0                              1                              Ascend910B2
+"""
+USAGES = """\
+	NPU ID                         : 2
+	Chip Count                     : 1
+
+	DDR Capacity(MB)               : 0
+	HBM Capacity(MB)               : 65536
+	HBM Usage Rate(%)              : 5
+	Aicore Usage Rate(%)           : 0
+	Chip ID                        : 0
+"""
+TITLE = "NpuID(Idx)  ChipId(Idx) Pwr(W)      AI Core(%)  Memory(%)   "
+
+
+def make_tool(folder: Path, lines: str, ends: bool = False) -> str:
+    """npu-smi as a shell script."""
+    tool = folder / "npu-smi"
+    tool.write_text(
+        f"""#!/bin/sh
+case "$*" in
+"info -m") cat <<'X'
+{MAPPING}X
+;;
+"info -t usages"*) cat <<'X'
+{USAGES}X
+;;
+"info watch"*) cat <<'X'
+{lines}
+X
+{"exit 3" if ends else "exec sleep 60"}
+;;
+*) echo "unknown: $*" >&2; exit 1;;
+esac
+"""
+    )
+    tool.chmod(0o755)
+    return str(tool)
+
+
+def test_npu_smi_is_read_line_by_line(tmp_path: Path) -> None:
+    rows = "2           0           90.1        34          5\nan error of the driver\n5  0  91.0  7  9"
+    sensor = NpuSmiSensor(environment={}, tool=make_tool(tmp_path, f"{TITLE}\n{rows}"))
+    sensor.open()
+    try:
+        first, second = sensor.sample(3.0)
+    finally:
+        sensor.close()
+    assert (first.power_w, first.utilization) == (90.1, 0.34)
+    assert first.memory_used_bytes == pytest.approx(0.05 * 65536 * MB)
+    assert (second.power_w, second.utilization, second.time_s) == (91.0, 0.07, 3.0)
+    assert [device.name for device in sensor.devices()] == ["Ascend910B2"] * 2
+    assert sensor.unavailable["energy_j"].startswith("an Ascend NPU has no energy counter")
+
+
+def test_npu_smi_that_ends_ends_its_series_alone(tmp_path: Path) -> None:
+    rows = "2  0  90.1  34  5\n5  0  91.0  7  9"
+    sensor = NpuSmiSensor(environment={}, tool=make_tool(tmp_path, f"{TITLE}\n{rows}", ends=True))
+    with EfficiencyMonitor([sensor]) as monitor:
+        time.sleep(0.2)
+        with monitor.step(tokens=1):
+            pass
+    run = merge([monitor.finish()])
+    assert len(run.step_times_s) == 1
+    assert run.energy_j is None
+    assert "npu-smi info watch has ended" in run.unavailable["energy_j"]
+
+
+def test_npu_smi_without_a_column_says_so(tmp_path: Path) -> None:
+    title = "NpuID(Idx)  ChipId(Idx) AI Core(%)"
+    sensor = NpuSmiSensor([1], environment={}, tool=make_tool(tmp_path, f"{title}\n2  0  34\n5  0  -"))
+    sensor.open()
+    sensor.close()
+    assert "prints no Pwr(W)" in sensor.unavailable["power_w"]
+    assert "prints no AI Core(%)" in sensor.unavailable["utilization"]
+
+
+def test_lines_of_every_published_width_are_read_and_garbage_is_not() -> None:
+    parser = WatchParser()
+    assert parser.read("2           0           90.1        34") is None  # before any title
+    wide = (
+        "NpuID(Idx)  ChipId(Idx) Pwr(W)      Temp(C)     AI Core(%)  AI Cpu(%)   Ctrl Cpu(%) Memory(%)   Memory BW(%)"
+    )
+    assert parser.read(wide) is None
+    assert parser.read(
+        "2           0           90.2        34          17          0           2           5           0"
+    ) == (
+        (2, 0),
+        {
+            **{"NpuID(Idx)": 2, "ChipId(Idx)": 0, "Pwr(W)": 90.2, "Temp(C)": 34, "AI Core(%)": 17, "AI Cpu(%)": 0},
+            **{"Ctrl Cpu(%)": 2, "Memory(%)": 5, "Memory BW(%)": 0},
+        },
+    )
+    for garbage in ("", "2 0", "dcmi module initialize failed", "a b c d e f g h i", "-1 0 1 1 1 1 1 1 1"):
+        assert parser.read(garbage) is None
+
+
+def test_the_mapping_leaves_controllers_out() -> None:
+    assert parse_mapping(MAPPING) == [Chip(2, 0, 0, "Ascend910B2"), Chip(5, 0, 1, "Ascend910B2")]
+    assert parse_mapping("dcmi module initialize failed. ret is -8005\n") == []
