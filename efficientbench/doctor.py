@@ -18,30 +18,30 @@ from rich.text import Text
 
 from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
 from efficientbench.devices.base import DTYPES, Device, all_devices
-from metrics import AllocatorSensor, HostSensor, NvmlSensor
+from metrics import AllocatorSensor, HostSensor, NvmlSensor, RaplSensor
 from metrics.cgroup import memory_limit_bytes, usable_cores
 from metrics.hardware import peak_flops
+from metrics.measurement import SensorState
 from metrics.sensors.base import Sensor
+from metrics.sensors.dcmi import DcmiSensor
+from metrics.sensors.examine import examine
+from metrics.sensors.npu_smi import NpuSmiSensor
 
-SENSORS: dict[str, type[HostSensor] | type[NvmlSensor]] = {"host": HostSensor, "nvml": NvmlSensor}
-"""A device's telemetry → the sensor that reads it."""
-
+MEMORY_AND_UTILIZATION = {"memory_used_bytes": "memory (AMU)", "utilization": "utilization (PCU)"}
+POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}
 READS = {
     "allocator": {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"},
-    "device": {
-        "memory_used_bytes": "memory (AMU)",
-        "utilization": "utilization (PCU)",
-        "power_w": "power (AEC)",
-        "energy_j": "energy (J/token)",
-    },
+    "host": MEMORY_AND_UTILIZATION,
+    "rapl": POWER_AND_ENERGY,
+    "nvml": MEMORY_AND_UTILIZATION | POWER_AND_ENERGY,
+    # Energy is power, integrated: there is no counter to miss.
+    "dcmi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
+    "npu-smi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
 }
-"""What a sensor of the allocator, and one of a device, is there to read → what for."""
+"""Name of a sensor → what it is there to read → what for."""
 
-REMEDIES = {
-    "host": "an accelerator: only accelerators' power can be measured",
-    "gpu": "a whole GPU instead of a slice, and a driver and container that let NVML answer",
-}
-"""A sensor's scope → what would give it what it lacks."""
+REMEDIES = {"nvml": "a whole GPU instead of a slice, and a driver and container that let NVML answer"}
+"""Name of a sensor → what would give it what it lacks, where its reason does not say so itself."""
 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
@@ -167,39 +167,41 @@ def _backend(device: Device) -> Finding:
     return Finding(device.backend, True, f"for {device.type}: in this torch")
 
 
+def _sensors(device: Device, usable: bool) -> list[Sensor]:
+    """All sensors that read a device type."""
+    by_telemetry: dict[str, list[Sensor]] = {
+        "nvml": [NvmlSensor()],
+        "ascend": [DcmiSensor(), NpuSmiSensor()],
+        "host": [HostSensor(), RaplSensor()],
+    }
+    sensors = by_telemetry[device.telemetry]
+    allocator = device.allocator() if usable else None
+    return sensors if allocator is None else [*sensors, AllocatorSensor(allocator, 0, device.names()[0])]
+
+
 def _measurement(device: Device, usable: bool) -> Iterator[Finding]:
     """What the sensors of a device type read here, and why the rest is missing."""
-    sensors: list[Sensor] = []
-    if device.telemetry in SENSORS:
-        sensors.append(SENSORS[device.telemetry]())
-    else:
-        yield Finding(device.type, False, f"the sensor {device.telemetry} is not built yet")
-    allocator = device.allocator() if usable else None
-    if allocator is not None:
-        sensors.append(AllocatorSensor(allocator, 0, device.names()[0]))
-    for sensor in sensors:
-        try:
-            sensor.open()
-        except Exception as error:
-            yield Finding(device.type, False, f"sensor {sensor.name}: {error}")
-            continue
-        finally:
-            sensor.close()
-        yield from _readings(device.type, sensor)
+    for sensor in _sensors(device, usable):
+        state = examine(sensor)
+        if state.failure is not None:
+            yield Finding(device.type, False, f"sensor {state.failure}")
+        else:
+            yield from _readings(device.type, state)
     if usable:
         yield _flops(device)
 
 
-def _readings(name: str, sensor: Sensor) -> Iterator[Finding]:
-    reads = READS.get(sensor.scope, READS["device"])
-    given = [purpose for quantity, purpose in reads.items() if quantity not in sensor.unavailable]
-    yield Finding(name, True, f"sensor {sensor.name}: {', '.join(given)}")
+def _readings(name: str, state: SensorState) -> Iterator[Finding]:
+    reads = READS[state.name]
+    given = [purpose for quantity, purpose in reads.items() if quantity not in state.unavailable]
+    scope = f" of {state.scope}" if state.name == "rapl" else ""
+    yield Finding(name, True, f"sensor {state.name}: {', '.join(given)}{scope}")
     missing: dict[str, list[str]] = {}
     for quantity, purpose in reads.items():
-        if quantity in sensor.unavailable:
-            missing.setdefault(sensor.unavailable[quantity], []).append(purpose)
+        if quantity in state.unavailable:
+            missing.setdefault(state.unavailable[quantity], []).append(purpose)
     for reason, purposes in missing.items():
-        yield Finding(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(sensor.scope, ""))
+        yield Finding(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(state.name, ""))
 
 
 def _flops(device: Device) -> Finding:

@@ -16,13 +16,14 @@ from efficientbench.job import Job
 from efficientbench.listeners.recorder import Recorder
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
 from metrics.definitions import load_imbalance, percentiles
-from metrics.environment import collect_environment
+from metrics.environment import collect_environment, tell_sensors
 from metrics.hardware import peak_flops
 from metrics.measurement import RankMeasurement
 from metrics.outliers import Outlier
 from metrics.quality import quality_curve
 from metrics.record import MOST_OUTLIERS, RunRecord
 from metrics.record_parts import DisturbanceRecord, ExpertLoad, OutlierStep, TimelineRecord, WindowRecord
+from metrics.sensors.ascend import ascend_sensor
 from metrics.sensors.base import Sensor
 from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
@@ -40,8 +41,11 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
     measurement = job.config.measurement
     sensors: list[Sensor] = []
     if measurement.enabled:
+        devices = range(job.layout.ranks_per_node)
         if local_rank == 0 and device.telemetry == "nvml":
-            sensors.append(NvmlSensor(indices=range(job.layout.ranks_per_node), pids=here))
+            sensors.append(NvmlSensor(indices=devices, pids=here))
+        elif local_rank == 0 and device.telemetry == "ascend":
+            sensors.append(ascend_sensor(devices, here))
         elif os.getpid() == here[0] and device.telemetry == "host":
             sensors += [HostSensor(here), RaplSensor()]
         allocator = device.allocator()
@@ -136,7 +140,7 @@ def build_record(
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_outlier_steps(summary.outliers),
         config=config.model_dump(mode="json"),
-        environment=collect_environment(PACKAGES, Path(__file__).parent),
+        environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": tell_sensors(run.sensors)},
         paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},
     )
 

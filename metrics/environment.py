@@ -6,12 +6,13 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from metrics.cgroup import memory_limit_bytes, usable_cores
+from metrics.measurement import SensorState
 from metrics.sensors.host import processor_name
 
 
@@ -40,6 +41,23 @@ def collect_environment(packages: Sequence[str], repository: Path | None = None)
         "uncommitted_changes": None if commit is None or changes is None else bool(changes),
         "nvidia_driver": _nvidia_driver(),
     }
+
+
+def tell_sensors(states: Iterable[SensorState]) -> list[dict[str, Any]]:
+    """What each sensor of a run measured and why not the rest; ranks whose sensors say the same are told once.
+
+    Returns:
+        For each: name, scope, failure, measures, unavailable (field → reason), ranks (how many hold such a sensor),
+        sample_interval_s (the longest that was achieved among them; None where none took two samples).
+    """
+    told: dict[str, dict[str, Any]] = {}
+    for state in states:
+        entry: dict[str, Any] = {"name": state.name, "scope": state.scope, "failure": state.failure}
+        entry |= {"measures": list(state.measures), "unavailable": state.unavailable}
+        same = told.setdefault(repr(entry), {**entry, "ranks": 0, "sample_interval_s": None})
+        same["ranks"] += 1
+        same["sample_interval_s"] = max(same["sample_interval_s"] or 0.0, state.sample_interval_s or 0.0) or None
+    return list(told.values())
 
 
 def _version(package: str) -> str | None:

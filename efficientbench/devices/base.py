@@ -26,7 +26,7 @@ class Device(ABC):
     backend: str
     """Backend of torch.distributed for this device type."""
     telemetry: str
-    """What tells memory, utilization and power of these devices, by the name of its sensor in metrics."""
+    """What tells memory, utilization and power of these devices: 'nvml', 'ascend' or 'host'."""
     runtime_bytes: int
     """Memory that a rank takes beside its tensors."""
     remedy: str

@@ -46,7 +46,8 @@ def parse_mapping(text: str) -> list[Chip]:
             row = dict(zip(titles, cells, strict=True))
             numbers = [row.get(title, "") for title in ("NPU ID", "Chip ID", "Chip Logic ID")]
             if all(number.isdigit() for number in numbers):
-                chips.append(Chip(*map(int, numbers), name=row.get("Chip Name", "Ascend NPU")))
+                card, chip, logic_id = map(int, numbers)
+                chips.append(Chip(card, chip, logic_id, row.get("Chip Name", "Ascend NPU")))
     return chips
 
 

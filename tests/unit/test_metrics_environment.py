@@ -8,7 +8,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from metrics.environment import collect_environment
+from metrics.environment import collect_environment, tell_sensors
+from metrics.measurement import SensorState
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -39,3 +40,15 @@ def test_the_commit_and_whether_the_tree_differs_from_it(tmp_path: Path) -> None
     assert environment["uncommitted_changes"] is False
     (tmp_path / "file").write_text("two")
     assert collect_environment([], tmp_path)["uncommitted_changes"] is True
+
+
+def test_sensors_that_say_the_same_are_told_once() -> None:
+    fine = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.1)
+    slow = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.4)
+    dead = SensorState("nvml", "gpu", "nvml: GPU is lost", ("power_w",), {"energy_j": "too old"})
+    told = tell_sensors([fine, slow, dead])
+    assert [entry["ranks"] for entry in told] == [2, 1]
+    assert told[0]["sample_interval_s"] == 0.4
+    assert told[0]["unavailable"] == {"energy_j": "too old"}
+    assert (told[1]["failure"], told[1]["sample_interval_s"]) == ("nvml: GPU is lost", None)
+    assert json.loads(json.dumps(told)) == told
