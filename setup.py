@@ -45,6 +45,8 @@ setup(
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
         "dev": [
+            # transformers.Trainer needs it, which one of the examples uses.
+            "accelerate>=1.1",
             "hypothesis>=6.100",
             "import-linter>=2.1",
             "mypy>=1.13",

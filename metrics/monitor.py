@@ -1,11 +1,11 @@
 """`EfficiencyMonitor`: measures any training loop in a few lines.
 
-monitor = EfficiencyMonitor([HostSensor()], warmup_steps=2)
+monitor = EfficiencyMonitor(warmup_steps=2)
 with monitor:
     for batch in batches:
         with monitor.step(tokens=batch.numel()):
             train(batch)
-print(merge([monitor.finish()]))
+print(monitor.summary())
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
+from metrics.aggregate import merge
+from metrics.describe import describe
 from metrics.errors import MetricsError
+from metrics.local import local_sensors, local_synchronize
 from metrics.measurement import RankMeasurement, StepTime
 from metrics.sampler import SensorSampler
 from metrics.sensors.base import Sample, Sensor
@@ -29,9 +32,10 @@ class EfficiencyMonitor:
     built, and the first sample is the idle baseline of memory.
 
     Args:
-        sensors: what to sample; each in a thread of its own.
+        sensors: what to sample; each in a thread of its own. By default those that fit this process when `start` is
+            called, see `metrics.local`.
         synchronize: waits until the device has done all its work; called around each step, so that a step's time
-            is that of its work and not of its launch. `torch.cuda.synchronize` on a GPU; nothing on a CPU.
+            is that of its work and not of its launch. By default that of torch's accelerator; nothing on a CPU.
         barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
         warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
             loop needs no counter of its own and no step can be in a warm-up and in the window both.
@@ -42,7 +46,7 @@ class EfficiencyMonitor:
 
     def __init__(
         self,
-        sensors: Sequence[Sensor] = (),
+        sensors: Sequence[Sensor] | None = None,
         synchronize: Callable[[], object] | None = None,
         barrier: Callable[[], object] | None = None,
         *,
@@ -55,9 +59,11 @@ class EfficiencyMonitor:
             raise MetricsError(
                 f"warmup_steps ({warmup_steps}) must be 0 or more and sample_interval_s ({sample_interval_s}) above 0"
             )
-        self._samplers = [SensorSampler(sensor, sample_interval_s, clock) for sensor in sensors]
-        self._synchronize = synchronize or _nothing
-        self._barrier = barrier or _nothing
+        self._sensors = sensors
+        self._samplers: list[SensorSampler] = []
+        self._sample_interval_s = sample_interval_s
+        self._synchronize = synchronize
+        self._barrier = barrier
         self._warmup_steps = warmup_steps
         self._rank = rank
         self._clock = clock
@@ -75,6 +81,9 @@ class EfficiencyMonitor:
         if self._state != "new":
             raise MetricsError("a monitor is started once: make a new one for a new measurement")
         self._state = "started"
+        sensors = local_sensors() if self._sensors is None else self._sensors
+        self._synchronize = self._synchronize or local_synchronize()
+        self._samplers = [SensorSampler(sensor, self._sample_interval_s, self._clock) for sensor in sensors]
         for sampler in self._samplers:
             sampler.start()
 
@@ -87,7 +96,7 @@ class EfficiencyMonitor:
             raise MetricsError("begin_step was called while paused: call resume first")
         if self._window_begin_s is None and self._steps_run >= self._warmup_steps:
             self._open_window()
-        self._synchronize()
+        self._wait_for_device()
         self._step_begin_s = self._clock()
 
     def end_step(self, tokens: int) -> float:
@@ -102,7 +111,7 @@ class EfficiencyMonitor:
         """
         if self._step_begin_s is None:
             raise MetricsError("end_step was called without begin_step")
-        self._synchronize()
+        self._wait_for_device()
         begin_s, self._step_begin_s = self._step_begin_s, None
         step_time_s = self._clock() - begin_s
         self._steps_run += 1
@@ -170,6 +179,10 @@ class EfficiencyMonitor:
             )
         return self._measurement
 
+    def summary(self) -> str:
+        """What this rank alone measured, in a few lines of text; `merge` puts several ranks together."""
+        return describe(merge([self.finish()]))
+
     def close(self) -> None:
         """Stop sampling without measuring and without waiting for other ranks, as after an error."""
         if self._state == "started":
@@ -194,8 +207,8 @@ class EfficiencyMonitor:
         # value at both ends however rare samples are; counters are read after the device and the ranks have settled.
         for sampler in self._samplers:
             sampler.sample()
-        self._synchronize()
-        self._barrier()
+        self._wait_for_device()
+        self._wait_for_ranks()
         for sampler in self._samplers:
             sampler.begin_interval()
         self._window_begin_s = self._clock()
@@ -203,8 +216,8 @@ class EfficiencyMonitor:
     def _close_window(self) -> None:
         if self._window_begin_s is None:
             return
-        self._synchronize()
-        self._barrier()
+        self._wait_for_device()
+        self._wait_for_ranks()
         self._windows.append((self._window_begin_s, self._clock()))
         self._window_begin_s = None
         for sampler in self._samplers:
@@ -212,10 +225,14 @@ class EfficiencyMonitor:
         for sampler in self._samplers:
             sampler.sample()
 
+    def _wait_for_device(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def _wait_for_ranks(self) -> None:
+        if self._barrier is not None:
+            self._barrier()
+
     def _require_started(self) -> None:
         if self._state != "started":
             raise MetricsError(f"the monitor is {self._state}: call start before the first step, and finish last")
-
-
-def _nothing() -> None:
-    return None

@@ -1,0 +1,24 @@
+"""A plain PyTorch loop, measured. Needs torch and the package `metrics`; `python examples/plain_pytorch.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from metrics import EfficiencyMonitor  # 1
+
+device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Embedding(256, 128), torch.nn.Linear(128, 256)).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+batches = [torch.randint(256, (8, 65)).to(device) for _ in range(12)]
+
+monitor = EfficiencyMonitor(warmup_steps=2)  # 2
+with monitor:  # 3
+    for batch in batches:
+        with monitor.step(tokens=8 * 64):  # 4
+            logits = model(batch[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+print(monitor.summary())  # 5

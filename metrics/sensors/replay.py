@@ -1,0 +1,228 @@
+"""A recorded trace as a sensor: what one machine measured, measured again on any other.
+
+A trace is a JSONL file. A line with `device` as an object names a device; the others are readings of one device at one
+`time_s` (any monotonic clock): fields of Sample or Counters, those that were not measured being null or left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from metrics.definitions import Windows
+from metrics.errors import MetricsError
+from metrics.measurement import DeviceMeasurement
+from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
+from metrics.series import DeviceSeries, Interval
+
+_SAMPLED = ("memory_used_bytes", "utilization", "power_w")
+_COUNTED = ("energy_j", "busy_s")
+
+
+@dataclass
+class Recorded:
+    """One device's part of a trace."""
+
+    info: DeviceInfo
+    scope: Scope
+    times_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in (*_SAMPLED, *_COUNTED)})
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in (*_SAMPLED, *_COUNTED)})
+
+    def at(self, quantity: str, time_s: float) -> float | None:
+        """The value at that time, straight between the readings around it; None outside of what was read."""
+        times_s, values = self.times_s[quantity], self.values[quantity]
+        after = bisect_left(times_s, time_s)
+        if after < len(times_s) and times_s[after] == time_s:
+            return values[after]
+        if after in (0, len(times_s)):
+            return None
+        share = (time_s - times_s[after - 1]) / (times_s[after] - times_s[after - 1])
+        return values[after - 1] + share * (values[after] - values[after - 1])
+
+    def span_s(self) -> tuple[float, float]:
+        """The first and the last time at which anything was read."""
+        read = [times_s for times_s in self.times_s.values() if times_s]
+        return min((t[0] for t in read), default=0.0), max((t[-1] for t in read), default=0.0)
+
+
+def read_trace(path: Path) -> list[Recorded]:
+    """The devices of a trace in its order.
+
+    Raises:
+        MetricsError: it cannot be read, or a line is no reading of a named device; the message tells the line.
+    """
+    devices: dict[str, Recorded] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            _read_line(json.loads(line), devices)
+        except (ValueError, KeyError, TypeError) as error:
+            raise MetricsError(f"{path}, line {number}: not a line of a trace ({error!r})") from None
+    if not devices:
+        raise MetricsError(f"{path}: the trace names no device")
+    return list(devices.values())
+
+
+def _read_line(entry: dict[str, Any], devices: dict[str, Recorded]) -> None:
+    if isinstance(entry["device"], dict):
+        values = {**entry["device"], "processes": tuple(entry["device"].get("processes", ()))}
+        info = DeviceInfo(**values)
+        devices[info.uuid] = Recorded(info, entry["scope"])
+        return
+    recorded, time_s = devices[entry["device"]], float(entry["time_s"])
+    for name in (*_SAMPLED, *_COUNTED):
+        if entry.get(name) is not None:
+            if recorded.times_s[name] and time_s <= recorded.times_s[name][-1]:
+                raise ValueError(f"{name} at {time_s} s comes after {recorded.times_s[name][-1]} s")
+            recorded.times_s[name].append(time_s)
+            recorded.values[name].append(float(entry[name]))
+
+
+def measure_trace(path: Path, windows: Windows) -> list[DeviceMeasurement]:
+    """What the devices of a trace did over windows on the trace's own clock, at the samples that it holds.
+
+    Raises:
+        MetricsError: the trace cannot be read.
+    """
+    measured = []
+    for recorded in read_trace(path):
+        series = DeviceSeries(recorded.info, recorded.scope)
+        stamps = sorted({time_s for name in _SAMPLED for time_s in recorded.times_s[name]})
+        for time_s in stamps:
+            exact = {name: _exactly(recorded, name, time_s) for name in _SAMPLED}
+            series.add(Sample(time_s, recorded.info.uuid, **exact))
+        for begin_s, end_s in windows:
+            begin, end = (Counters(*(recorded.at(name, at_s) for name in _COUNTED)) for at_s in (begin_s, end_s))
+            series.add_interval(Interval(begin, end, end_s - begin_s, Peaks()))
+        measured.append(series.measure(windows, {}, None))
+    return measured
+
+
+def _exactly(recorded: Recorded, name: str, time_s: float) -> float | None:
+    place = bisect_right(recorded.times_s[name], time_s) - 1
+    return recorded.values[name][place] if place >= 0 and recorded.times_s[name][place] == time_s else None
+
+
+class ReplaySensor(Sensor):
+    """Plays a trace from its beginning as time passes; a device that has no more readings drops out.
+
+    Args:
+        path: the trace.
+        clock: the monitor's clock.
+    """
+
+    name = "replay"
+    scope: Scope = "gpu"
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.unavailable: dict[str, str] = {}
+        self._path = path
+        self._clock = clock
+        self._devices: list[Recorded] = []
+        self._shift_s = 0.0
+        self._end_s = 0.0
+
+    def open(self) -> None:
+        """Read the trace, whose first reading is now; raises MetricsError where it cannot be read."""
+        self._devices = read_trace(self._path)
+        self.scope = self._devices[0].scope
+        spans = [recorded.span_s() for recorded in self._devices]
+        self._shift_s = min(begin_s for begin_s, _ in spans) - self._clock()
+        self._end_s = max(end_s for _, end_s in spans)
+        no = "the trace holds no such reading"
+        for name in (*_SAMPLED, *_COUNTED):
+            if not all(recorded.times_s[name] for recorded in self._devices):
+                self.unavailable[name] = no
+        self.unavailable |= dict.fromkeys(("used_bytes", "allocated_bytes", "reserved_bytes"), no)
+
+    def devices(self) -> list[DeviceInfo]:
+        return [recorded.info for recorded in self._devices]
+
+    def sample(self, time_s: float) -> list[Sample]:
+        at_s = time_s + self._shift_s
+        if at_s > self._end_s:
+            raise MetricsError(f"the trace {self._path.name} has ended")
+        found = []
+        for recorded in self._devices:
+            values = {name: recorded.at(name, at_s) for name in _SAMPLED}
+            if any(value is not None for value in values.values()):
+                found.append(Sample(time_s, recorded.info.uuid, **values))
+        return found
+
+    def counters(self) -> dict[str, Counters]:
+        at_s = self._clock() + self._shift_s
+        return {r.info.uuid: Counters(*(r.at(name, at_s) for name in _COUNTED)) for r in self._devices}
+
+
+class RecordingSensor(Sensor):
+    """Passes on what another sensor says, and writes it down as a trace.
+
+    Args:
+        sensor: the one to listen to.
+        path: the trace, written anew.
+        clock: the monitor's clock.
+    """
+
+    def __init__(self, sensor: Sensor, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = sensor.name
+        self.fastest_interval_s = sensor.fastest_interval_s
+        self._sensor = sensor
+        self._path = path
+        self._clock = clock
+        self._file: IO[str] | None = None
+
+    @property
+    def scope(self) -> Scope:  # type: ignore[override]
+        return self._sensor.scope
+
+    @property
+    def unavailable(self) -> dict[str, str]:  # type: ignore[override]
+        return self._sensor.unavailable
+
+    def open(self) -> None:
+        self._sensor.open()
+        self._file = self._path.open("w", encoding="utf-8")
+        for info in self._sensor.devices():
+            self._write({"device": asdict(info), "scope": self._sensor.scope})
+
+    def devices(self) -> list[DeviceInfo]:
+        return self._sensor.devices()
+
+    def sample(self, time_s: float) -> list[Sample]:
+        samples = self._sensor.sample(time_s)
+        for sample in samples:
+            self._write(asdict(sample))
+        return samples
+
+    def counters(self) -> dict[str, Counters]:
+        counters = self._sensor.counters()
+        now_s = self._clock()
+        for uuid, counter in counters.items():
+            self._write({"time_s": now_s, "device": uuid, **asdict(counter)})
+        return counters
+
+    def reset_peaks(self) -> None:
+        self._sensor.reset_peaks()
+
+    def peaks(self) -> dict[str, Peaks]:
+        return self._sensor.peaks()
+
+    def foreign(self) -> dict[str, Foreign]:
+        return self._sensor.foreign()
+
+    def close(self) -> None:
+        self._sensor.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(entry) + "\n")
