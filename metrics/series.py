@@ -108,39 +108,25 @@ class DeviceSeries:
             failure: why the sensor stopped early, if it did.
         """
         reasons: dict[str, str] = {}
+        window_s = window_length_s(windows)
 
-        def averaged(figure: str, quantity: str, signal: Signal, formula: Callable[..., float | None]) -> float | None:
-            """A mean of samples, or None and the nearest reason: the sensor's, its failure, the samples' own."""
-            why = signal.too_sparse_in(windows) if windows else NO_STEP
-            if why is None:
-                return formula(signal.times_s, signal.values, windows)
-            reasons[figure] = unavailable.get(quantity) or failure or why
-            return None
+        def put(figure: str, quantity: str, found: tuple[float | None, str]) -> float | None:
+            """One figure, or None and the nearest reason: the sensor's, its failure, the samples' own."""
+            value, why = found
+            if value is None:
+                reasons[figure] = unavailable.get(quantity) or failure or why
+            return value
 
-        amu_gb = averaged("amu_gb", "memory_used_bytes", self._memory, definitions.average_memory_utilization)
+        memory = self._averaged(self._memory, definitions.average_memory_utilization, windows)
+        amu_gb = put("amu_gb", "memory_used_bytes", memory)
         if self._idle_gb is None:
             reasons["memory_idle_gb"] = unavailable.get("memory_used_bytes") or failure or "the first sample lacks it"
-        window_s = window_length_s(windows)
-        busy_s = self._growth("busy_s", windows)
-        if busy_s is None:
-            pcu = averaged("pcu", "utilization", self._utilization, definitions.peak_compute_utilization)
-        else:
-            pcu = busy_s / window_s
-        energy_j, energy_source = self._growth("energy_j", windows), "counter"
-        stood_still = energy_j == 0
-        if not energy_j:
-            power_w = averaged("energy_j", "power_w", self._power, definitions.time_average)
-            energy_j, energy_source = None if power_w is None else power_w * window_s, "integrated power"
-        if stood_still and not energy_j or energy_j == 0:
-            energy_j, reasons["energy_j"] = None, "the meter stood still over the whole window"
+        pcu = put("pcu", "utilization", self._busy(windows))
+        energy_j, energy_source, why = self._energy(windows)
+        put("energy_j", "power_w", (energy_j, why))
         if energy_j is None:
             reasons["aec_w"] = reasons["energy_j"]
-        peak_used = self._peak("used_bytes") or self._memory.largest_in(windows)
-        peaks = {
-            "peak_used_bytes": None if peak_used is None or amu_gb is None else int(peak_used),
-            "peak_allocated_bytes": self._peak("allocated_bytes"),
-            "peak_reserved_bytes": self._peak("reserved_bytes"),
-        }
+        peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
             if peak is None:
                 quantity = figure.removeprefix("peak_")
@@ -198,6 +184,32 @@ class DeviceSeries:
     def _zero_s(self, windows: Windows) -> float:
         return windows[0][0] if windows else self._origin_s or 0.0
 
+    def _averaged(
+        self, signal: Signal, formula: Callable[..., float | None], windows: Windows
+    ) -> tuple[float | None, str]:
+        """A mean of samples, or None and why they do not give it."""
+        why = signal.too_sparse_in(windows) if window_length_s(windows) > 0 else NO_STEP
+        return (formula(signal.times_s, signal.values, windows), "") if why is None else (None, why)
+
+    def _busy(self, windows: Windows) -> tuple[float | None, str]:
+        """PCU from the device's register of busy time, else from samples."""
+        busy_s, window_s = self._growth("busy_s", windows), window_length_s(windows)
+        if busy_s is not None and window_s > 0:
+            return busy_s / window_s, ""
+        return self._averaged(self._utilization, definitions.peak_compute_utilization, windows)
+
+    def _energy(self, windows: Windows) -> tuple[float | None, str, str]:
+        """Joules, where they come from, and why there are none: from the device's counter, else power integrated."""
+        grown_j, window_s = self._growth("energy_j", windows), window_length_s(windows)
+        if grown_j:
+            return grown_j, "counter", ""
+        power_w, why = self._averaged(self._power, definitions.time_average, windows)
+        if power_w:
+            return power_w * window_s, "integrated power", ""
+        # No device runs on nothing: a meter that says so does not measure.
+        still = power_w == 0 or (grown_j == 0 and window_s > 0)
+        return None, "", "the meter stood still over the whole window" if still else why
+
     def _growth(self, counter: str, windows: Windows) -> float | None:
         """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""
         grown = self._growths(counter, windows)
@@ -212,6 +224,15 @@ class DeviceSeries:
                 return None
             grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
         return grown
+
+    def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
+        """The largest memory in the windows: the device's own marks, else of the samples."""
+        used = self._peak("used_bytes") or self._memory.largest_in(windows)
+        return {
+            "peak_used_bytes": int(used) if used is not None and has_memory else None,
+            "peak_allocated_bytes": self._peak("allocated_bytes"),
+            "peak_reserved_bytes": self._peak("reserved_bytes"),
+        }
 
     def _peak(self, name: str) -> int | None:
         """The largest over the intervals; None where one was not read."""

@@ -1,51 +1,77 @@
-"""A plain PyTorch loop, measured in five lines, with nothing of the harness loaded."""
+"""The examples: a plain PyTorch loop in five lines, a Trainer by a callback, with nothing of the harness loaded."""
 
 from __future__ import annotations
 
+import math
+import re
+import runpy
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 
-from metrics import EfficiencyMonitor, HostSensor, merge
+from metrics import EfficiencyCallback, MetricsError, merge
 
-BATCHES, WARMUP, TOKENS = 12, 2, 64
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_a_plain_loop_is_measured_in_five_lines() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(256, 256)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [torch.randn(TOKENS, 256) for _ in range(BATCHES)]
-
-    monitor = EfficiencyMonitor([HostSensor()], warmup_steps=WARMUP)  # 1
-    with monitor:  # 2
-        for batch in batches:
-            with monitor.step(tokens=len(batch)):  # 3
-                loss = (model(batch) - batch).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-    run = merge([monitor.finish()])  # 4
-    print(f"{run.tokens / sum(run.step_times_s):.0f} tokens/s, {run.amu_gb:.2f} GB, PCU {run.pcu:.0%}")  # 5
-
-    assert len(run.step_times_s) == BATCHES - WARMUP
-    assert run.tokens == (BATCHES - WARMUP) * TOKENS
-    assert sum(run.step_times_s) == pytest.approx(run.window_s, rel=0.5)
+def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    example = EXAMPLES / "plain_pytorch.py"
+    marked = re.findall(r"  # (\d)$", example.read_text(), flags=re.MULTILINE)
+    assert marked == ["1", "2", "3", "4", "5"]  # all that the measurement adds
+    monitor = runpy.run_path(str(example))["monitor"]
+    run = merge([monitor.finish()])
+    assert len(run.step_times_s) == 10
+    assert run.tokens == 10 * 8 * 64
+    assert math.fsum(run.step_times_s) <= run.window_s
     assert run.amu_gb is not None
     assert run.amu_gb > 0.05  # torch alone is larger
-    assert run.pcu is not None
+    shown = capsys.readouterr().out
+    for title in ("devices", "steps", "throughput", "memory", "utilization", "energy"):
+        assert f"\n{title} " in f"\n{shown}"
+    assert "10 measured" in shown
+
+
+def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    measured = runpy.run_path(str(EXAMPLES / "transformers_trainer.py"))["measured"]
+    assert measured.run.tokens == 10 * 4 * 32
+    assert len(measured.run.step_times_s) == 10
+    # The evaluation after step 6 and the checkpoint's writing lie outside: two windows.
+    assert len(measured.run.windows) == 2
+    assert measured.run.window_s < 0.9 * (measured.run.windows[-1][1] - measured.run.windows[0][0])
+    assert "10 measured" in capsys.readouterr().out
+
+
+def test_a_trainer_that_counts_no_tokens_is_told_so() -> None:
+    callback = EfficiencyCallback(sensors=[])
+    arguments = SimpleNamespace(include_num_input_tokens_seen="no", process_index=0)
+    state = SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True)
+    control = SimpleNamespace(should_evaluate=False, should_save=False)
+    with pytest.raises(MetricsError, match="include_num_input_tokens_seen='all'"):
+        callback.on_train_begin(arguments, state, control)
+    with pytest.raises(MetricsError, match="before training has ended"):
+        callback.summary()
+    counted = EfficiencyCallback(tokens_per_step=7, warmup_steps=0, sensors=[])
+    counted.on_train_begin(arguments, state, control)
+    for _ in range(3):
+        counted.on_step_begin(arguments, state, control)
+        counted.on_step_end(arguments, state, control)
+    counted.on_train_end(arguments, state, control)
+    assert counted.run is not None
+    assert counted.run.tokens == 21
 
 
 def test_measuring_loads_neither_harness_nor_megatron_nor_torch() -> None:
     program = (
-        "import sys\nfrom metrics import EfficiencyMonitor, HostSensor, merge\n"
-        "with EfficiencyMonitor([HostSensor()]) as monitor:\n"
+        "import sys\nfrom metrics import EfficiencyMonitor\n"
+        "with EfficiencyMonitor() as monitor:\n"
         "    with monitor.step(tokens=1): pass\n"
-        "assert merge([monitor.finish()]).tokens == 1\n"
+        "assert '1 measured' in monitor.summary()\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "assert not loaded & {'torch', 'megatron', 'efficientbench', 'pydantic', 'numpy'}, loaded\n"
+        "assert not loaded & {'torch', 'megatron', 'efficientbench', 'pydantic', 'numpy', 'transformers'}, loaded\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

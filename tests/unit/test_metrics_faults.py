@@ -69,7 +69,7 @@ def test_a_step_is_timed_to_the_end_of_its_work() -> None:
         clock.pass_time(queue_s[0])
         queue_s[0] = 0.0
 
-    monitor = EfficiencyMonitor(synchronize=drain, clock=clock)
+    monitor = EfficiencyMonitor([], drain, clock=clock)
     with monitor:
         for _ in range(3):
             with monitor.step(tokens=1):

@@ -101,6 +101,40 @@ def test_utilization_is_processor_time_over_the_cores() -> None:
     assert pcu == pytest.approx(0.6 / elapsed_s / cores, rel=0.1)
 
 
+def test_a_busy_moment_is_no_more_than_all_of_the_cores() -> None:
+    # /proc counts processor time in ticks of 10 ms, which is the whole of this window.
+    for _ in range(5):
+        with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
+            burn_s(0.004)
+        pcu = merge([monitor.finish()]).pcu
+        assert pcu is not None
+        assert 0 < pcu < 1.3 / usable_cores()
+
+
+def test_others_on_the_cores_are_seen_and_the_run_itself_is_not() -> None:
+    # One core for both, so that they take half of it each.
+    core = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    other = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"])
+    try:
+        os.sched_setaffinity(0, [core])
+        with_other, alone = opened([os.getpid()]), opened([os.getpid(), other.pid])
+        with_other._processes = [p for p in with_other._processes if p.pid != other.pid]  # our child, and no part of us
+        with_other.foreign(), alone.foreign()
+        burn_s(0.7)
+        seen, quiet = with_other.foreign(), alone.foreign()
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, before)
+    (found,) = seen.values()
+    assert found.share is not None
+    assert 0.25 < found.share < 0.95
+    share_of_own = quiet[next(iter(quiet))].share if quiet else 0.0
+    assert share_of_own is not None
+    assert share_of_own < found.share - 0.1
+
+
 def test_a_sleeping_process_is_idle() -> None:
     with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
         time.sleep(0.5)
