@@ -8,14 +8,10 @@ only, modes int8 [S]. Here a document is one sequence, so D = S + 1.
 
 from __future__ import annotations
 
-import array
-import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 
@@ -71,63 +67,6 @@ def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dt
         position = int(ends[-1]) if len(part) else position
     for first in range(0, documents + 1, _CHUNK):
         yield np.arange(first, min(first + _CHUNK, documents + 1), dtype=np.int64).tobytes()
-
-
-class IndexedWriter:
-    """Writes a pair document by document: `with IndexedWriter(prefix, dtype) as writer: writer.add(tokens)`.
-
-    Both files are written beside and renamed at the end, the `.idx` last; after an exception neither has its name.
-    """
-
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self.prefix = prefix
-        self.dtype = dtype
-        self._lengths = array.array("i")
-        self._bin: BinaryIO = self._partial(bin_path(prefix)).open("wb")
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Append one document, its end-of-document token included.
-
-        Raises:
-            OverflowError: a token that the dtype cannot hold.
-        """
-        if tokens and not 0 <= min(tokens) <= max(tokens) <= np.iinfo(self.dtype).max:
-            raise OverflowError(f"tokens from {min(tokens)} to {max(tokens)} do not fit {self.dtype}")
-        self._bin.write(np.asarray(tokens, dtype=self.dtype).tobytes())
-        self._lengths.append(len(tokens))
-
-    def __enter__(self) -> IndexedWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._bin.close()
-            self._partial(bin_path(self.prefix)).unlink()
-            return
-        _flush_and_close(self._bin)
-        index = self._partial(idx_path(self.prefix)).open("wb")
-        with index:
-            self._write_index(index)
-            _flush_and_close(index)
-        for path in (bin_path(self.prefix), idx_path(self.prefix)):
-            os.replace(self._partial(path), path)
-
-    def _write_index(self, stream: BinaryIO) -> None:
-        lengths = np.frombuffer(self._lengths, dtype=np.int32)
-        for block in index_blocks(lambda: [lengths], len(lengths), self.dtype):
-            stream.write(block)
-
-    @staticmethod
-    def _partial(path: Path) -> Path:
-        return path.with_name(path.name + ".partial")
-
-
-def _flush_and_close(stream: BinaryIO) -> None:
-    stream.flush()
-    os.fsync(stream.fileno())
-    stream.close()
 
 
 def check_indexed(prefix: Path) -> IndexedHeader:

@@ -348,8 +348,9 @@ def _merge(job: _Job, counts: list[PartCounts]) -> dict[str, FileChecksums]:
 def _disk_error(error: OSError, prefix: Path) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         free_mb = shutil.disk_usage(prefix.parent).free / 1e6
+        what = "no space left" if error.errno == errno.ENOSPC else error.strerror
         return DataError(
-            f"{prefix.parent}: {error.strerror} ({free_mb:,.1f} MB are free): finished parts are kept; make room, and "
+            f"{what} in {prefix.parent} ({free_mb:,.1f} MB are free): finished parts are kept; make room, and "
             "the same command goes on from there"
         )
     return DataError(f"{error.filename or prefix}: {error.strerror or error}")

@@ -156,7 +156,7 @@ def test_a_full_disk_is_said_and_more_room_is_used(
     process = started(folder, prefix, "--workers", workers)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert f"error: {prefix.parent}: No space left on device (" in errors
+    assert f"error: no space left in {prefix.parent} (" in errors
     assert "Traceback" not in errors
     assert not bin_path(prefix).exists()
     assert not idx_path(prefix).exists()
@@ -179,7 +179,7 @@ def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", limited, *words, "--workers", "1"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "File too large (" in done.stderr
+    assert f"error: File too large in {tmp_path} (" in done.stderr
     assert not bin_path(prefix).exists()
 
 
