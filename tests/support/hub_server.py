@@ -30,6 +30,7 @@ class Fault:
     content: served instead of the file, with the file's ETag and this content's length.
     etag: the storage's ETag.
     whole: the request's range is ignored.
+    unconditional: the request's range is served, whatever content it is meant for (`If-Range`).
     pause_s: the wait between the two halves of the body.
     """
 
@@ -40,6 +41,7 @@ class Fault:
     content: bytes | None = None
     etag: str | None = None
     whole: bool = False
+    unconditional: bool = False
     pause_s: float = 0
 
 
@@ -164,7 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         answer = {"ETag": etag, "X-Repo-Commit": COMMIT}
         start = int(headers.get("range", "bytes=0-")[len("bytes=") : -1])
         status = 200
-        if start and not fault.whole and headers.get("if-range", etag) == etag:
+        is_same = fault.unconditional or headers.get("if-range", etag) == etag
+        if start and not fault.whole and is_same:
             if start >= len(content):
                 return self._answer(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             answer["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,27 @@ def test_what_is_not_finished_or_not_up_to_date_is_not_used(clone: Path) -> None
     assert is_complete(clone)
     (clone / ".venv" / ".efficientbench-complete").unlink()
     assert not is_complete(clone)
+
+
+def test_an_active_environment_that_lacks_a_package_is_not_used(clone: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "active"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
+    packages = next(venv.glob("lib/python3*")) / "site-packages"
+    (packages / "clone.pth").write_text(f"{clone.resolve()}\n")
+    executable(venv / "bin" / "efficientbench", "")
+    requirements = re.findall(r'^ {8}"([\w-]+)[=>]', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    modules = {"nvidia-ml-py": "pynvml", "megatron-core": "megatron", "pyyaml": "yaml"}
+    folders = [packages / modules.get(requirement, requirement) for requirement in requirements]
+    for folder in (*folders, packages / "megatron" / "core"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    assert len(folders) > 15
+    script = 'source "$1"; _bootstrap_serves "$2"'
+    command = ["bash", "-c", script, "script", str(clone / "launchers" / "bootstrap.sh"), str(venv / "bin" / "python")]
+    environment = clean_environment(f"{venv / 'bin'}:{os.environ['PATH']}")
+    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    shutil.rmtree(packages / "pyarrow")
+    assert subprocess.run(command, env=environment, check=False).returncode == 1
 
 
 def test_an_environment_of_another_image_is_not_used(clone: Path, tmp_path: Path) -> None:

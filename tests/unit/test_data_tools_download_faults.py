@@ -1,0 +1,209 @@
+"""Downloads from a hub that breaks connections, lies, refuses, is silent, and serves wrong files."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from support.downloads import SAMPLE, download, hub_of_this_process, parquet, partials
+from support.hub_server import Fault, HubState, git_blob_sha1
+
+from data_tools.download.requests import Patience, retry_after_s
+from data_tools.errors import DataError
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubState]:
+    with hub_of_this_process(tmp_path, monkeypatch) as state:
+        yield state
+
+
+def test_a_broken_connection_is_continued_at_its_byte(hub: HubState, tmp_path: Path) -> None:
+    hub.faults["storage"] = [Fault(break_after=1000), Fault(break_after=700), None]
+    file = download(tmp_path)[0]
+    assert file.read_bytes() == hub.files[SAMPLE[0]]
+    asked = hub.asked("storage")
+    assert [headers.get("range") for headers in asked] == [None, "bytes=1000-", "bytes=1700-"]
+    assert asked[1]["if-range"].startswith('"')
+
+
+def test_another_process_continues_at_the_byte(hub: HubState, tmp_path: Path) -> None:
+    hub.always["storage"] = Fault(status=503)
+    hub.faults["storage"] = [Fault(break_after=1000)]
+    with pytest.raises(DataError, match=r"the server answers 503 \(4 attempts in a row\)"):
+        download(tmp_path)
+    assert [path.stat().st_size for path in partials(tmp_path)] == [1000]
+    assert not (tmp_path / SAMPLE[0]).exists()
+    hub.always.clear()
+    hub.requests.clear()
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert [headers["range"] for headers in hub.asked("storage")] == ["bytes=1000-"]
+    assert not partials(tmp_path)
+
+
+def test_a_server_that_always_breaks_at_the_same_byte_comes_to_an_end(hub: HubState, tmp_path: Path) -> None:
+    hub.always["storage"] = Fault(break_after=1000, whole=True)
+    with pytest.raises(DataError, match="4 attempts in a row"):
+        download(tmp_path)
+    assert len(hub.asked("storage")) == 4
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again(hub: HubState, tmp_path: Path, status: int) -> None:
+    hub.faults = {kind: [Fault(status=status)] for kind in ("info", "tree", "resolve", "storage")}
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert [len(hub.asked(kind)) for kind in ("info", "tree", "resolve", "storage")] == [2, 4, 3, 2]
+
+
+@pytest.mark.parametrize("kind", ["tree", "storage"])
+def test_a_busy_server_is_asked_again_as_late_as_it_says(hub: HubState, tmp_path: Path, kind: str) -> None:
+    hub.faults[kind] = [Fault(status=429, headers={"Retry-After": "1"})]
+    begin_s = time.monotonic()
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert time.monotonic() - begin_s >= 1
+
+
+def test_a_server_that_asks_for_too_long_a_wait_is_the_end(hub: HubState, tmp_path: Path) -> None:
+    hub.faults["storage"] = [Fault(status=429, headers={"RateLimit": '"resolvers";r=0;t=86400'})]
+    with pytest.raises(DataError, match="answers 429, and asks to wait 86,400 s"):
+        download(tmp_path)
+
+
+def test_the_ways_to_ask_for_a_wait() -> None:
+    assert retry_after_s({"Retry-After": "7"}) == 7
+    assert retry_after_s({"Retry-After": formatdate(time.time() + 60, usegmt=True)}) == pytest.approx(60, abs=5)
+    assert retry_after_s({"Retry-After": "soon"}) is None
+    assert retry_after_s({"RateLimit": '"api";r=0;t=55'}) == 55
+    assert retry_after_s({"RateLimit": '"api";r=3;t=55'}) is None
+    assert retry_after_s({}) is None
+
+
+def test_the_waits_grow_and_end() -> None:
+    patience = Patience(first_wait_s=1, longest_wait_s=5)
+    assert [patience.wait_s(failures, None) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
+
+
+@pytest.mark.parametrize("length", [10, 1_000_000])
+@pytest.mark.parametrize("kind", ["resolve", "storage"])
+def test_a_length_that_is_a_lie_is_not_believed(hub: HubState, tmp_path: Path, kind: str, length: int) -> None:
+    hub.faults[kind] = [Fault(length=length)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    hub.always[kind] = Fault(length=length)
+    with pytest.raises(DataError, match=rf"{length:,} bytes.*\(4 attempts in a row\)"):
+        download(tmp_path, 2)
+    assert not (tmp_path / SAMPLE[1]).exists()
+
+
+def test_a_truncated_file_gets_no_name(hub: HubState, tmp_path: Path) -> None:
+    hub.always["storage"] = Fault(content=hub.files[SAMPLE[0]][:-100])
+    with pytest.raises(DataError, match="the server offers"):
+        download(tmp_path)
+    assert not (tmp_path / SAMPLE[0]).exists()
+
+
+def test_wrong_content_of_the_right_length_is_fetched_once_more(hub: HubState, tmp_path: Path) -> None:
+    wrong = b"?" * len(hub.files[SAMPLE[0]])
+    hub.faults["storage"] = [Fault(content=wrong)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    hub.always["storage"] = Fault(content=b"?" * len(hub.files[SAMPLE[1]]))
+    with pytest.raises(DataError, match=r"checksum.*2 times in a row; nothing of it was kept"):
+        download(tmp_path, 2)
+    assert not (tmp_path / SAMPLE[1]).exists()
+    assert not partials(tmp_path)
+
+
+def test_wrong_content_of_a_small_file_is_found(hub: HubState, tmp_path: Path) -> None:
+    hub.card["configs"] = [{"config_name": "notes", "data_files": "notes/*"}]
+    content = hub.files["notes/words.jsonl"]
+    hub.always["resolve"] = Fault(content=b"?" * len(content), etag=git_blob_sha1(content))
+    with pytest.raises(DataError, match="checksum"):
+        download(tmp_path, config="notes")
+
+
+def test_what_is_no_parquet_gets_no_name_though_its_checksum_is_right(hub: HubState, tmp_path: Path) -> None:
+    hub.files[SAMPLE[0]] = hub.files[SAMPLE[0]][:-1] + b"?"
+    with pytest.raises(DataError, match="is no parquet file, though it is what the hub has"):
+        download(tmp_path)
+    assert not (tmp_path / SAMPLE[0]).exists()
+
+
+def test_a_server_without_ranges_is_read_from_the_first_byte(hub: HubState, tmp_path: Path) -> None:
+    hub.faults["storage"] = [Fault(break_after=1000), Fault(whole=True)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+
+
+@pytest.mark.parametrize("heeds_if_range", [True, False])
+def test_a_file_that_changes_in_storage_is_not_stitched(
+    hub: HubState, tmp_path: Path, heeds_if_range: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = b"?" * 900 + hub.files[SAMPLE[0]][900:]
+    if heeds_if_range:  # it sends its whole new content
+        hub.faults["storage"] = [Fault(break_after=1000, content=other, etag="other")]
+    else:  # it sends a range of its new content
+        hub.faults["storage"] = [Fault(break_after=1000, content=other, etag="other"), Fault(unconditional=True)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    ranges = [headers.get("range") for headers in hub.asked("storage")]
+    assert ranges == ([None, "bytes=1000-"] if heeds_if_range else [None, "bytes=1000-", None])
+    assert ("changed where it is stored" in caplog.text) == (not heeds_if_range)
+    assert "checksum" not in caplog.text
+
+
+def test_bytes_of_an_older_version_are_dropped(hub: HubState, tmp_path: Path) -> None:
+    hub.always["storage"] = Fault(break_after=1000, whole=True)
+    with pytest.raises(DataError):
+        download(tmp_path)
+    old = partials(tmp_path)
+    hub.always.clear()
+    hub.requests.clear()
+    hub.files[SAMPLE[0]] = parquet("a new version")
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert "range" not in hub.asked("storage")[0]
+    assert len(old) == 1
+    assert not partials(tmp_path)
+
+
+def test_a_hub_that_changed_its_mind_is_told(hub: HubState, tmp_path: Path) -> None:
+    hub.always["resolve"] = Fault(etag="0" * 64)
+    with pytest.raises(DataError, match="changed on the hub since it was listed"):
+        download(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
+    hub: HubState, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(b"?" * 40_000)
+    with monkeypatch.context() as before:  # the space was free when the download began
+        before.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+        with pytest.raises(DataError, match=f"no space left in {small_disk}: free some and call again"):
+            download(small_disk, 2, max_workers=1)
+    assert not (small_disk / SAMPLE[1]).exists()
+    filler.unlink()
+    files = download(small_disk, 2)
+    assert [file.read_bytes() for file in files] == [hub.files[path] for path in SAMPLE[:2]]
+    assert not partials(small_disk)
+
+
+def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    hub.faults["storage"] = [Fault(pause_s=60)]
+    assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
+    assert hub.asked("storage")[1]["range"] == f"bytes={len(hub.files[SAMPLE[0]]) // 2}-"
