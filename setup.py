@@ -33,7 +33,6 @@ setup(
         "pyarrow>=17",
         "fsspec>=2024.2",
         "huggingface_hub>=1.0",
-        "requests>=2.31",
         "tensorboard>=2.16",
         "tiktoken>=0.9",
         "tokenizers>=0.21",
