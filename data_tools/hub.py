@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
             f"{name!r} is no folder here, and the Hugging Face hub has no such name (or wants a token for it: HF_TOKEN)"
         ) from None
     except Exception as error:  # its errors have no common class, nor have those of the HTTP library below it
-        reason = first_line(error)
+        reason = without_secrets(first_line(error))
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=True))
     except Exception:  # as above
@@ -41,3 +42,12 @@ def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
             f"{name!r} is no folder here, and cannot be had from the Hugging Face hub ({reason}), nor is it in the "
             "hub's local cache: give the path of a folder"
         ) from None
+
+
+def without_secrets(text: str) -> str:
+    """A foreign message, without the token that a server may have sent back, and without the user in an address."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    text = text.replace(token, "<token>") if token else text
+    return re.sub(r"//[^/@\s]+@", "//", text)

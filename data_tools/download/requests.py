@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants, get_token
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -30,6 +30,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from data_tools.errors import DataError, first_line
+from data_tools.hub import without_secrets
 
 # Of these a server may recover: too slow, too early, too many requests, and what stands behind it.
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -153,13 +154,6 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
             return None
     limit = re.search(r"\br=0\s*;\s*t=(\d+)", headers.get("RateLimit", ""))
     return float(limit[1]) if limit else None
-
-
-def without_secrets(text: str) -> str:
-    """A foreign message, without the token that a server may have sent back, and without the user in an address."""
-    token = get_token()
-    text = text.replace(token, "<token>") if token else text
-    return re.sub(r"//[^/@\s]+@", "//", text)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         if self.failure:
-            return self.answer(self.failure, b"")
+            return self.answer(self.failure, b"", {"X-Error-Message": f"refused: {self.headers.get('Authorization')}"})
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
         if self.path.startswith("/api/models/owner/words"):
             tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": ""} for name in files]
@@ -75,7 +75,7 @@ def load_by_name(name: str, endpoint: str, home: Path) -> str:
         f"from data_tools.tokenizer import *\ntry: print(load_tokenizer({name!r}).fingerprint)\n"
         "except DataError as error: print(error)"
     )
-    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+    env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_sesame"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
@@ -106,3 +106,10 @@ def test_a_failing_hub_is_said_soon(hub: str, tmp_path: Path, failure: str, monk
     assert time.perf_counter() - begin < 20
     assert message.startswith("'owner/words' is no folder here, and cannot be had from the Hugging Face hub (")
     assert message.endswith("nor is it in the hub's local cache: give the path of a folder")
+
+
+def test_a_token_that_a_server_repeats_is_not_said(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "failure", 403)
+    message = load_by_name("owner/words", hub, tmp_path / "home")
+    assert "403 Forbidden: refused: Bearer <token>" in message
+    assert "sesame" not in message
