@@ -22,7 +22,8 @@ OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
-    """Fill every parameter of this stage: weights N(0, init_std), output projections less, biases 0, norms 1."""
+    """Fill every parameter of this stage: weights N(0, init_std), output projections and learned positions less, biases
+    0, norms 1."""
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
             if name.endswith("bias"):
@@ -111,5 +112,11 @@ def _full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, t
 def _draw(name: str, shape: list[int], config: ModelConfig, seed: int) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    depth = math.sqrt(2 * config.layers) if name.endswith(OUTPUT_PROJECTIONS) else 1.0
-    return torch.randn(shape, generator=generator).mul_(config.init_std / depth)
+    return torch.randn(shape, generator=generator).mul_(config.init_std / _divisor(name, config))
+
+
+def _divisor(name: str, config: ModelConfig) -> float:
+    if name.endswith(OUTPUT_PROJECTIONS):
+        return math.sqrt(2 * config.layers)
+    # GPT-2's code draws positions at half the spread of tokens, which they are added to.
+    return 2.0 if name == "position_table" and config.position.kind == "learnable_absolute" else 1.0
