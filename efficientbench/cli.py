@@ -33,7 +33,9 @@ Words = Annotated[
     ),
 ]
 Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
-Data = Annotated[str | None, typer.Option("--data", metavar="PATH", help="JSONL or text to train on")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="PATH", help="text: file, folder, glob; tokens; or a blend")
+]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
 
 
