@@ -236,6 +236,7 @@ def test_a_blend_in_a_file_and_again_from_what_a_run_keeps() -> None:
     assert (data.sources, data.weights) == (("/a/x", "/b/y"), (0.75, 0.25))
     assert DataConfig.model_validate_json(data.model_dump_json()) == data
     assert (DataConfig().sources, DataConfig().weights) == ((None,), (1.0,))
+    assert resolve("gqa_1.5B").data.split == resolve("gqa_1.5B", smoke=True).data.split == (99, 1, 0)
     assert DataConfig(path="a.txt").sources == ("a.txt",)
     for wrong in (5, {"/a/x": 1}):
         with pytest.raises(ValidationError, match=r"neither a path nor weights and paths in turn"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import subprocess
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import regex as re
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from data_tools.embedded import embedded_documents
 from data_tools.errors import DataError
-from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from data_tools.tokenizer import SPLIT_PATTERN, load_tokenizer, train_tokenizer
 from data_tools.tokenizer_training import HELD_OUT_EVERY, describe_training, train_on_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,3 +146,21 @@ def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is there already"):
         train_on_files([str(inputs)], 300, tmp_path, [], "text")
     assert (tmp_path / "mine").read_text() == "x"
+
+
+@given(text=st.text(st.sampled_from("aZéß漢١2³ \t\n\r\u00a0\u3000'’slLtdv.,!_-🙂e\u0301\x00"), max_size=40))
+def test_splits_as_gpt4s_tokenizer_does(text: str) -> None:
+    """tiktoken's own pattern, by the engine that it is written for; but for white space at the very end of a text,
+    which newer versions of that pattern keep in one piece."""
+    text += "x"
+    splitter = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
+    assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == re.findall(gpt4_pattern(), text)
+
+
+@functools.cache
+def gpt4_pattern() -> str:
+    from tiktoken_ext import openai_public
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(openai_public, "load_tiktoken_bpe", lambda *where, **hashed: {})  # the ranks, from the network
+        return openai_public.cl100k_base()["pat_str"]
