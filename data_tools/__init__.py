@@ -10,6 +10,7 @@
 | `parallel`, `parts` | the worker processes; one part's tokens on disk |
 | `verify` | is a pair whole, and what its manifest says |
 | `tokenizer` | train and load byte-level BPE tokenizers |
+| `tokenizer_training` | a tokenizer from files, and how well it compresses |
 | `indexed` | the format of `.bin/.idx` pairs, and its check |
 | `reading` | documents of a pair, one at a time |
 | `statistics` | token counts of a pair |
