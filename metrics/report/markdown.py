@@ -8,7 +8,7 @@ from pathlib import Path
 from metrics.files import write_whole
 from metrics.record import RunRecord
 from metrics.report.environment import environments
-from metrics.report.noise import Repeats, noise_floors, repeats
+from metrics.report.noise import noise_floors
 from metrics.report.paper import paper_tables, verdict
 from metrics.report.quality import HEADER as COST_HEADER
 from metrics.report.quality import cost_tables
@@ -31,9 +31,6 @@ def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
     for costs in cost_tables(records):
         parts += [f"## Cost, {escape(costs.title)}", markdown_table(COST_HEADER, costs.rows)]
         parts += [f"{ABSENT}: {escape(reason)}" for reason in costs.reasons]
-    spread = [f"- {escape(_repeats(found))}" for found in repeats(records)]
-    if spread:
-        parts += ["## Repeats: mean ± 95 % interval (standard deviation over mean)", "\n".join(spread)]
     missing = [f"- {escape(str(absence))}" for absence in absences(records)]
     if missing:
         parts += ["## What is n/a, and why", "\n".join(missing)]
@@ -47,8 +44,3 @@ def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
     if damaged:
         parts += ["## Records that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
     return "\n\n".join(parts) + "\n"
-
-
-def _repeats(found: Repeats) -> str:
-    figures = ", ".join(f"{title} {figure}" for title, figure in found.figures.items())
-    return f"{found.name}, {found.runs} runs: {figures}"

@@ -1,11 +1,10 @@
-"""How much figures differ where nothing does: identical models under two names, and repeats of one run."""
+"""How much figures differ where nothing does: between identical models under two names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.compare import METRICS
 from metrics.conditions import differences
 from metrics.record import RunRecord
 from metrics.repeats import Group, group_repeats, same_model
@@ -13,6 +12,8 @@ from metrics.report.comparison import UNITS
 
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
 """What a noise floor is told of."""
+_NAMED = 8
+"""Models that a line names."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class NoiseFloor:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{UNITS[metric]} {part:.2%}" for metric, part in self.largest.items())
-        return f"Noise floor, from the identical models {', '.join(self.names)}: {parts}."
+        more = f" and {len(self.names) - _NAMED:,} more" if len(self.names) > _NAMED else ""
+        return f"Noise floor, from the identical models {', '.join(self.names[:_NAMED])}{more}: {parts}."
 
 
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
@@ -55,29 +57,3 @@ def _floor(groups: Sequence[Group]) -> NoiseFloor:
         if len(means) > 1:
             largest[metric] = max(means) / min(means) - 1
     return NoiseFloor(tuple(dict.fromkeys(group.name for group in groups)), largest)
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """The spread of a run's figures over its repeats, as text."""
-
-    name: str
-    runs: int
-    figures: dict[str, str]
-    """Figure's title → 'mean ± half of the 95 % interval (std / mean)'."""
-
-
-def repeats(records: Sequence[RunRecord]) -> list[Repeats]:
-    """One for each run that was repeated."""
-    found = []
-    for group in group_repeats(records):
-        if len(group.records) < 2:
-            continue
-        figures = {}
-        for metric in METRICS:
-            spread = group.spread(metric)
-            if spread is not None and spread.low is not None and spread.std is not None and spread.mean:
-                margin = spread.mean - spread.low
-                figures[UNITS[metric]] = f"{spread.mean:.4g} ± {margin:.2g} ({spread.std / spread.mean:.1%})"
-        found.append(Repeats(group.name, len(group.records), figures))
-    return found

@@ -8,11 +8,13 @@ import pytest
 from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
+from metrics.combine import combine_repeats
+from metrics.definitions import mean_confidence_interval
 from metrics.quality import cost_to_loss
 from metrics.record import RunRecord
 from metrics.report.html.page import page
 from metrics.report.markdown import markdown
-from metrics.report.noise import noise_floors, repeats
+from metrics.report.noise import noise_floors
 from metrics.report.quality import cost_tables
 from metrics.report.shown import unique_names
 
@@ -38,14 +40,12 @@ def test_repeats_are_told_apart_and_their_spread_is_shown() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
     assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
-    [found] = repeats(runs)
-    assert (found.name, found.runs) == ("gqa_0.5B", 3)
+    [row] = combine_repeats(runs)
+    content = page([row], [])
+    assert "gqa_0.5B × 3" in content
     losses = [record.validation_loss or 0.0 for record in runs]
-    mean = sum(losses) / 3
-    assert found.figures["validation loss"].startswith(f"{mean:.4g} ± ")
-    assert "gqa_0.5B seed 2" in page(runs, [])
-    assert "gqa_0.5B, 3 runs: tokens/s" in markdown(runs, [])
-    assert repeats(runs[:1]) == []
+    low, high = mean_confidence_interval(losses) or (0.0, 0.0)
+    assert f"{sum(losses) / 3:.3f} (95 % interval {low:.3f} to {high:.3f})" in content
 
 
 def number(text: str) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from metrics.definitions import t_quantile_95
 from metrics.record import RunRecord
 from metrics.report.groups import differing, group
 from metrics.report.html.curves import Curve, curves
@@ -123,7 +125,7 @@ def metrics(runs: Sequence[Run]) -> str:
             figures.append(bars(title, values, shown[metric].text))
     lead = (
         "<p>Whiskers are 95 % confidence intervals: of time over the measured steps, of the loss over the "
-        "validation's batches. Where two of them overlap, this figure "
+        "validation's batches, of repeats over the runs. Where two of them overlap, this figure "
         "does not tell the runs apart. Mean power alone ranks a slow, idle device as thrifty: compare energies by "
         "J/token.</p>"
     )
@@ -141,6 +143,10 @@ def _bar(run: Run, metric: str) -> Bar:
             low, high = value * record.al_s / record.al_s_ci_high, value * record.al_s / record.al_s_ci_low
     if metric == "validation_loss" and value is not None and record.validation_loss_se is not None:
         low, high = value - 1.96 * record.validation_loss_se, value + 1.96 * record.validation_loss_se
+    deviation = record.repeat_std.get(metric)
+    if deviation is not None and value is not None and metric != "al_s":
+        margin = t_quantile_95(record.repeats - 1) * deviation / math.sqrt(record.repeats)
+        low, high = value - margin, value + margin
     return Bar(run.number, run.name, run.look, value, low, high)
 
 

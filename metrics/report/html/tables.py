@@ -10,7 +10,7 @@ from metrics.report.columns import DESCRIPTIONS, names
 from metrics.report.environment import environments
 from metrics.report.html.plots import Run
 from metrics.report.html.svg import mark, svg
-from metrics.report.noise import noise_floors, repeats
+from metrics.report.noise import noise_floors
 from metrics.report.paper import PaperTable, paper_tables, verdict
 from metrics.report.quality import HEADER, cost_tables
 from metrics.report.shown import ABSENT, SHOWN, absences, cell, notes, relative_interval
@@ -100,15 +100,8 @@ def quality(records: Sequence[RunRecord]) -> str:
 
 
 def noise(records: Sequence[RunRecord]) -> str:
-    """What identical models and repeats differ by."""
-    parts = [f"<p>{escape(str(floor))}</p>" for floor in noise_floors(records)]
-    found = repeats(records)
-    if found:
-        titles = list(dict.fromkeys(title for each in found for title in each.figures))
-        rows = [(each.name, str(each.runs), *(each.figures.get(title, ABSENT) for title in titles)) for each in found]
-        parts.append("<h3>Repeats: mean ± 95 % interval (standard deviation over mean)</h3>")
-        parts.append(_table(("run", "runs", *titles), rows, words=(0,)))
-    return "".join(parts)
+    """What identical models differ by."""
+    return "".join(f"<p>{escape(str(floor))}</p>" for floor in noise_floors(records))
 
 
 def paper(records: Sequence[RunRecord]) -> str:
