@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs one of the named runs of experiments/matrix.yaml; every experiments/*/run_*.sh calls it.
 #
-#   bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [key=value ...]
+#   bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [--repeat N] [key=value ...]
 set -euo pipefail
 
 if [[ $# -eq 0 ]]; then
-    echo "usage: bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [key=value ...]" >&2
+    echo "usage: bash launchers/run_named.sh NAME [dsw|dlc] [--smoke] [--repeat N] [key=value ...]" >&2
     exit 2
 fi
 # shellcheck source=launchers/bootstrap.sh
