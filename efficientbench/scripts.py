@@ -12,7 +12,8 @@ TEMPLATE = """\
 #!/usr/bin/env bash
 # Trains, measures and reports {name}. Written by `efficientbench scripts` from experiments/matrix.yaml.
 #
-#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH] [--repeat N] [key=value ...]
+#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
+#       [--repeat N] [key=value ...]
 set -euo pipefail
 exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name} "$@"
 """

@@ -95,7 +95,7 @@ def compare(
     for metric in METRICS:
         why = _why_not(metric, [*first.records, *second.records])
         if why is None:
-            ratios.append(_ratio_of(metric, first, second, noise_floor(metric, pairs)))
+            ratios.append(ratio_of(metric, first, second, noise_floor(metric, pairs)))
         else:
             unavailable[metric] = why
     target, costs = _costs(first, second, target_loss, pairs, unavailable)
@@ -153,7 +153,8 @@ def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     return None
 
 
-def _ratio_of(metric: str, first: Group, second: Group, floor: float | None) -> Ratio:
+def ratio_of(metric: str, first: Group, second: Group, floor: float | None = None) -> Ratio:
+    """The ratio of one figure, second over first; `floor`: the largest ratio between identical models."""
     errors = [[_relative_error(record, metric) for record in group.records] for group in (first, second)]
     return make_ratio(metric, first.values(metric), second.values(metric), errors, floor)
 

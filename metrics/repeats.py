@@ -114,7 +114,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "status": record.status,
     }
     if "variant" not in without:
-        content["run"] = [record.variant, record.size]
+        content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
 
 

@@ -11,8 +11,9 @@ from support.metrics_parts import make_record
 
 from metrics.combine import combine_repeats
 from metrics.record import RunRecord, write_record
-from metrics.record_parts import QualityPoint
+from metrics.record_parts import OutlierStep, QualityPoint
 from metrics.report.build import build_report
+from metrics.report.findings import slow_steps, speed_only
 from metrics.report.shown import name
 
 
@@ -58,3 +59,36 @@ def test_the_reports_show_a_row_for_each_group(tmp_path: Path) -> None:
     assert "gqa_1.5B × 2" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "4.150 ±1.7%" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "gqa_1.5B × 2" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_slow_steps_are_named_with_their_causes() -> None:
+    causes = ["the first step after an evaluation", None, "others on the device: blender", None]
+    outliers = [
+        OutlierStep(step=number, step_time_s=time_s, times_median=time_s * 10, cause=cause)
+        for number, time_s, cause in zip((4, 7, 9, 11), (0.5, 0.3, 0.4, 0.2), causes, strict=True)
+    ]
+    (line,) = slow_steps([make_record({"outliers": outliers, "outlier_steps": 4}), make_record()])
+    assert line == (
+        "gqa_1.5B: 4 steps took much longer than the others: step 4 (5.0 times the median; the first step after an "
+        "evaluation), step 9 (4.0 times the median; others on the device: blender), step 7 (3.0 times the median; "
+        "cause not known)."
+    )
+
+
+def test_losses_that_noise_alone_sets_apart_are_told() -> None:
+    figures = {"validation_loss_se": 0.01}
+    runs = [
+        make_record({"run": run, "validation_loss": loss, **figures, **further})
+        for run, loss, further in (
+            ("gqa_1.5B", 4.0, {}),
+            ("rope_1.5B", 4.02, {}),
+            ("mla_1.5B", 4.2, {}),
+            ("small_0.5B", 4.0, {"size": "0.5B"}),
+            ("half_1.5B", 4.0, {"dtype": "fp16"}),
+        )
+    ]
+    assert speed_only(runs) == [
+        "Between gqa_1.5B, rope_1.5B the comparison is one of speed only: losses differ by the validation loss's own "
+        "standard error."
+    ]
+    assert speed_only(runs[2:]) == []
