@@ -15,12 +15,13 @@ def start(endpoint: str, *words: str, token: str = "") -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
+        "PYTHONSAFEPATH": "1",
         "HF_ENDPOINT": endpoint,
         "HF_HUB_OFFLINE": "0",
         "HF_TOKEN": token,
         "COLUMNS": "100",
     }
-    command = [sys.executable, "-P", "-m", "data_tools", *words]
+    command = [sys.executable, "-m", "data_tools", *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
