@@ -43,7 +43,7 @@ class SensorSampler:
         self._looked_s: float | None = None
         self._first_s = self._last_s = 0.0
         self._samples = 0
-        self._last_cost_s: float | None = None
+        self._last_cost_s = 0.0
 
     def start(self) -> None:
         """Open the sensor, take the first sample (the idle baseline), start the thread."""
@@ -133,9 +133,8 @@ class SensorSampler:
         self._count(now_s)
         self._look_for_others(now_s)
         cost_s = time.thread_time() - begin_s
-        # One dear sample among cheap ones, such as a look for other processes, stretches nothing.
-        lasting_s = cost_s if self._last_cost_s is None else min(cost_s, self._last_cost_s)
-        self._last_cost_s = cost_s
+        # One dear sample among cheap ones, such as the first or a look for other processes, stretches nothing.
+        lasting_s, self._last_cost_s = min(cost_s, self._last_cost_s), cost_s
         self.interval_s = max(self._asked_interval_s, lasting_s / MAXIMUM_SHARE_OF_A_CORE)
 
     def _count(self, now_s: float) -> None:

@@ -64,6 +64,7 @@ class HostSensor(Sensor):
         self._has_peaks = True
         self._devices: list[DeviceInfo] = []
         self._last: tuple[float, float] | None = None
+        self._statm: dict[int, int] = {}
         self._shared_bytes: dict[int, int] = {}
         self._next_pss_s = 0.0
         self._pss_cost_s = 0.0
@@ -87,12 +88,12 @@ class HostSensor(Sensor):
         return self._devices
 
     def sample(self, time_s: float) -> list[Sample]:
-        """Memory now, and utilization since the last sample (none at the first)."""
+        """Memory now, and utilization since the last sample (none at the first), without children that have ended."""
         if time_s >= self._next_pss_s:
             self._read_pss()
             self._next_pss_s = time_s + self._pss_cost_s / PSS_SHARE_OF_A_CORE
         used_bytes = sum(self._estimated_bytes(process.pid) for process in self._processes)
-        busy_s = self._busy_s()
+        busy_s = sum(_processor_s(process.pid) for process in self._processes) / self._cores
         utilization = None
         if self._last is not None and time_s > self._last[0]:
             utilization = max(busy_s - self._last[1], 0.0) / (time_s - self._last[0])
@@ -128,6 +129,11 @@ class HostSensor(Sensor):
                 continue
         return {self._devices[0].uuid: Peaks(used_bytes=used_bytes)}
 
+    def close(self) -> None:
+        for descriptor in self._statm.values():
+            os.close(descriptor)
+        self._statm.clear()
+
     def _find_processes(self) -> None:
         found: dict[int, psutil.Process] = {}
         for pid in self._roots:
@@ -138,6 +144,8 @@ class HostSensor(Sensor):
             except psutil.NoSuchProcess:
                 continue
         self._processes = list(found.values())
+        for pid in self._statm.keys() - found.keys():
+            os.close(self._statm.pop(pid))
 
     def _memory_bytes(self, pid: int) -> int:
         try:
@@ -168,14 +176,24 @@ class HostSensor(Sensor):
         """How much of each process's resident memory is others' share of it; changes slowly, and is dear to learn."""
         begin_s = time.thread_time()
         for process in self._processes:
-            self._shared_bytes[process.pid] = _resident_bytes(process.pid) - self._memory_bytes(process.pid)
+            self._shared_bytes[process.pid] = self._resident_bytes(process.pid) - self._memory_bytes(process.pid)
         self._pss_cost_s = time.thread_time() - begin_s
 
     def _estimated_bytes(self, pid: int) -> int:
         """PSS from the resident size, which is cheap, and what was shared at the last look."""
+        resident_bytes = self._resident_bytes(pid)
         if pid not in self._shared_bytes:
-            self._shared_bytes[pid] = _resident_bytes(pid) - self._memory_bytes(pid)
-        return max(_resident_bytes(pid) - self._shared_bytes[pid], 0)
+            self._shared_bytes[pid] = resident_bytes - self._memory_bytes(pid)
+        return max(resident_bytes - self._shared_bytes[pid], 0)
+
+    def _resident_bytes(self, pid: int) -> int:
+        """The resident size (proc(5), statm), or 0 for a process that has ended; the file stays open, for speed."""
+        try:
+            if pid not in self._statm:
+                self._statm[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
+            return int(os.pread(self._statm[pid], 256, 0).split()[1]) * _PAGE_BYTES
+        except (*_ENDED, IndexError):
+            return 0
 
     def _busy_s(self) -> float:
         """Processor seconds of all processes, and of children that they have waited for, over the cores."""
@@ -185,7 +203,7 @@ class HostSensor(Sensor):
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            total_s += _processor_s(process.pid, times.user + times.system)
+            total_s += _processor_s(process.pid) or times.user + times.system
             total_s += times.children_user + times.children_system
         return total_s / self._cores
 
@@ -205,23 +223,16 @@ def processor_name() -> str:
     return f"{platform.machine()} processor"
 
 
-def _processor_s(pid: int, in_ticks_s: float) -> float:
+def _processor_s(pid: int) -> float:
     """A process's processor time by its own clock, to the nanosecond; /proc counts in ticks of 10 ms.
 
-    The clock's number is what clock_getcpuclockid(3) gives on Linux: the inverted id, and 2 for run time.
+    The clock's number is what clock_getcpuclockid(3) gives on Linux: the inverted id, and 2 for run time. 0 where the
+    process belongs to somebody else, or has just ended.
     """
     try:
         return time.clock_gettime((~pid << 3) | 2)
-    except OSError:  # it belongs to somebody else, or has just ended
-        return in_ticks_s
-
-
-def _resident_bytes(pid: int) -> int:
-    """The resident size (proc(5), statm), or 0 for a process that has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (*_ENDED, IndexError):
-        return 0
+    except OSError:
+        return 0.0
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

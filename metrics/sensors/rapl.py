@@ -8,6 +8,7 @@ the registers of `intel-rapl` a second time.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ class Zone:
     """One counter, made to grow for ever although the register wraps around."""
 
     name: str
-    energy: Path
+    energy: int
+    """The open file of the counter: to open it for each reading would cost more than to read it."""
     range_uj: int
     """The register starts anew from 0 when it has counted so far."""
     last_uj: int
@@ -32,7 +34,7 @@ class Zone:
 
     def read(self) -> None:
         """Add what was used since the last reading; the register must not wrap around twice between readings."""
-        now_uj = int(self.energy.read_text())
+        now_uj = int(os.pread(self.energy, 64, 0))
         used_uj = now_uj - self.last_uj
         self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj
         self.last_uj = now_uj
@@ -99,6 +101,11 @@ class RaplSensor(Sensor):
     def counters(self) -> dict[str, Counters]:
         return {f"RAPL-{host_uuid()}": Counters(energy_j=self._energy_j())}
 
+    def close(self) -> None:
+        for zone in self._zones:
+            os.close(zone.energy)
+        self._zones = []
+
     def _energy_j(self) -> float:
         for zone in self._zones:
             zone.read()
@@ -108,7 +115,9 @@ class RaplSensor(Sensor):
 def _zone(folder: Path, name: str) -> Zone:
     energy = folder / "energy_uj"
     try:
-        return Zone(name, energy, int((folder / "max_energy_range_uj").read_text()), int(energy.read_text()))
+        range_uj = int((folder / "max_energy_range_uj").read_text())
+        descriptor = os.open(energy, os.O_RDONLY)
+        return Zone(name, descriptor, range_uj, int(os.pread(descriptor, 64, 0)))
     except PermissionError:
         raise MetricsError(
             f"{energy} may be read by root alone, as kernels since 5.10 have it (CVE-2020-8694): run as root, or let "

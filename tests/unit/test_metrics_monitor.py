@@ -231,6 +231,8 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
     samplers = [sampler.SensorSampler(sensor, 0.1, clock) for sensor in (cheap, costly)]
     for one in samplers:
         one.start()
+        one.sample()
+        one.sample()
         one.stop()
     assert samplers[0].interval_s == 0.1
     # 10 ms of work at 0.2 % of a core: one sample in 5 s.

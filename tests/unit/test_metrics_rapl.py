@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,11 @@ def test_without_zones_or_the_right_to_read_them_the_reason_is_said(
     with pytest.raises(MetricsError, match="no RAPL zone in .*intel_rapl_msr"):
         RaplSensor(tmp_path).open()
     root = make(tmp_path, TWO_SOCKETS)
-    real_read = Path.read_text
 
-    def read(path: Path) -> str:
-        if path.name == "energy_uj":  # a test may run as root, whom file modes do not stop
-            raise PermissionError(13, "Permission denied")
-        return real_read(path)
+    def refuse(*_: object) -> int:  # a test may run as root, whom file modes do not stop
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(MetricsError, match="energy_uj may be read by root alone.*chmod a\\+r"):
         RaplSensor(root).open()
 
