@@ -1,20 +1,26 @@
 """Faults of a published collector of these metrics, one test each, so that none is made again.
 
-(Device 0 alone; a process per sample; no synchronize; warm-up included; tokens of the whole run over the time of its
-last steps; tables with a header only.) The counting of a run's steps and a model that is silently dense are no matter
-of measurement, and are tested where they belong.
+Device 0 alone; a process per sample; no synchronize; warm-up included; tokens of the whole run over the time of its
+last steps; tables with a header only; "MoE" runs of a dense model; one to six steps in all.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record
+from support.nvml_replica import Driver, Gpu
 
-from metrics import EfficiencyMonitor, HostSensor, merge
+from efficientbench import cost
+from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
 from metrics.measurement import RunMeasurement
 from metrics.report.csv import write_csv
 from metrics.summarize import Quality, RunFacts, summarize
@@ -56,9 +62,12 @@ def test_no_process_is_started_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
-    with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
-        pass
-    assert merge([monitor.finish()]).amu_gb is not None
+    sensors = [NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"))), HostSensor()]
+    with EfficiencyMonitor(sensors, sample_interval_s=0.01) as monitor, monitor.step(tokens=1):
+        time.sleep(0.1)
+    devices = monitor.finish().devices
+    assert min(device.samples for device in devices) > 1
+    assert {device.pcu is None for device in devices} == {False}
 
 
 def test_a_step_is_timed_to_the_end_of_its_work() -> None:
@@ -96,3 +105,24 @@ def test_a_report_has_its_rows_even_of_runs_that_measured_nothing(tmp_path: Path
     write_csv(records, tmp_path / "report.csv")
     with (tmp_path / "report.csv").open(newline="") as file:
         assert [row["run"] for row in csv.DictReader(file)] == ["run_0", "run_1", "run_2"]
+
+
+def test_a_run_called_moe_trains_experts() -> None:
+    called = [run.name for run in load_matrix().runs if run.name.startswith("moe")]
+    assert called
+    for name, smoke in itertools.product(called, (False, True)):
+        model = resolve(name, smoke).model
+        assert model.moe is not None, name
+        assert model.moe.experts > model.moe.top_k > 0, name
+        found = cost.parameters(model)
+        assert found.total > found.active, name
+
+
+def test_every_run_of_the_matrix_has_steps_enough_to_measure() -> None:
+    for run, smoke in itertools.product(load_matrix().runs, (False, True)):
+        config = resolve(run.name, smoke)
+        budget = plan_budget(config)
+        assert budget.measured_steps >= config.measurement.min_steps >= 10, run.name
+        wanted = config.training.tokens or DEFAULT_TOKENS
+        # Tokens are divided by a step's and rounded up: what is wanted is trained on, whatever the batch.
+        assert budget.tokens >= wanted or config.training.steps is not None, run.name
