@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.ranks import Ranks
 from support.reading_speed import reading_and_training_s
 
@@ -13,6 +14,7 @@ from data_tools.corpus import prepare_corpus
 from efficientbench.config.load import resolve
 
 
+@pytest.mark.proof
 def test_batches_are_50_times_faster_than_training(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
     config = resolve("mla_0.5B", smoke=True, overrides=[f"data.cache={tmp_path}"])
     corpus = prepare_corpus(None, None, tmp_path, config.data.trained_vocab_size)

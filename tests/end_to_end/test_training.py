@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from support.command_line import Finished, losses, record
+from support.command_line import ROOT, Finished, environment, losses, record
+
+from data_tools.manifest import load_corpus
+from data_tools.tokenizer import train_tokenizer
 
 Train = Callable[..., Finished]
 
@@ -62,3 +70,25 @@ def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     bytes_per_token = content["validation_loss"] / math.log(2) / content["bits_per_byte"]
     assert 3 < bytes_per_token < 6
     assert "300 documents" in run.done.stdout
+
+
+def test_a_blend_of_tokens_and_a_folder_of_parquet(train: Train, tmp_path: Path) -> None:
+    """The tokens come from the command line's `tokenize`; the folder is tokenized by the run, with their tokenizer."""
+    texts = [f"text number {number}: " + " ".join(str(number * step) for step in range(80)) for number in range(120)]
+    train_tokenizer(texts, 300, tmp_path / "bpe")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    command = [sys.executable, "-m", "data_tools", "tokenize", "a.jsonl", "--output", "a", "--tokenizer", "bpe"]
+    subprocess.run(command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), check=True, capture_output=True)
+    (tmp_path / "b").mkdir()
+    pq.write_table(pa.table({"text": [text[::-1] for text in texts]}), tmp_path / "b" / "b.parquet")
+    blend = f"[3,{tmp_path / 'a'},1,{tmp_path / 'b'}]"
+    run = train("--data", blend, "--tokenizer", str(tmp_path / "bpe"))
+    tokens, parquet = record(trained(run))["data"]
+    assert (tokens["weight"], parquet["weight"]) == (0.75, 0.25)
+    assert (tokens["documents"], parquet["documents"]) == (120, 120)
+    assert tokens["fingerprint"] == load_corpus(tmp_path / "a.manifest.json").fingerprint
+    assert parquet["fingerprint"] != tokens["fingerprint"]
+    assert parquet["tokenizer_fingerprint"] == tokens["tokenizer_fingerprint"]
+    assert parquet["source"] == str(tmp_path / "b")
+    assert "data: 0.75 of the samples: a.jsonl, 120 documents" in run.done.stdout
+    assert losses(run.folder)[-1] < losses(run.folder)[0]
