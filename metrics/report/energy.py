@@ -49,8 +49,8 @@ def disagreements(records: Sequence[RunRecord]) -> list[str]:
         most = f"{min(times):.2f} to {max(times):.2f}" if len(times) > 1 else f"{times[0]:.2f}"
         others = ", ".join(f"{name(other)} ({_power(other):,.0f} W)" for other in ahead)
         found.append(
-            f"AEC ranks {name(idle)} ({_power(idle):,.0f} W) ahead of {others}, J/token behind: it spends {most} times "
-            "their energy on a token."
+            f"AEC ranks {name(idle)} ({_power(idle):,.0f} W) ahead of {others}, J/token behind: a token costs it "
+            f"{most} times as much energy."
         )
     return found
 

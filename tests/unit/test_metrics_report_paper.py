@@ -37,7 +37,7 @@ def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
     [sentence] = disagreements([nsa, gqa])
     assert "AEC ranks nsa_1.5B (598 W) ahead of gqa_1.5B (653 W)" in sentence
     ratio = 598.0 * 0.5962 / (652.7 * 0.1283)
-    assert f"spends {ratio:.2f} times" in sentence
+    assert f"a token costs it {ratio:.2f} times as much energy" in sentence
 
 
 def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share_a_place() -> None:

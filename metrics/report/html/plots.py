@@ -95,7 +95,7 @@ def costs(runs: Sequence[Run]) -> str:
     lead = "<p>Filled marks are runs that no other run beats in both; a line joins them."
     if mixed:
         lead += (
-            f" They join only runs of which all but the model is the same; these differ in {escape(', '.join(mixed))}."
+            f" It joins only runs of which all but the model is the same; these differ in {escape(', '.join(mixed))}."
         )
     return f"{lead}</p>{legend(runs)}{_grid(figures)}"
 
