@@ -15,6 +15,7 @@ from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from efficientbench.listeners.recorder import Recorder
 from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
+from metrics.aggregate import longest
 from metrics.definitions import load_imbalance, percentiles
 from metrics.environment import collect_environment, tell_sensors
 from metrics.hardware import peak_flops
@@ -29,6 +30,9 @@ from metrics.sensors.host import host_uuid
 from metrics.summarize import Quality, RunFacts, summarize
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
+
+MAXIMUM_DISTURBANCES = 500
+"""A record holds the longest so many."""
 
 
 def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> EfficiencyMonitor:
@@ -134,7 +138,7 @@ def build_record(
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
         timelines=[TimelineRecord(**asdict(timeline)) for timeline in run.timelines],
         windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
-        disturbances=[DisturbanceRecord(**asdict(disturbance)) for disturbance in run.disturbances],
+        disturbances=[DisturbanceRecord(**asdict(each)) for each in longest(run.disturbances, MAXIMUM_DISTURBANCES)],
         kernels=kernel_names(config, device.type),
         fallback_kernels=fallback_kernels(config, device.type),
         quality_curve=quality_curve(run, recorder.validations),

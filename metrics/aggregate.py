@@ -82,7 +82,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         energy_scope=energy_scope if energy_j else None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
-        timelines=tuple(device.timeline for device in everything if device.timeline is not None),
+        timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
         disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
@@ -179,6 +179,12 @@ class _Figures:
     def rename(self, name: str, new_name: str) -> None:
         if name in self.unavailable:
             self.unavailable[new_name] = self.unavailable.pop(name)
+
+
+def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
+    """The longest so many, in order of time: a busy machine may have thousands, a record holds a bounded number."""
+    kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
+    return sorted(kept, key=_begin)
 
 
 def _begin(disturbance: Disturbance) -> float:

@@ -139,7 +139,7 @@ class RunMeasurement:
     windows: tuple[tuple[float, float], ...] = ()
     """the measured intervals,"""
     timelines: tuple[Timeline, ...] = ()
-    """each physical device over the whole run, and"""
+    """each physical device over the whole run (torch's allocators, which are as many as ranks, left out), and"""
     disturbances: tuple[Disturbance, ...] = ()
     """the times in which others used a device, in order."""
     sensors: tuple[SensorState, ...] = ()
