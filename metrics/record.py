@@ -180,7 +180,7 @@ class RunRecord(Metrics, Identity):
     windows: list[WindowRecord] = []
     """The measured intervals."""
     disturbances: list[DisturbanceRecord] = []
-    """When others used the run's devices."""
+    """When others used the run's devices; the 500 longest times."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     fallback_kernels: dict[str, str] = {}

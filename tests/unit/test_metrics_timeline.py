@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from support.metrics_parts import GB, HandClock, TraceSensor
 
 from metrics import EfficiencyMonitor, merge
+from metrics.aggregate import longest
+from metrics.measurement import Disturbance
 from metrics.sensors.base import Foreign
 from metrics.timeline import MAXIMUM_POINTS, make_timeline
 
@@ -95,3 +97,12 @@ def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
     assert "utilization" not in state.measures
     assert state.unavailable == {"utilization": "it has no meter"}
     assert state.sample_interval_s == 2  # at the start, at 0 and at 4: two intervals
+
+
+def test_of_many_disturbances_the_longest_are_kept_in_order() -> None:
+    many = [Disturbance("A", 10.0 * i, 10.0 * i + 1 + i % 4, "others") for i in range(1000)]
+    kept = longest(many, 500)
+    assert [each.begin_s for each in kept] == sorted(each.begin_s for each in kept)
+    assert len(kept) == 500
+    assert {each.end_s - each.begin_s for each in kept} == {3, 4}
+    assert longest(many[:3], 500) == many[:3]
