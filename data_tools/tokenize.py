@@ -113,8 +113,8 @@ def tokenize_files(
         DataError: an input cannot be used or changed since the parts were made, or too many documents are not usable;
             the pair was made of something else; the disk is full; a worker process died.
     """
-    paths = find_inputs(inputs)
     try:
+        paths = find_inputs(inputs)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(beside(prefix, "lock")):
             states = {path: InputState.of(path) for path in paths}

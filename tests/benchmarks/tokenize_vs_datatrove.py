@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT_BYTES = 44_000_000
 WORKERS = 2
 SOURCES = ("c4/c4_demo.jsonl", "fineweb_edu/heuristic_split.jsonl")
 
@@ -34,11 +33,12 @@ def main() -> None:
     parser.add_argument("--datatrove-python", required=True, metavar="PATH")
     parser.add_argument("--data", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--text-mb", type=int, default=44)
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_text(arguments.data, folder / "text")
+        write_text(arguments.data, folder / "text", arguments.text_mb * 1_000_000)
         tokenizer = folder / "tokenizer"
         save_tokenizer(arguments.data / "qwen2_tokenizer", tokenizer)
         times_s: dict[str, list[float]] = {"ours": [], "DataTrove": [], "tiktoken": []}
@@ -55,14 +55,14 @@ def main() -> None:
         report(times_s, tokens)
 
 
-def write_text(data: Path, folder: Path) -> None:
+def write_text(data: Path, folder: Path, text_bytes: int) -> None:
     """The same documents again and again, each with a number of its own, in as many files as there are workers."""
     texts = [json.loads(line)["text"] for name in SOURCES for line in (data / name).open(encoding="utf-8")]
     folder.mkdir()
     size = number = 0
     for worker in range(WORKERS):
         with (folder / f"{worker}.jsonl").open("w", encoding="utf-8") as stream:
-            while size < TEXT_BYTES * (worker + 1) / WORKERS:
+            while size < text_bytes * (worker + 1) / WORKERS:
                 text = f"Document {number}. {texts[number % len(texts)]}"
                 size += len(text.encode())
                 number += 1
@@ -117,8 +117,13 @@ def timed(*command: str) -> float:
 
 
 def compare_ids(out: Path) -> int:
-    """Ours equal theirs, file after file, to the last byte; gives the number of tokens."""
-    expected = b"".join(path.read_bytes() for path in sorted((out / "theirs").glob("*.bin")))
+    """Ours equal theirs, file after file, to the last byte, and we can read theirs; gives the number of tokens."""
+    from data_tools.verify import verify_pair
+
+    expected = b""
+    for path in sorted((out / "theirs").glob("*.bin")):
+        verify_pair(path.with_suffix(""))
+        expected += path.read_bytes()
     found = (out / "ours.bin").read_bytes()
     assert found == expected, f"the ids differ: {len(found):,} and {len(expected):,} bytes"
     return len(found) // 4

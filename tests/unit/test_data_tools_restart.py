@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,14 +184,27 @@ def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
     assert not bin_path(prefix).exists()
 
 
-def test_an_input_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("who runs the tests may read everything")
-    source = tmp_path / "data.jsonl"
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """A folder in which the process has, while the test runs, no other rights than everybody's."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.seteuid(65534)
+        yield Path(name)
+        if is_root:
+            os.seteuid(0)
+
+
+def test_an_input_that_cannot_be_read_is_named(nobody: Path) -> None:
+    train_tokenizer(TEXTS[:100], 300, nobody / "bpe")
+    source = nobody / "data.jsonl"
     source.write_text('{"text": "words"}\n')
     source.chmod(0)
     with pytest.raises(DataError, match=r"data\.jsonl: Permission denied"):
-        tokenize_files([source], tmp_path / "tokens", folder / "bpe")
+        tokenize_files([source], nobody / "tokens", nobody / "bpe")
+    assert not bin_path(nobody / "tokens").exists()
 
 
 def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:

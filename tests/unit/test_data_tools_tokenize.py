@@ -223,6 +223,18 @@ def test_an_input_that_changes_between_runs_is_named(tmp_path: Path, tokenizer: 
         tokenize_files([source], prefix, tokenizer)
 
 
+def test_an_input_that_changes_during_a_run_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    source = write_kind(tmp_path, "jsonl", TEXTS)
+
+    def grow(done: int, parts: int) -> None:
+        with source.open("ab") as stream:
+            stream.write(jsonl(["one more"]))
+
+    with pytest.raises(DataError, match=r"data\.jsonl changed while it was read"):
+        tokenize_files([source], tmp_path / "tokens", tokenizer, on_part=grow)
+    assert not bin_path(tmp_path / "tokens").exists()
+
+
 def test_what_is_finished_is_left_alone(tmp_path: Path, tokenizer: Path) -> None:
     source = write_kind(tmp_path, "jsonl", TEXTS)
     prefix = tmp_path / "tokens"
