@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.job import Job
 from metrics.record_parts import DataSource
 
@@ -28,7 +28,7 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         path = Path(source) if source else None
         show = partial(_show_progress, source or "the sample text")
         corpora.append(prepare_corpus(path, data.tokenizer, Path(data.cache), data.trained_vocab_size, show))
-    _check_tokenizers(corpora)
+    _check_tokenizers(data, corpora)
     if corpora[0].vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpora[0].vocab_size:,} of the "
@@ -85,12 +85,12 @@ def _show_progress(source: str, done: int, parts: int) -> None:
         print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
 
 
-def _check_tokenizers(corpora: Sequence[Corpus]) -> None:
+def _check_tokenizers(data: DataConfig, corpora: Sequence[Corpus]) -> None:
     first = corpora[0]
-    for other in corpora[1:]:
+    for source, other in zip(data.sources, corpora, strict=True):
         if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
             raise ConfigError(
-                f"data.path: {first.source} and {other.source} have different tokenizers ({first.tokenizer_folder} and "
+                f"data.path: {data.sources[0]} and {source} have different tokenizers ({first.tokenizer_folder} and "
                 f"{other.tokenizer_folder}), so that one id means two things: tokenize both with one, or give their "
                 "texts and data.tokenizer"
             )
