@@ -39,7 +39,8 @@ def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
             alike.append([group])
         else:
             found.append(group)
-    return [_floor(same) for same in alike if len({group.name for group in same}) > 1]
+    floors = [_floor(same) for same in alike if len({group.name for group in same}) > 1]
+    return [floor for floor in floors if floor.largest]
 
 
 def _identical(one: Group, other: Group) -> bool:
