@@ -6,6 +6,7 @@ B = micro-batch, S = sequence.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.training.errors import TrainingError
 
 Samples: TypeAlias = GPTDataset | BlendedDataset
+
+VALIDATION_SEED = 1234
+"""Draws the validation's samples, whatever the run's seed is: repeats with other seeds are judged by the same text."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,17 @@ def _open_datasets(
         create_attention_mask=False,
         mid_level_dataset_surplus=blend_surplus(len(prefixes), sizes),
     )
+
     # The test split is for those who evaluate later: no sample of it is drawn here.
+    def build(seed: int) -> tuple[Samples | None, Samples | None]:
+        seeded = dataclasses.replace(dataset_config, random_seed=seed)
+        split = BlendedMegatronDatasetBuilder(GPTDataset, (*sizes, 0), lambda: True, seeded).build()
+        return split[0], split[1]
+
     with _locked(cache):
-        training, validation, _ = BlendedMegatronDatasetBuilder(
-            GPTDataset, (*sizes, 0), lambda: True, dataset_config
-        ).build()
+        training, validation = build(config.training.seed)
+        if config.training.seed != VALIDATION_SEED:
+            _, validation = build(VALIDATION_SEED)
     for name, dataset in (("training", training), ("validation", validation)):
         if dataset is None:
             raise TrainingError(

@@ -29,7 +29,10 @@ def test_repeats_are_kept_resumed_and_compared(words: tuple[str, ...]) -> None:
     first, second = (record(folder / f"seed_{seed}") for seed in (1234, 1235))
     assert first == written
     assert (first["seed"], second["seed"]) == (1234, 1235)
-    assert first["validation_loss"] != second["validation_loss"]
+    assert first["train_loss"] != second["train_loss"]
+    # Both seeds are judged by the same text: it has the same bytes for its tokens.
+    bytes_of = [content["validation_loss"] / content["bits_per_byte"] for content in (first, second)]
+    assert bytes_of[0] == pytest.approx(bytes_of[1], rel=1e-12)
     # 128 tokens a step: 512 are complete after every fourth.
     assert [point["tokens"] for point in first["quality_curve"]] == [512, 1024, 1536]
     assert first["quality_curve"][0]["measured_tokens"] == 512 - 128
