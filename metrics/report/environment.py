@@ -36,4 +36,6 @@ def _facts(record: RunRecord) -> dict[str, str]:
         elif value is not None:
             facts[key.replace("_", " ")] = str(value)
     facts["kernels"] = "; ".join(f"{part}: {kernel}" for part, kernel in record.kernels.items())
+    fallbacks = [f"{part}: {why}" for part, why in record.fallback_kernels.items()]
+    facts["fallbacks"] = "; ".join(fallbacks)
     return {key: value for key, value in facts.items() if value}

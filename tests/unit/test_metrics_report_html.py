@@ -14,7 +14,7 @@ from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
 from metrics.record import RunRecord
-from metrics.record_parts import DisturbanceRecord, TimelineRecord, WindowRecord
+from metrics.record_parts import DisturbanceRecord, OutlierStep, TimelineRecord, WindowRecord
 from metrics.report.html import page as page_module
 from metrics.report.html.page import page
 from metrics.report.html.pareto import Point, front
@@ -99,6 +99,22 @@ def test_what_is_absent_is_told_with_its_reason(matrix_page: str) -> None:
     assert "moe_1.5Bx8 (failed)" in matrix_page
     assert "sparse in name alone at sequence 2,048, where a query reads 1,295 keys" in matrix_page
     assert "python (pid 4711)" in matrix_page
+    assert "gqa_3B: step 133 × 1.9 (evaluation)" in matrix_page
+
+
+def test_the_slowest_outliers_are_named_and_the_others_counted() -> None:
+    outliers = [
+        OutlierStep(step=place, step_time_s=1.0, times_median=place / 10, cause=None) for place in range(20, 26)
+    ]
+    values = {"al_s": 0.1, "step_time_percentiles_s": [0.1] * 101, "outlier_steps": 6, "outliers": outliers}
+    content = page([make_record(values)], [])
+    assert "step 25 × 2.5 (cause unknown), step 24 × 2.4" in content
+    assert "and 2 more" in content
+
+
+def test_a_kernel_that_fell_back_is_told() -> None:
+    content = page([make_record({"fallback_kernels": {"attention": "<no> flex"}})], [])
+    assert "attention: &lt;no&gt; flex" in content
 
 
 def attacked() -> RunRecord:

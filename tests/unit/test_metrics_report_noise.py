@@ -36,6 +36,10 @@ def test_the_same_model_on_another_device_tells_no_noise_floor() -> None:
     assert noise_floors([gpu_run("gqa", "1.5B", steps=20), other]) == []
 
 
+def test_identical_models_without_a_figure_tell_no_noise_floor() -> None:
+    assert noise_floors([make_record({"run": "a"}), make_record({"run": "b"})]) == []
+
+
 def test_repeats_are_told_apart_and_their_spread_is_shown() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]

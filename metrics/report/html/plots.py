@@ -21,6 +21,9 @@ from metrics.report.shown import SHOWN, Shown, unique_names
 MOST = 48
 """Runs that plots with a row or a figure for each run show; the table has all of them."""
 
+MOST_OUTLIERS = 4
+"""Outlying steps that are named for a run."""
+
 _TITLES = {
     "tokens_per_s": "Throughput, tokens/s",
     "al_s": "Latency (AL), ms a step",
@@ -161,7 +164,20 @@ def step_times(runs: Sequence[Run]) -> str:
         spreads("Step time", values, relative=False),
         spreads("Step time against the run's own median", values, relative=True),
     ]
-    return f"{lead}{cut_note}{_grid(figures)}"
+    return f"{lead}{cut_note}{_grid(figures)}{_outliers(chosen)}"
+
+
+def _outliers(runs: Sequence[Run]) -> str:
+    """The slowest steps of each run, with their cause where it is known."""
+    items = []
+    for run in runs:
+        slowest = sorted(run.record.outliers, key=lambda outlier: -outlier.times_median)[:MOST_OUTLIERS]
+        steps = [f"step {each.step} × {each.times_median:.1f} ({each.cause or 'cause unknown'})" for each in slowest]
+        told = ", ".join(steps)
+        more = (run.record.outlier_steps or 0) - len(slowest)
+        if told:
+            items.append(f"<li>{escape(run.name)}: {escape(told)}{f', and {more:,} more' if more > 0 else ''}</li>")
+    return f"<h3>Outlying steps, against the median</h3><ul>{''.join(items)}</ul>" if items else ""
 
 
 def times(runs: Sequence[Run]) -> str:
