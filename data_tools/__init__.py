@@ -7,7 +7,7 @@
 | `documents` | documents from the parts of parquet, JSONL and text files |
 | `tokenize` | files to a `.bin/.idx` pair, in parallel, restartable |
 | `engine` | text to ids: tiktoken's engine, or `tokenizers` |
-| `parallel`, `parts` | the worker processes; one part's tokens on disk |
+| `parallel`, `parts`, `merge` | the worker processes; one part's tokens on disk; parts put together |
 | `verify` | is a pair whole, and what its manifest says |
 | `tokenizer` | train and load byte-level BPE tokenizers |
 | `tokenizer_training` | a tokenizer from files, and how well it compresses |

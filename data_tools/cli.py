@@ -66,15 +66,16 @@ def tokenize(
     from data_tools.manifest import summary
     from data_tools.tokenize import tokenize_files
 
-    corpus = tokenize_files(
-        inputs,
-        output,
-        tokenizer,
-        text_key=text_key,
-        workers=workers,
-        max_rejects=max_rejects,
-        on_part=_show_parts,
-    )
+    with _continued_by_the_next_call():
+        corpus = tokenize_files(
+            inputs,
+            output,
+            tokenizer,
+            text_key=text_key,
+            workers=workers,
+            max_rejects=max_rejects,
+            on_part=_show_parts,
+        )
     print(summary(corpus))
 
 

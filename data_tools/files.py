@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+BLOCK_BYTES = 1 << 20  # that checksums are made of
+
 logger = logging.getLogger(__name__)
 
 
@@ -41,7 +43,10 @@ def write_file(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)  # what a full disk has left of it
 
 
-BLOCK_BYTES = 1 << 20
+def remove_partial(folder: Path) -> None:
+    """Remove what a process that was stopped had begun to write."""
+    for path in folder.glob("*.partial"):
+        path.unlink()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ import numpy as np
 from data_tools.documents import TEXT_KEY, PartReader
 from data_tools.engine import Engine, choose_engine
 from data_tools.errors import DataError
-from data_tools.files import BLOCK_BYTES, FileChecksums, exclusive_lock, sha256, write_blocks, write_file
-from data_tools.indexed import bin_path, check_indexed, idx_path, index_blocks, token_dtype
+from data_tools.files import exclusive_lock, remove_partial, sha256, write_file
+from data_tools.indexed import bin_path, check_indexed, idx_path, token_dtype
 from data_tools.inputs import Part, cut_into_parts, find_inputs
 from data_tools.manifest import (
     Corpus,
@@ -40,8 +40,9 @@ from data_tools.manifest import (
     save_corpus,
     versions,
 )
+from data_tools.merge import beside, merge_pair, merge_rejects
 from data_tools.parallel import Workers
-from data_tools.parts import InputState, PartCounts, PartWork, finished_part, part_lengths, part_rejects
+from data_tools.parts import InputState, PartCounts, PartWork, finished_part
 from data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_REJECTS = 0.01
@@ -81,11 +82,6 @@ class _Job:
             "inputs": {str(path.absolute()): self.sha256[path] for path in self.inputs},
             "cuts": [[part.begin, part.end] for part in self.parts],
         }
-
-
-def beside(prefix: Path, what: str) -> Path:
-    """The path of something that lies beside a pair."""
-    return prefix.with_name(f"{prefix.name}.{what}")
 
 
 def tokenize_files(
@@ -128,7 +124,7 @@ def tokenize_files(
                     job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
                     return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
             finally:
-                _remove_partial(beside(prefix, "parts"))
+                remove_partial(beside(prefix, "parts"))
     except OSError as error:
         raise _disk_error(error, prefix) from None
 
@@ -172,15 +168,9 @@ def _begin(job: _Job) -> None:
         job.folder.mkdir()
         write_file(plan, json.dumps(job.content()).encode())
     _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin anew")
-    _remove_partial(job.folder)
+    remove_partial(job.folder)
     if not (job.folder / "tokenizer").is_dir():
         job.tokenizer.save(job.folder / "tokenizer")
-
-
-def _remove_partial(folder: Path) -> None:
-    """Remove what a process that was stopped had begun to write."""
-    for path in folder.glob("*.partial"):
-        path.unlink()
 
 
 def _finished(job: _Job) -> Corpus:
@@ -228,8 +218,8 @@ def _sample(job: _Job) -> list[str]:
 
 def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
     """Put the parts together, and write all that lies beside the pair, the manifest last."""
-    records = _check_rejects(job, counts, max_rejects)
-    pair = _merge(job, counts)
+    records = _inputs(job, counts, max_rejects)
+    pair = merge_pair(job.folder, counts, job.prefix, job.dtype)
     lengths = job.tokenizer.token_bytes()
     lengths_path = None
     if lengths is not None:
@@ -272,77 +262,32 @@ def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: fl
     return corpus
 
 
-def _check_rejects(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
-    """Write the rejects file, and tell what each input gave."""
-    path = beside(job.prefix, "rejects.jsonl")
-    first = None
+def _inputs(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
+    """What each input gave; raises DataError where too much of it is unusable."""
+    rejects = beside(job.prefix, "rejects.jsonl")
+    first = merge_rejects(job.folder, job.parts, counts, rejects)
     documents: Counter[Path] = Counter()
     rejected: Counter[Path] = Counter()
-    lines: Counter[Path] = Counter()
-    partial = beside(job.prefix, "rejects.jsonl.partial")
-    with partial.open("w") as stream:
-        for number, (part, count) in enumerate(zip(job.parts, counts, strict=True)):
-            for reject in part_rejects(job.folder, number):
-                line = lines[part.path] + reject.line
-                first = first or f"{part.path}:{line}: {reject.detail}"
-                row = {
-                    "file": str(part.path.absolute()),
-                    "line": line,
-                    "reason": reject.reason,
-                    "detail": reject.detail,
-                }
-                stream.write(json.dumps(row) + "\n")
-            documents[part.path] += count.documents
-            rejected[part.path] += sum(count.rejected.values())
-            lines[part.path] += count.lines
-    os.replace(partial, path)
+    for part, count in zip(job.parts, counts, strict=True):
+        documents[part.path] += count.documents
+        rejected[part.path] += sum(count.rejected.values())
     bad, good = rejected.total(), documents.total()
     if bad > max_rejects * (bad + good):
         raise DataError(
             f"{bad:,} of {bad + good:,} documents are not usable, and at most {max_rejects:.2%} may be (the first: "
-            f"{first}); {path} lists them: mend them, or allow more"
+            f"{first}); {rejects} lists them: mend them, or allow more"
         )
     if good == 0:
         names = ", ".join(map(str, job.inputs))
         raise DataError(f"{names} holds no usable document; the first that is not: {first or 'none is there'}")
     return [
-        InputRecord(
-            str(path.absolute()), job.inputs[path].size_bytes, job.sha256[path], documents[path], rejected[path]
-        )
-        for path in job.inputs
+        InputRecord(str(path.absolute()), state.size_bytes, job.sha256[path], documents[path], rejected[path])
+        for path, state in job.inputs.items()
     ]
 
 
 def _total(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return sum(map(Counter, counts), Counter())
-
-
-def _merge(job: _Job, counts: list[PartCounts]) -> dict[str, FileChecksums]:
-    """Write the pair from its parts; give the checksums of both files."""
-    numbers = range(len(counts))
-
-    def lengths() -> Iterator[np.ndarray]:
-        return (part_lengths(job.folder, number) for number in numbers)
-
-    def tokens() -> Iterator[bytes]:
-        for number in numbers:
-            with (job.folder / f"{number:06}.bin").open("rb") as stream:
-                while block := stream.read(BLOCK_BYTES):
-                    yield block
-
-    documents = sum(count.documents for count in counts)
-    blocks = {bin_path(job.prefix): tokens(), idx_path(job.prefix): index_blocks(lengths, documents, job.dtype)}
-    written = {}
-    partial = [beside(path, "partial") for path in blocks]
-    try:
-        for path, target in zip(partial, blocks, strict=True):
-            written[target.suffix[1:]] = write_blocks(path, blocks[target])
-        for path, target in zip(partial, blocks, strict=True):
-            os.replace(path, target)
-    finally:
-        for path in partial:
-            path.unlink(missing_ok=True)
-    return written
 
 
 def _disk_error(error: OSError, prefix: Path) -> DataError:
