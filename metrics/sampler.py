@@ -122,8 +122,14 @@ class SensorSampler:
         return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_s) and self.failure is None:
+        while not self._stop.wait(self._until_next_s()) and self.failure is None:
             self.sample()
+
+    def _until_next_s(self) -> float:
+        """To the next multiple of the interval: sensors that wake together find each other's caches warm."""
+        rest_s = self.interval_s - time.monotonic() % self.interval_s
+        # One that woke a moment early does not wake again for the same multiple.
+        return rest_s if rest_s > self.interval_s / 2 else rest_s + self.interval_s
 
     def _sample(self) -> None:
         begin_s = time.thread_time()

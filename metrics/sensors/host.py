@@ -66,7 +66,7 @@ class HostSensor(Sensor):
         self._last: tuple[float, float] | None = None
         self._statm: dict[int, int] = {}
         self._shared_bytes: dict[int, int] = {}
-        self._next_pss_s = 0.0
+        self._next_pss_s: float | None = None
         self._pss_cost_s = 0.0
         self._cpus: tuple[int, ...] = ()
         self._last_look: tuple[float, float, float, float] | None = None
@@ -89,8 +89,9 @@ class HostSensor(Sensor):
 
     def sample(self, time_s: float) -> list[Sample]:
         """Memory now, and utilization since the last sample (none at the first), without children that have ended."""
-        if time_s >= self._next_pss_s:
-            self._read_pss()
+        if self._next_pss_s is None or time_s >= self._next_pss_s:
+            if self._next_pss_s is not None:  # `open` has just done so
+                self._read_pss()
             self._next_pss_s = time_s + self._pss_cost_s / PSS_SHARE_OF_A_CORE
         used_bytes = sum(self._estimated_bytes(process.pid) for process in self._processes)
         busy_s = sum(_processor_s(process.pid) for process in self._processes) / self._cores

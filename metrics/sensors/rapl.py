@@ -57,6 +57,7 @@ class RaplSensor(Sensor):
         no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")
         self.unavailable = dict.fromkeys((*fields, "allocated_bytes", "reserved_bytes"), no)
         self._root = root
+        self._uuid = f"RAPL-{host_uuid()}"
         self._zones: list[Zone] = []
         self._last: tuple[float, float] | None = None
 
@@ -87,7 +88,7 @@ class RaplSensor(Sensor):
 
     def devices(self) -> list[DeviceInfo]:
         zones = " + ".join(zone.name for zone in self._zones)
-        return [DeviceInfo(f"RAPL-{host_uuid()}", zones, None, "none")]
+        return [DeviceInfo(self._uuid, zones, None, "none")]
 
     def sample(self, time_s: float) -> list[Sample]:
         """Mean power since the last sample (none at the first)."""
@@ -96,10 +97,10 @@ class RaplSensor(Sensor):
         if self._last is not None and time_s > self._last[0]:
             power_w = (energy_j - self._last[1]) / (time_s - self._last[0])
         self._last = (time_s, energy_j)
-        return [Sample(time_s, f"RAPL-{host_uuid()}", power_w=power_w)]
+        return [Sample(time_s, self._uuid, power_w=power_w)]
 
     def counters(self) -> dict[str, Counters]:
-        return {f"RAPL-{host_uuid()}": Counters(energy_j=self._energy_j())}
+        return {self._uuid: Counters(energy_j=self._energy_j())}
 
     def close(self) -> None:
         for zone in self._zones:

@@ -15,7 +15,7 @@ LIMIT = 0.005
 @pytest.fixture(scope="module")
 def overhead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Overhead]:
     threads = torch.get_num_threads()
-    yield measure(all_sensors(Path(tmp_path_factory.mktemp("sensors"))), pairs=24, steps=20)
+    yield measure(all_sensors(Path(tmp_path_factory.mktemp("sensors"))), pairs=20, steps=12)
     torch.set_num_threads(threads)
 
 
