@@ -48,8 +48,8 @@ from data_tools.tokenizer import TextTokenizer, load_tokenizer
 MAX_REJECTS = 0.01
 # What of the input the engines are compared on.
 _SAMPLE_PARTS = 8
-_SAMPLE_DOCUMENTS = 50
-_SAMPLE_CHARACTERS = 20_000
+_SAMPLE_DOCUMENTS = 20
+_SAMPLE_CHARACTERS = 4_000
 
 logger = logging.getLogger(__name__)
 
@@ -204,15 +204,10 @@ def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
 
 def _sample(job: _Job) -> list[str]:
     """Text from the beginnings of a few of the input's parts, on which engines can be compared."""
-    texts: list[str] = []
+    texts = []
     for part in job.parts[:: max(1, len(job.parts) // _SAMPLE_PARTS)][:_SAMPLE_PARTS]:
-        characters = 0
-        for document in itertools.islice(PartReader(part, job.text_key), _SAMPLE_DOCUMENTS):
-            if isinstance(document, str):
-                texts.append(document[:_SAMPLE_CHARACTERS])
-                characters += len(document)
-            if characters >= _SAMPLE_CHARACTERS:
-                break
+        documents = itertools.islice(PartReader(part, job.text_key), _SAMPLE_DOCUMENTS)
+        texts += [document[:_SAMPLE_CHARACTERS] for document in documents if isinstance(document, str)]
     return texts
 
 
