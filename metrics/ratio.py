@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 NO_DIFFERENCE = "no difference measurable"
 WITHIN_A_RUN = "the spread within a run"
-NO_INTERVAL = "one run tells no interval: --repeat"
+NO_INTERVAL = "one run: use --repeat"
 
 
 @dataclass(frozen=True)

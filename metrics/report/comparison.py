@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metrics.compare import Comparison
+from metrics.definitions import BYTES_PER_GB
 from metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
 from metrics.repeats import Group
 
@@ -14,13 +15,13 @@ UNITS = {
     "tokens_per_s": "tokens/s",
     "al_s": "AL, s/step",
     "al_s_p50": "median step, s",
-    "tt_tokens_per_param_s": "TT, tokens/param/s",
+    "tt_tokens_per_param_s": "TT",
     "energy_j_per_token": "J/token",
     "energy_j_per_step": "J/step",
     "aec_w": "AEC, W",
     "amu_gb": "AMU, GB",
-    "peak_memory_device_bytes": "peak memory, device, B",
-    "peak_memory_allocated_bytes": "peak memory, allocated, B",
+    "peak_memory_device_bytes": "peak, device, GB",
+    "peak_memory_allocated_bytes": "peak, torch, GB",
     "pcu": "PCU",
     "mfu": "MFU",
     "validation_loss": "validation loss",
@@ -37,11 +38,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for line in _introduction(comparison, first, second):
         console.print(Text(line))
     console.print()
-    console.print(_table(comparison.ratios, first, second))
+    console.print(_table(comparison.ratios))
     if comparison.costs:
         console.print()
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
-        console.print(_table(comparison.costs, first, second))
+        console.print(_table(comparison.costs))
     console.print()
     console.print(Text(_bases(comparison)))
     if comparison.speed_only:
@@ -50,12 +51,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for name, reason in comparison.unavailable.items():
         reasons.setdefault(reason, []).append(UNITS.get(name, "cost to a quality"))
     for reason, names in reasons.items():
-        console.print(Text(f"n/a {', '.join(names)}: {reason}"), style="dim")
+        console.print(Text(f"n/a {'; '.join(names)}: {reason}"), style="dim")
 
 
 def _titles(comparison: Comparison) -> tuple[str, str]:
-    names = [_title(group) for group in (comparison.first, comparison.second)]
-    return (f"{names[0]} (A)", f"{names[1]} (B)") if names[0] == names[1] else (names[0], names[1])
+    return _title(comparison.first), _title(comparison.second)
 
 
 def _title(group: Group) -> str:
@@ -64,7 +64,7 @@ def _title(group: Group) -> str:
 
 
 def _introduction(comparison: Comparison, first: str, second: str) -> list[str]:
-    lines = [f"{second} over {first}, on {comparison.first.first.device_name}, {comparison.first.first.dtype}"]
+    lines = [f"A: {first}, B: {second}, on {comparison.first.first.device_name}, {comparison.first.first.dtype}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise.")
     elif comparison.model_changes:
@@ -81,8 +81,11 @@ def _bases(comparison: Comparison) -> str:
     bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
     unknown = {WITHIN_A_RUN: f"{WITHIN_A_RUN}, which knows nothing of the noise between runs and seeds (--repeat)"}
     lines = [f"Intervals: {'; '.join(unknown.get(basis, basis) for basis in bases) or NO_INTERVAL}."]
-    if any(ratio.noise_floor is not None for ratio in ratios):
-        lines.append("Noise floor: the largest difference between identical models under two names.")
+    floors = [
+        f"{UNITS[ratio.metric]} ±{ratio.noise_floor - 1:.1%}" for ratio in ratios if ratio.noise_floor is not None
+    ]
+    if floors:
+        lines.append(f"Noise floor, the largest difference between identical models: {'; '.join(floors)}.")
     return " ".join(lines)
 
 
@@ -90,20 +93,21 @@ def _changes(changes: dict[str, tuple[object, object]]) -> str:
     return ", ".join(f"{key.removeprefix('model.')} {one} → {other}" for key, (one, other) in changes.items())
 
 
-def _table(ratios: tuple[Ratio, ...], first: str, second: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def _table(ratios: tuple[Ratio, ...]) -> Table:
+    """Narrow enough for 80 columns, so that no row is broken."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("figure", no_wrap=True)
-    for title in (first, second, "ratio", "95 % interval", "noise floor"):
-        table.add_column(title, justify="right", overflow="fold")
-    table.add_column("verdict", overflow="fold")
+    for title in ("A", "B", "B/A", "95 %"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for ratio in ratios:
+        scale = BYTES_PER_GB if ratio.metric.endswith("_bytes") else 1
         table.add_row(
             UNITS[ratio.metric],
-            f"{ratio.first:.4g}",
-            f"{ratio.second:.4g}",
+            f"{ratio.first / scale:.4g}",
+            f"{ratio.second / scale:.4g}",
             f"{ratio.ratio:.3f}",
-            "n/a" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f} to {ratio.high:.3f}",
-            "n/a" if ratio.noise_floor is None else f"±{ratio.noise_floor - 1:.1%}",
+            "n/a" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}",
             ratio.verdict,
         )
     return table

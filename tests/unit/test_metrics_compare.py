@@ -248,7 +248,7 @@ def test_what_is_printed_names_everything() -> None:
     print_comparison(compare(first, second, ["dtype"], 6.0, [twin]), console)
     text = console.export_text()
     for shown in (
-        "mla_1.5B over gqa_1.5B",
+        "A: gqa_1.5B, B: mla_1.5B, on",
         "model: attention.kind gqa → mla",
         "also different: training.learning_rate 0.1 → 0.2",
         "despite a different dtype: bf16 against fp32",
@@ -257,6 +257,6 @@ def test_what_is_printed_names_everything() -> None:
         "±8.0%",
         "Intervals: the spread within a run, which knows nothing of the noise between runs and seeds (--repeat)",
         "no difference measurable",
-        "J/token, J/step, AEC, W, AMU, GB, peak memory",
+        "J/token; J/step; AEC, W; AMU, GB; peak, device, GB",
     ):
         assert shown in text, shown
