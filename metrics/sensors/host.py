@@ -102,8 +102,10 @@ class HostSensor(Sensor):
         return [Sample(time_s, self._devices[0].uuid, used_bytes, utilization)]
 
     def counters(self) -> dict[str, Counters]:
-        # To walk all processes of the machine is too dear for each sample; the edges of the window will do.
+        # To walk all processes of the machine, and all pages of the run's, is too dear for each sample; the edges of
+        # the window will do. By the first of them the ranks share what they did not at the start: libraries' pages.
         self._find_processes()
+        self._read_pss()
         return {self._devices[0].uuid: Counters(busy_s=self._busy_s())}
 
     def reset_peaks(self) -> None:
