@@ -20,7 +20,7 @@ from metrics.describe import describe
 from metrics.errors import MetricsError
 from metrics.local import local_sensors, local_synchronize
 from metrics.measurement import RankMeasurement, StepTime
-from metrics.sampler import SensorSampler
+from metrics.sampler import MAXIMUM_SHARE_OF_A_CORE, SensorSampler
 from metrics.sensors.base import Sample, Sensor
 
 
@@ -39,7 +39,7 @@ class EfficiencyMonitor:
         barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
         warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
             loop needs no counter of its own and no step can be in a warm-up and in the window both.
-        sample_interval_s: the interval between samples, stretched where sampling costs more than 0.2 % of a core.
+        sample_interval_s: the interval between samples, stretched where all sensors cost more than 0.3 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
     """
@@ -83,7 +83,8 @@ class EfficiencyMonitor:
         self._state = "started"
         sensors = local_sensors() if self._sensors is None else self._sensors
         self._synchronize = self._synchronize or local_synchronize()
-        self._samplers = [SensorSampler(sensor, self._sample_interval_s, self._clock) for sensor in sensors]
+        share = MAXIMUM_SHARE_OF_A_CORE / max(len(sensors), 1)
+        self._samplers = [SensorSampler(sensor, self._sample_interval_s, self._clock, share) for sensor in sensors]
         for sampler in self._samplers:
             sampler.start()
 

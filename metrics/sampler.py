@@ -11,8 +11,8 @@ from metrics.measurement import DeviceMeasurement, SensorState
 from metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
 from metrics.series import DeviceSeries, Interval
 
-MAXIMUM_SHARE_OF_A_CORE = 0.002
-"""Sampling may take this much of one core: a tenth of a second of reading buys 50 s of silence."""
+MAXIMUM_SHARE_OF_A_CORE = 0.003
+"""Sampling may take this much of one core, all sensors together: a tenth of a second of reading buys 33 s of silence."""
 
 FOREIGN_INTERVAL_S = 1.0
 """Time between looks for other processes on the device."""
@@ -28,10 +28,17 @@ class SensorSampler:
     A driver's Python binding may raise any type, hence the broad `except` in this one place.
     """
 
-    def __init__(self, sensor: Sensor, interval_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sensor: Sensor,
+        interval_s: float,
+        clock: Callable[[], float],
+        share_of_a_core: float = MAXIMUM_SHARE_OF_A_CORE,
+    ) -> None:
         self.failure: str | None = None
         self.interval_s = max(interval_s, sensor.fastest_interval_s)
         """The interval in use: the one asked for, or longer where a sample costs much."""
+        self._share_of_a_core = share_of_a_core
         self._sensor = sensor
         self._asked_interval_s = self.interval_s
         self._clock = clock
@@ -141,7 +148,7 @@ class SensorSampler:
         cost_s = time.thread_time() - begin_s
         # One dear sample among cheap ones, such as the first or a look for other processes, stretches nothing.
         lasting_s, self._last_cost_s = min(cost_s, self._last_cost_s), cost_s
-        self.interval_s = max(self._asked_interval_s, lasting_s / MAXIMUM_SHARE_OF_A_CORE)
+        self.interval_s = max(self._asked_interval_s, lasting_s / self._share_of_a_core)
 
     def _count(self, now_s: float) -> None:
         self._first_s = self._first_s if self._samples else now_s
