@@ -11,8 +11,8 @@ from metrics.measurement import DeviceMeasurement, SensorState
 from metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
 from metrics.series import DeviceSeries, Interval
 
-MAXIMUM_SHARE_OF_A_CORE = 0.003
-"""Sampling may take this much of one core, all sensors together: a tenth of a second of reading buys 33 s of silence."""
+MAXIMUM_SHARE_OF_A_CORE = 0.002
+"""Sampling may take this much of one core, all sensors together. A tenth of a second of reading buys 50 s of rest."""
 
 FOREIGN_INTERVAL_S = 1.0
 """Time between looks for other processes on the device."""

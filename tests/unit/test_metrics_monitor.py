@@ -235,8 +235,8 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
         one.sample()
         one.stop()
     assert samplers[0].interval_s == 0.1
-    # 10 ms of work at 0.3 % of a core: one sample in 3.3 s.
-    assert 3 <= samplers[1].interval_s < 20
+    # 10 ms of work at 0.2 % of a core: one sample in 5 s.
+    assert 5 <= samplers[1].interval_s < 20
 
 
 def test_samples_come_at_the_interval_asked_for() -> None:
