@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from metrics.definitions import standard_deviation, standard_error
+from metrics.definitions import standard_deviation, standard_error, t_quantile_95
+from metrics.ratio import Z_95
 from metrics.record import Metrics, RunRecord
 from metrics.record_parts import QualityPoint
 from metrics.repeats import Group, group_repeats
@@ -23,9 +24,9 @@ def combine_repeats(records: Iterable[RunRecord]) -> list[RunRecord]:
 def combine(group: Group) -> RunRecord:
     """The mean of each figure over the repeats.
 
-    Counts of outliers are added up, and a drift is flagged where a repeat's is. The intervals of `al_s` and `al_s_p50`
-    and the loss's standard error are those of the spread over the repeats. A figure that one repeat lacks is absent for
-    that repeat's reason. What is no figure is the first repeat's.
+    Counts of outliers are added up; the drift is the largest, flagged where a repeat's is. The intervals of `al_s` and
+    `al_s_p50` and the loss's standard error are those of the spread over the repeats. A figure that one repeat lacks is
+    absent for that repeat's reason. What is no figure is the first repeat's.
     """
     records = group.records
     if len(records) == 1:
@@ -50,7 +51,7 @@ def combine(group: Group) -> RunRecord:
             deviations.pop(f"{name}_ci_low", None)
             deviations.pop(f"{name}_ci_high", None)
     if values["validation_loss"] is not None:
-        values["validation_loss_se"] = standard_error(group.values("validation_loss"))
+        values["validation_loss_se"] = _few_runs_error(group.values("validation_loss"))
         unavailable.pop("validation_loss_se", None)
     further = {
         "repeats": len(records),
@@ -59,6 +60,7 @@ def combine(group: Group) -> RunRecord:
         "duration_s": math.fsum(record.duration_s for record in records) / len(records),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
+        "disturbances": [disturbance for record in records for disturbance in record.disturbances],
     }
     return group.first.model_copy(update=values | further)
 
@@ -71,8 +73,16 @@ def _mean(name: str, values: list[Any]) -> Any:
         return " and ".join(dict.fromkeys(values))
     if name == "outlier_steps":
         return sum(values)
+    if name == "al_s_drift":
+        return max(values, key=abs)
     mean = math.fsum(values) / len(values)
     return round(mean) if isinstance(first, int) else mean
+
+
+def _few_runs_error(values: list[float]) -> float | None:
+    """The mean's standard error, widened so that 1.96 of it are the 95 % interval of so few runs (Student's)."""
+    error = standard_error(values)
+    return None if error is None else error * t_quantile_95(len(values) - 1) / Z_95
 
 
 def _mean_curve(group: Group) -> list[QualityPoint]:
@@ -87,7 +97,7 @@ def _mean_curve(group: Group) -> list[QualityPoint]:
             continue
         mean = {
             "loss": math.fsum(losses) / len(losses),
-            "loss_se": standard_error(losses),
+            "loss_se": _few_runs_error(losses),
             "train_s": math.fsum(point.train_s for point in points) / len(points),
             "energy_j": math.fsum(energies) / len(energies) if len(energies) == len(points) else None,
         }

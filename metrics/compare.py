@@ -192,7 +192,9 @@ def _costs(
 ) -> tuple[float | None, tuple[Ratio, ...]]:
     """Tokens, time and energy to the target; why not, in `unavailable` under 'cost'."""
     try:
-        target = target_loss or lowest_common_loss([*first.records, *second.records], Z_95)
+        target = target_loss
+        if target is None:
+            target = lowest_common_loss([*first.records, *second.records], Z_95)
         costs = [[cost_to_loss(record, target) for record in group.records] for group in (first, second)]
     except MetricsError as error:
         unavailable["cost"] = str(error)

@@ -35,17 +35,24 @@ def _tokens(record: RunRecord) -> str:
 
 
 def _data(record: RunRecord) -> str:
-    split = record.config.get("data", {}).get("split")
+    section = _section(record, "data")
+    split = section.get("split")
     if record.data is None:
-        return f"{record.config.get('data', {}).get('path') or 'the embedded sample'}, split {split}"
+        return f"{section.get('path') or 'the embedded sample'}, split {split}"
     sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
     return f"{sources}, split {split}"
 
 
+def _section(record: RunRecord, name: str) -> dict[str, Any]:
+    """A part of the configuration; empty where it has none."""
+    found = record.config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def _layout(record: RunRecord) -> str:
     names = ("tp", "pp", "dp", "ep", "cp", "micro_batch_size")
-    parallel = {key: value for key, value in flat(record.config.get("parallel", {})).items() if key not in names}
-    recompute = record.config.get("training", {}).get("recompute")
+    parallel = {key: value for key, value in flat(_section(record, "parallel")).items() if key not in names}
+    recompute = _section(record, "training").get("recompute")
     given = {name: getattr(record, name) for name in names} | parallel | {"recompute": recompute}
     return ", ".join(f"{name} {value}" for name, value in given.items())
 

@@ -56,8 +56,8 @@ def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> lis
             QualityPoint(
                 step=validation.step,
                 tokens=validation.tokens,
-                loss=validation.loss if math.isfinite(validation.loss) else None,
-                loss_se=validation.loss_se,
+                loss=_finite(validation.loss),
+                loss_se=_finite(validation.loss_se),
                 measured_tokens=validation.measured_tokens,
                 train_s=math.fsum(run.step_times_s[:measured]),
                 energy_j=math.fsum(run.window_energy_j[: validation.windows]) if has_energy else None,
@@ -114,6 +114,10 @@ def lowest_common_loss(records: Sequence[RunRecord], loss_shift: float = 0.0) ->
         MetricsError: one of them never validated.
     """
     return max(min(loss + loss_shift * (point.loss_se or 0.0) for point, loss in _points(record)) for record in records)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:

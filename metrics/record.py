@@ -245,6 +245,10 @@ _ADDED_IN_2 = (
 )
 
 
+_INTERVAL = ("al_s_ci_low", "al_s_ci_high")
+FORMULA_ID_OF_1 = "efficientllm-2505.13840/1"
+
+
 def _is_version_1(content: Any) -> bool:
     return isinstance(content, dict) and content.get("schema_version") == 1
 
@@ -252,8 +256,14 @@ def _is_version_1(content: Any) -> bool:
 def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
     """The same record in today's names: what was not recorded then is absent for that reason."""
     reason = "the record was written before this was recorded (schema version 1)"
-    unavailable = {**dict.fromkeys(_ADDED_IN_2, reason), **(content.get("unavailable") or {})}
-    return {**dict.fromkeys(_ADDED_IN_2), **content, "schema_version": SCHEMA_VERSION, "unavailable": unavailable}
+    student = "schema version 1 took steps as independent of each other: its interval is too narrow"
+    unavailable = {
+        **dict.fromkeys(_ADDED_IN_2, reason),
+        **(content.get("unavailable") or {}),
+        **dict.fromkeys(_INTERVAL, student),
+    }
+    changed = {"schema_version": SCHEMA_VERSION, "formula_id": FORMULA_ID_OF_1, "unavailable": unavailable}
+    return {**dict.fromkeys(_ADDED_IN_2), **content, **dict.fromkeys(_INTERVAL), **changed}
 
 
 def _readable(error: ValidationError) -> str:

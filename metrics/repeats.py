@@ -71,9 +71,13 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         groups.setdefault(_identity(record, without=(*_PLACES, _SEED)), []).append(record)
-    return [
-        Group(tuple(sorted(group, key=lambda record: (record.seed, record.started_at)))) for group in groups.values()
-    ]
+    return [Group(_one_of_each_seed(group)) for group in groups.values()]
+
+
+def _one_of_each_seed(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
+    """By ascending seed; of several with one seed, which say nothing of the noise between seeds, the latest."""
+    latest = {record.seed: record for record in sorted(records, key=lambda record: record.started_at)}
+    return tuple(latest[seed] for seed in sorted(latest))
 
 
 def load_group(folder: Path) -> Group:
@@ -112,6 +116,9 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "kernels": record.kernels,
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
         "status": record.status,
+        "tokens": [record.tokens, record.steps_measured],
+        "formulas": record.formula_id,
+        "energy_scope": record.energy_scope,
     }
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
@@ -132,7 +139,8 @@ def load_neighbours(*folders: Path) -> list[Group]:
     A record that is damaged is passed over: it is nobody's concern here.
     """
     own = {folder.resolve() for folder in folders}
-    beside = {path for folder in own for path in folder.parent.iterdir() if path.is_dir()} - own
+    around = {path for folder in own for path in folder.parent.iterdir() if path.is_dir()} - own
+    beside = {path for path in around if path.name != PREVIOUS}
     records = []
     for path in sorted(beside):
         for file in (path / RECORD_NAME, *sorted(path.glob(f"*/{RECORD_NAME}"))):

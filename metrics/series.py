@@ -130,7 +130,9 @@ class DeviceSeries:
         for figure, peak in peaks.items():
             if peak is None:
                 quantity = figure.removeprefix("peak_")
-                reasons[figure] = unavailable.get(quantity) or failure or reasons.get("amu_gb", NO_STEP)
+                # Without a register of its own the peak is that of the samples, and lacks for the mean's reason.
+                of_samples = reasons.get("amu_gb") if quantity == "used_bytes" else None
+                reasons[figure] = of_samples or unavailable.get(quantity) or failure or NO_STEP
         samples = max(signal.count_in(windows) for signal in (self._memory, self._utilization, self._power))
         return DeviceMeasurement(
             info=self._info,

@@ -18,6 +18,9 @@ from metrics.report.tensorboard import TensorBoardLog
 from metrics.steplog import StepLog
 from metrics.summarize import Quality
 
+LARGEST_LOSS = 700.0
+"""Nats, above which the perplexity is beyond the largest number."""
+
 TRAIN_LOSS_STEPS = 10
 """The record's training loss is the mean over this many last steps."""
 
@@ -41,6 +44,7 @@ class Recorder:
         self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
         """[layers][experts], over the measured steps."""
         self._begin_s = time.monotonic()
+        self._step_number = 0
         self._tokens = 0
         self._measured_tokens = 0
 
@@ -55,11 +59,17 @@ class Recorder:
     def quality(self) -> Quality:
         """What the model has learned, for the record."""
         reasons = {}
-        if self.validation is None:
+        validation = self.validation
+        if validation is None:
             reasons["validation_loss"] = "the run ended before a validation"
-        elif len(self.validation.batch_losses) < 2:
+        elif validation.step < self._step_number:
+            reasons["validation_loss"] = (
+                f"the run was stopped {self._step_number - validation.step} steps after its last validation"
+            )
+            validation = None
+        elif len(validation.batch_losses) < 2:
             reasons["validation_loss_se"] = "a single batch (training.validation_batches) has no spread"
-        if self.validation is not None and self.validation.utf8_bytes is None:
+        if validation is not None and validation.utf8_bytes is None:
             reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
         if self.moe is not None:
             reasons["tokens_per_expert"] = "no step was measured"
@@ -68,10 +78,10 @@ class Recorder:
                 reasons["auxiliary_loss"] = "model.moe.auxiliary_loss is 0: the run trained without it"
         return Quality(
             train_loss=_mean(self.losses),
-            validation_loss=self.validation.loss if self.validation else None,
-            validation_loss_se=standard_error(self.validation.batch_losses) if self.validation else None,
-            validation_tokens=self.validation.tokens if self.validation else None,
-            validation_bytes=self.validation.utf8_bytes if self.validation else None,
+            validation_loss=validation.loss if validation else None,
+            validation_loss_se=standard_error(validation.batch_losses) if validation else None,
+            validation_tokens=validation.tokens if validation else None,
+            validation_bytes=validation.utf8_bytes if validation else None,
             auxiliary_loss=_mean(self.auxiliary_losses),
             tokens_per_expert=self.tokens_per_expert,
             reasons=reasons,
@@ -88,14 +98,17 @@ class Recorder:
         self.tensorboard.close()
 
     def _step(self, event: StepEnded) -> None:
+        self._step_number = event.step
         self.losses.append(event.loss)
         self._tokens += event.tokens
         if event.step > self.warmup_steps:
             self._measured_tokens += event.tokens
         step_time_s = self.measure.step_time_s
-        sample = next(iter(self.measure.monitor.latest_samples()), None)
-        memory_used_bytes = sample.memory_used_bytes if sample else None
-        power_w = sample.power_w if sample else None
+        samples = self.measure.monitor.latest_samples()
+        # Of the device that uses most, and of all devices that this rank reads.
+        memory_used_bytes = max((s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None)
+        powers_w = [sample.power_w for sample in samples if sample.power_w is not None]
+        power_w = sum(powers_w) if powers_w else None
         self.steps.write(
             "step",
             {
@@ -160,7 +173,8 @@ class Recorder:
         size = event.utf8_bytes
         values = {
             "loss": event.loss,
-            "perplexity": perplexity(event.loss),
+            # Of a run that diverged there is none: it overflows.
+            "perplexity": perplexity(event.loss) if event.loss < LARGEST_LOSS else None,
             "bits_per_byte": bits_per_byte(event.loss, event.tokens, size) if size else None,
         }
         self.steps.write(

@@ -62,8 +62,10 @@ def _only_idles(idle: RunRecord, other: RunRecord) -> bool:
 
 def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
     """Whether `less` is below `more` by more than the noise of both runs' step times."""
-    noise = (relative_interval(one) or 0.0) + (relative_interval(other) or 0.0)
-    return less * (1 + noise) < more
+    noises = [relative_interval(record) for record in (one, other)]
+    known = [noise for noise in noises if noise is not None]
+    # Noise that is not known may be of any size.
+    return len(known) == 2 and less * (1 + sum(known)) < more
 
 
 def _per_token(record: RunRecord) -> float:

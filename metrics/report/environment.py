@@ -31,6 +31,8 @@ def _facts(record: RunRecord) -> dict[str, str]:
         if key == "packages" and isinstance(value, dict):
             installed = [f"{package} {version}" for package, version in value.items() if version]
             facts["packages"] = ", ".join(installed)
+        elif key == "sensors":
+            continue  # `timelines` and the reasons of what is n/a tell of them; their intervals differ in each run
         elif key.endswith("_bytes") and isinstance(value, int | float):
             facts[key.removesuffix("_bytes").replace("_", " ")] = f"{value / 1e9:,.1f} GB"
         elif value is not None:

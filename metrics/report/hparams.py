@@ -33,6 +33,8 @@ def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
     Raises:
         MetricsError: tensorboard is not installed, or the folder cannot be written.
     """
+    if any(path.is_file() and ".tfevents." not in path.name for path in folder.rglob("*")):
+        raise MetricsError(f"{folder}: holds files that no report wrote; move them away, since a report's go there")
     try:
         if folder.exists():
             shutil.rmtree(folder)
@@ -56,11 +58,14 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _write_run(record: RunRecord, folder: Path) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
 
     values, _ = row(record)
     begin_s = _seconds(record.started_at)

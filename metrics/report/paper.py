@@ -15,7 +15,8 @@ from rich.text import Text
 
 from metrics.record import RunRecord
 from metrics.report.energy import Ranked, disagreements, rank
-from metrics.report.shown import ABSENT, SMOKE_NOTE
+from metrics.report.groups import group
+from metrics.report.shown import ABSENT, SMOKE_NOTE, name
 from metrics.report.table import print_columns
 from metrics.report.text import markdown_table
 
@@ -93,13 +94,14 @@ def _table(layout: _Layout, records: Sequence[RunRecord]) -> PaperTable:
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.size):
         size = "" if layout.ranks_across_sizes else record.size
-        groups.setdefault((size, record.smoke, record.device_name, record.energy_scope), []).append(record)
+        groups.setdefault((size, group(record, energy=True)), []).append(record)
     rows, sentences, ranked_any = [], [], False
-    for group in groups.values():
-        ranked = {id(item.record): item for item in rank(group)}
+    for members in groups.values():
+        whole = [record for record in members if record.status == "completed"]
+        ranked = {id(item.record): item for item in rank(whole)}
         ranked_any = ranked_any or bool(ranked)
-        rows += [_row(layout, record, ranked.get(id(record))) for record in group]
-        sentences += disagreements(group)
+        rows += [_row(layout, record, ranked.get(id(record))) for record in members]
+        sentences += disagreements(whole)
     header = (
         *("Method", "Parameters", layout.setting, "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
         *("AEC (W)", "GPU Hours", "J/token", "rank by J/token", "rank by AEC"),
@@ -111,7 +113,7 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
     accelerated = record.device_scope in ("gpu", "npu")
     hours = record.devices * record.duration_s / 3600 if accelerated else None
     return (
-        layout.methods[record.variant] + (" (smoke)" if record.smoke else ""),
+        layout.methods[record.variant] + name(record).removeprefix(record.run),
         record.size.replace("x", "×"),
         layout.setting_of(record),
         _text(record.perplexity, ",.2f"),

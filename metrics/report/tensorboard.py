@@ -1,9 +1,9 @@
 """TensorBoard scalars, written without torch or TensorFlow.
 
 Runs overlay when they use the same names: train/loss, train/learning_rate, train/grad_norm, validation/loss,
-efficiency/step_time_s, efficiency/tokens_per_s, efficiency/mfu, memory/used_gb, energy/power_w. Runs of other batch
-sizes differ in the tokens of a step: by_tokens/train_loss and by_tokens/validation_loss count tokens on the axis of
-steps. For seconds there is TensorBoard's own axis RELATIVE.
+efficiency/step_time_s, efficiency/tokens_per_s, memory/used_gb (of the device that uses most), energy/power_w (of all
+devices that rank 0 reads). Runs of other batch sizes differ in the tokens of a step: by_tokens/train_loss and
+by_tokens/validation_loss count tokens on the axis of steps. For seconds there is TensorBoard's own axis RELATIVE.
 """
 
 from __future__ import annotations

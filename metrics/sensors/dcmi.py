@@ -14,7 +14,7 @@ from typing import Any
 from metrics.errors import MetricsError
 from metrics.sensors.ascend import NO_ALLOCATOR, NO_COUNTER, NO_REGISTER, Chip, choose_chips
 from metrics.sensors.base import DeviceInfo, Foreign, Sample, Scope, Sensor
-from metrics.sensors.host import host_uuid
+from metrics.sensors.host import machine_uuid
 from metrics.sensors.processes import foreign_processes
 
 _LIBRARIES = ("libdcmi.so", "/usr/local/Ascend/driver/lib64/driver/libdcmi.so", "/usr/local/dcmi/libdcmi.so")
@@ -201,7 +201,7 @@ class DcmiSensor(Sensor):
             numbers = ()
         if any(numbers):
             return "NPU-" + "-".join(f"{number:08x}" for number in numbers)
-        return f"NPU-{host_uuid()}-{chip.card}-{chip.chip}"
+        return f"NPU-{machine_uuid()}-{chip.card}-{chip.chip}"
 
     def _fill(self, function: str, chip: Chip, structure: Any, *before: int) -> Any:
         self._ask(function, chip, *before, ctypes.byref(structure))

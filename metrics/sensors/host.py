@@ -160,7 +160,10 @@ class HostSensor(Sensor):
 
     def foreign(self) -> dict[str, Foreign]:
         """What others took of the cores that the run may use: the rest of their busy time in /proc/stat."""
-        times = [psutil.cpu_times(percpu=True)[cpu] for cpu in self._cpus]
+        every = psutil.cpu_times(percpu=True)
+        if not self._cpus or self._cpus[-1] >= len(every):  # they are listed by place, without those that are offline
+            return {}
+        times = [every[cpu] for cpu in self._cpus]
         all_s = sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait for t in times)
         busy_s = sum(t.user + t.nice + t.system + t.irq + t.softirq for t in times)
         stolen_s = sum(t.steal for t in times)
@@ -171,6 +174,12 @@ class HostSensor(Sensor):
         passed_s, busy_s, stolen_s, own_s = (after - before for after, before in zip(now, last, strict=True))
         others, stolen = (busy_s - own_s) / passed_s, stolen_s / passed_s
         if max(others, stolen) < FOREIGN_SHARE:
+            return {}
+        known = {process.pid for process in self._processes}
+        self._find_processes()
+        if {process.pid for process in self._processes} - known:
+            # The run's own, started since: how much of it was theirs is known from the next look on.
+            self._last_look = None
             return {}
         found = Foreign(OTHER_PROCESSES, others) if others >= stolen else Foreign(HYPERVISOR, stolen)
         return {self._devices[0].uuid: found}
@@ -215,6 +224,12 @@ def host_uuid() -> str:
     """The same text in every process of one container or machine, another on any other."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"HOST-{socket.gethostname()}-{boot_id.read_text().strip() if boot_id.exists() else 'unknown-boot'}"
+
+
+def machine_uuid() -> str:
+    """The same text in every process of one machine, in whichever of its containers: for devices that they share."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    return boot_id.read_text().strip() if boot_id.exists() else host_uuid()
 
 
 def processor_name() -> str:

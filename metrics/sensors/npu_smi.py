@@ -20,7 +20,7 @@ from typing import IO
 from metrics.errors import MetricsError
 from metrics.sensors.ascend import NO_ALLOCATOR, NO_COUNTER, NO_REGISTER, Chip, choose_chips
 from metrics.sensors.base import DeviceInfo, Sample, Scope, Sensor
-from metrics.sensors.host import host_uuid
+from metrics.sensors.host import machine_uuid
 
 _PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools")
 _PATIENCE_S = 5.0
@@ -108,7 +108,7 @@ class NpuSmiSensor(Sensor):
         if tool is None:
             raise MetricsError("npu-smi is not installed, or not on the PATH")
         for chip in choose_chips(parse_mapping(_run(tool, "info", "-m")), self._indices, self._environment):
-            uuid = f"NPU-{host_uuid()}-{chip.card}-{chip.chip}"
+            uuid = f"NPU-{machine_uuid()}-{chip.card}-{chip.chip}"
             capacity = _capacity_bytes(_run(tool, "info", "-t", "usages", "-i", str(chip.card), "-c", str(chip.chip)))
             self._devices[chip.card, chip.chip] = DeviceInfo(uuid, chip.name, capacity, "driver")
         self._start(tool)

@@ -78,6 +78,10 @@ class NvmlSensor(Sensor):
             self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity, "driver"))
         self.unavailable = dict.fromkeys(("allocated_bytes", "reserved_bytes"), _NOT_NVML)
         self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "NVML keeps no such register")
+        for uuid in self._handles:
+            if uuid.startswith("MIG-"):
+                # What a driver answers for a slice may be the whole GPU's, which two slices would count twice.
+                self.unavailable |= dict.fromkeys(("power_w", "energy_j"), f"NVML has none for a MIG slice ({uuid})")
         for quantity in _QUESTIONS:
             for uuid, handle in self._handles.items():
                 try:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metrics.errors import MetricsError
 from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
-from metrics.sensors.host import host_uuid
+from metrics.sensors.host import machine_uuid
 
 _ROOT = Path("/sys/class/powercap")
 _MICRO = 1e-6
@@ -57,7 +57,7 @@ class RaplSensor(Sensor):
         no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")
         self.unavailable = dict.fromkeys((*fields, "allocated_bytes", "reserved_bytes"), no)
         self._root = root
-        self._uuid = f"RAPL-{host_uuid()}"
+        self._uuid = f"RAPL-{machine_uuid()}"
         self._zones: list[Zone] = []
         self._last: tuple[float, float] | None = None
 

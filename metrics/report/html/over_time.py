@@ -54,7 +54,8 @@ def over_time(run: int, name: str, record: RunRecord, look: Look) -> str:
     for window in record.windows:
         begin = x(window.begin_s)
         parts.append(rect(begin, GAP, x(window.end_s) - begin, bottom - GAP, "window"))
-    for other in record.disturbances:
+    # Of repeats the first is drawn, and nothing says which of them a disturbance befell.
+    for other in record.disturbances if record.repeats == 1 else ():
         begin = x(other.begin_s)
         band = rect(begin, GAP, max(x(other.end_s) - begin, 1.5), bottom - GAP, "disturbance")
         parts.append(told(run, f"{other.description} ({other.begin_s:,.0f} to {other.end_s:,.0f} s)", band))
@@ -68,8 +69,8 @@ def over_time(run: int, name: str, record: RunRecord, look: Look) -> str:
 def _panel(
     run: int, name: str, quantity: _Quantity, moments: Sequence[_Moment], x: Scale, top: float, look: Look
 ) -> str:
-    highest = 100.0 if quantity.title.startswith("utilization") else max(moment.high for moment in moments)
-    y = Scale.over([highest], top + PANEL, top, zero=True)
+    highest = max(moment.high for moment in moments)
+    y = Scale.over([100.0 if quantity.title.startswith("utilization") else highest], top + PANEL, top, zero=True)
     content = []
     for piece in _pieces(moments):
         band = [(x(moment.time_s), y(moment.high)) for moment in piece]

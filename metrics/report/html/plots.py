@@ -142,7 +142,7 @@ def _bar(run: Run, metric: str) -> Bar:
     if record.al_s and record.al_s_ci_low and record.al_s_ci_high and value is not None:
         if metric == "al_s":
             low, high = record.al_s_ci_low, record.al_s_ci_high
-        elif metric == "tokens_per_s":  # the tokens of a step are the same in each
+        elif metric == "tokens_per_s" and record.al_s_ci_low > 0:  # the tokens of a step are the same in each
             low, high = value * record.al_s / record.al_s_ci_high, value * record.al_s / record.al_s_ci_low
     if metric == "validation_loss" and value is not None and record.validation_loss_se is not None:
         low, high = value - 1.96 * record.validation_loss_se, value + 1.96 * record.validation_loss_se
