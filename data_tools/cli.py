@@ -132,7 +132,7 @@ def prepare(
             text_key=text_key,
             workers=workers,
             max_rejects=max_rejects,
-            jsonl_folder=folder.with_name(f"{folder.name}-jsonl") if to_jsonl else None,
+            jsonl_folder=folder.absolute().with_name(f"{folder.absolute().name}-jsonl") if to_jsonl else None,
             on_part=_show_parts,
         )
         print(summary(corpus))
@@ -200,6 +200,8 @@ def _show_parts(done: int, parts: int) -> None:
 
 
 def _without_suffix(prefix: Path) -> Path:
+    if not prefix.name:
+        raise DataError(f"{prefix} is a folder: give the path of a .bin/.idx pair without its suffix")
     return prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
 
 

@@ -125,7 +125,10 @@ def _file_source(source: Path, folder: Path) -> _TextSource:
         drawn = documents_in_turn(cut_into_parts(paths, TEXT_KEY), TEXT_KEY)
         return (document for document in drawn if isinstance(document, str))
 
-    return _TextSource(str(source), " ".join(remembered_sha256(paths, folder)), documents, paths)
+    # How a file is read is part of what it says: the same bytes may be JSONL or plain text.
+    kinds = (path.name.partition(".")[2] for path in paths)
+    key = " ".join(f"{kind} {digest}" for kind, digest in zip(kinds, remembered_sha256(paths, folder), strict=True))
+    return _TextSource(str(source), key, documents, paths)
 
 
 def _pair_prefix(source: Path | None) -> Path | None:
@@ -248,4 +251,6 @@ def _disk_error(error: OSError, folder: Path) -> DataError:
             f"no space left in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; what is "
             "finished is kept"
         )
-    return DataError(f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror}")
+    return DataError(
+        f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror or error}"
+    )

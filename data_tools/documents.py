@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from data_tools.errors import DataError, first_line
-from data_tools.inputs import Part, cut_into_parts, find_inputs
+from data_tools.inputs import PART_BYTES, Part, cut_into_parts, find_inputs
 
 TEXT_KEY = "text"
 TEXT_DOCUMENT_CHARACTERS = 4096
@@ -20,6 +20,7 @@ TEXT_DOCUMENT_CHARACTERS = 4096
 BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8 = "bad JSON", "no text field", "empty", "invalid UTF-8"
 
 _BOM = b"\xef\xbb\xbf"
+_ROWS = 1000  # of parquet, at once
 _LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
 
 
@@ -105,12 +106,17 @@ class PartReader:
         try:
             # A buffer, and no reading ahead, so that large row groups are not held whole.
             with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
-                for batch in file.iter_batches(1000, range(begin, end), [self._key], use_threads=False):
+                groups = [file.metadata.row_group(group) for group in range(begin, end)]
+                row_bytes = sum(group.total_byte_size for group in groups) // max(1, sum(g.num_rows for g in groups))
+                rows = max(1, min(_ROWS, PART_BYTES // max(1, row_bytes)))
+                for batch in file.iter_batches(rows, range(begin, end), [self._key], use_threads=False):
                     # As bytes: arrow would fail for a whole batch where one value is not UTF-8.
                     for value in batch.column(0).cast(pa.large_binary()).to_pylist():
                         self.lines += 1
                         yield _parquet_text(value, self.lines)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             raise DataError(f"{self._part.path} cannot be read as parquet: {first_line(error)}") from None
 
 
@@ -237,6 +243,8 @@ def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
 
 
 def _opened(part: Part) -> IO[bytes] | gzip.GzipFile | io.BufferedReader:
+    if part.compression is not None and part.path.stat().st_size == 0:
+        raise DataError(f"{part.path} is damaged or cut short: it is empty")
     if part.compression == "gz":
         return gzip.open(part.path)
     if part.compression == "zst":

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,10 @@ def write_file(path: Path, content: bytes) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove what a process that was stopped had begun to write."""
     for path in folder.glob("*.partial"):
-        path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
-    """SHA-256 (hex) of each file's content; files that have kept size and time of change are not read again.
+    """SHA-256 (hex) of each file's content, in the order of `paths`; one that kept size and time is not read again.
 
     What was read lies in `folder/checksums.json`; processes that ask at once wait for each other.
 
@@ -134,10 +138,12 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
         except (FileNotFoundError, ValueError, TypeError):
             known = {}  # nothing is lost by reading the files again
         found = {}
+        digests = []
         for path in paths:
             stat = path.stat()
             state = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
             found[state] = known.get(state) or sha256(path)
+            digests.append(found[state])
         if not found.keys() <= known.keys():
             write_file(memory, json.dumps({**known, **found}, indent=0).encode())
-    return list(found.values())
+    return digests

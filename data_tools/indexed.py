@@ -58,15 +58,22 @@ def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dt
     """
     code = next(code for code, known in DTYPES.items() if known == dtype)
     yield _HEADER.pack(MAGIC, VERSION, code, documents, documents + 1)
-    for part in lengths():
-        yield part.tobytes()
+    for piece in _pieces(lengths()):
+        yield piece.tobytes()
     position = 0
-    for part in lengths():
-        ends = position + np.cumsum(part, dtype=np.int64) * dtype.itemsize
-        yield np.concatenate([np.array([position]), ends])[: len(part)].tobytes()
-        position = int(ends[-1]) if len(part) else position
+    for piece in _pieces(lengths()):
+        ends = position + np.cumsum(piece, dtype=np.int64) * dtype.itemsize
+        yield np.concatenate([np.array([position]), ends])[: len(piece)].tobytes()
+        position = int(ends[-1])
     for first in range(0, documents + 1, _CHUNK):
         yield np.arange(first, min(first + _CHUNK, documents + 1), dtype=np.int64).tobytes()
+
+
+def _pieces(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same numbers, a bounded number of them at a time."""
+    for array in arrays:
+        for first in range(0, len(array), _CHUNK):
+            yield array[first : first + _CHUNK]
 
 
 def check_indexed(prefix: Path) -> IndexedHeader:

@@ -43,18 +43,19 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
     Raises:
         DataError: one of the inputs names nothing, or a file of an unknown kind.
     """
-    found: dict[Path, None] = {}
+    found: dict[str, Path] = {}
     for given in inputs:
         for path in _find(Path(os.path.expanduser(given))):
-            found.setdefault(path)
+            found.setdefault(os.path.realpath(path), path)
     if not found:
         raise DataError("no input was given")
-    return list(found)
+    return list(found.values())
 
 
 def _find(given: Path) -> list[Path]:
     if given.is_dir():
-        paths = sorted(path for path in given.rglob("*") if _kind(path) is not None and path.is_file())
+        below = (path for path in given.rglob("*") if _kind(path) is not None and path.is_file())
+        paths = sorted(path for path in below if not _is_ours(path.relative_to(given)))
         if not paths:
             raise DataError(f"{given} holds no file of a known kind: {KNOWN_SUFFIXES}")
         return paths
@@ -67,6 +68,13 @@ def _find(given: Path) -> list[Path]:
     for path in paths:
         _check_file(path)
     return paths
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file lies beside a tokenized pair, or among its parts: made here, and no text."""
+    if path.name.endswith((".rejects.jsonl", ".manifest.json")):
+        return True
+    return any(folder.name.endswith((".parts", ".tokenizer")) for folder in path.parents)
 
 
 def _check_file(path: Path) -> None:
@@ -124,7 +132,9 @@ def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
     try:
         with pq.ParquetFile(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from None
     if text_key not in schema.names:
         raise DataError(f"{path}: no column {text_key!r}; columns there: {', '.join(map(repr, schema.names))}")

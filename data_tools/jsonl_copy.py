@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ def jsonl_copy(parquet: Path, target: Path) -> bool:
             return False
         with partial.open("w", encoding="utf-8") as stream:
             for row in _rows(parquet):
-                stream.write(json.dumps(_without_nan(row), ensure_ascii=False, default=str) + "\n")
+                stream.write(json.dumps(_finite(row), ensure_ascii=False, default=str) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         os.utime(partial, ns=(source.st_atime_ns, source.st_mtime_ns))
@@ -51,6 +52,10 @@ def _rows(parquet: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{parquet} cannot be written as JSONL: {first_line(error)}") from None
 
 
-def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row, with null for what is no number: JSON has no word for it."""
-    return {key: None if isinstance(value, float) and value != value else value for key, value in row.items()}
+def _finite(value: Any) -> Any:
+    """The value, with null for numbers that are none or infinite, at any depth: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value

@@ -79,8 +79,8 @@ class _Job:
         return {
             "tokenizer": self.tokenizer.fingerprint,
             "text key": self.text_key,
-            "inputs": {str(path.absolute()): self.sha256[path] for path in self.inputs},
-            "cuts": [[part.begin, part.end] for part in self.parts],
+            "inputs": [[str(path.absolute()), self.sha256[path]] for path in self.inputs],
+            "cuts": [[str(part.path.absolute()), part.begin, part.end] for part in self.parts],
         }
 
 
@@ -109,6 +109,8 @@ def tokenize_files(
         DataError: an input cannot be used or changed since the parts were made, or too many documents are not usable;
             the pair was made of something else; the disk is full; a worker process died.
     """
+    if not prefix.name:
+        raise DataError(f"{prefix} is a folder: give the path of the pair, without suffix")
     try:
         paths = find_inputs(inputs)
         prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def tokenize_files(
                     names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
                     loaded = load_tokenizer(tokenizer)
                     job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
-                    return _finished(job) if is_finished else _make(job, processes, max_rejects, on_part)
+                    return _finished(job, max_rejects) if is_finished else _make(job, processes, max_rejects, on_part)
             finally:
                 remove_partial(beside(prefix, "parts"))
     except OSError as error:
@@ -173,7 +175,7 @@ def _begin(job: _Job) -> None:
         job.tokenizer.save(job.folder / "tokenizer")
 
 
-def _finished(job: _Job) -> Corpus:
+def _finished(job: _Job, max_rejects: float) -> Corpus:
     """The corpus that is there already, if it is the one that was asked for."""
     corpus = load_corpus(manifest_path(job.prefix))
     record = load_record(corpus.manifest)
@@ -182,10 +184,16 @@ def _finished(job: _Job) -> Corpus:
     made = {
         "tokenizer": corpus.tokenizer_fingerprint,
         "text key": record.text_key,
-        "inputs": {item.path: item.sha256 for item in record.inputs},
+        "inputs": [[item.path, item.sha256] for item in record.inputs],
     }
     _compare(made, job, "choose another name for what is made now")
     check_indexed(job.prefix)
+    rejected, documents = sum(record.rejected.values()), corpus.documents
+    if rejected > max_rejects * (rejected + documents):
+        raise DataError(
+            f"{job.prefix} was made with {rejected:,} of {rejected + documents:,} documents left out, and now at most "
+            f"{max_rejects:.2%} may be: mend them and choose another name, or allow more"
+        )
     shutil.rmtree(job.folder, ignore_errors=True)
     logger.info("%s is complete already", job.prefix)
     return corpus
@@ -194,8 +202,9 @@ def _finished(job: _Job) -> Corpus:
 def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
     """Raise DataError where something else than this job has made what is there."""
     wanted = job.content()
-    for path, digest in made["inputs"].items():
-        if digest != wanted["inputs"].get(path, digest):
+    now = dict(wanted["inputs"])
+    for path, digest in made["inputs"]:
+        if digest != now.get(path, digest):
             raise DataError(f"{path} changed since {job.prefix} was begun: put the old file back, or {remedy}")
     for key in made:
         if made[key] != wanted[key]:

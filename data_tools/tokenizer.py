@@ -225,6 +225,13 @@ def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> 
             f"the tokenizer in {folder} has no token that could end a document: neither {END_OF_DOCUMENT} nor an "
             "eos_token in its tokenizer_config.json"
         )
+    spec = json.loads(backend.to_str())
+    if unmarked := [added for added in spec["added_tokens"] if added["id"] == eod_id and not added["special"]]:
+        # Its name in a document would end that document.
+        for added in unmarked:
+            added["special"] = True
+        backend = Tokenizer.from_str(json.dumps(spec))
+        backend.encode_special_tokens = True
     description = backend.to_str()
     spec = json.loads(description)
     ids = [*_vocabulary(spec).values(), *(added["id"] for added in spec["added_tokens"])]
@@ -256,8 +263,11 @@ def _eos_token(folder: Path) -> str | None:
             token = json.loads(path.read_bytes()).get("eos_token")
         except (ValueError, AttributeError):
             raise DataError(f"{path} is not a JSON object") from None
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(token, str):
+            raise DataError(f"{path}: eos_token must be a text, it is: {token!r}")
         if token:
-            return token["content"] if isinstance(token, dict) else token
+            return token
     return None
 
 

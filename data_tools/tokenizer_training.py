@@ -138,10 +138,10 @@ class _Sample:
             if number % HELD_OUT_EVERY == 1:
                 self.held_out.append(document)
             else:
-                yield document
                 self.documents += 1
                 self.training_bytes += len(document.encode())
                 characters += len(document)
+                yield document
             number += 1
             if characters >= MAX_TRAINING_CHARACTERS:
                 return

@@ -89,7 +89,13 @@ def list_dataset(repository: str, config: str | None, revision: str, num_files: 
     if patterns is None:
         wanted = [file for file in everything if file.path.lower().endswith(DATA_SUFFIXES)]
     else:
-        expressions = [re.compile(glob_translate(pattern)) for pattern in patterns]
+        try:
+            expressions = [re.compile(glob_translate(pattern.removeprefix("./"))) for pattern in patterns]
+        except (ValueError, TypeError, AttributeError):
+            raise DataError(
+                f"dataset {repository!r}: its card names files in a form that is not understood "
+                f"({', '.join(map(str, patterns))}): leave --config out"
+            ) from None
         wanted = [file for file in everything if any(each.match(file.path) for each in expressions)]
     if not wanted:
         sought = f"matches {', '.join(patterns)}" if patterns else f"ends in {', '.join(DATA_SUFFIXES)}"
@@ -121,7 +127,10 @@ def _patterns(repository: str, config: str | None, card: Any) -> list[str] | Non
         return None
     if repository == FINEWEB_EDU and config in FINEWEB_EDU_SAMPLES:
         return [FINEWEB_EDU_SAMPLES[config]]
-    declared = {entry["config_name"]: entry for entry in getattr(card, "configs", None) or []}
+    entries = getattr(card, "configs", None) or []
+    declared: dict[str, Any] = {
+        entry.get("config_name", "default"): entry for entry in entries if isinstance(entry, dict)
+    }
     if repository == FINEWEB_EDU:
         declared = {**dict.fromkeys(FINEWEB_EDU_SAMPLES), **declared}
     if config not in declared:
