@@ -302,3 +302,10 @@ def test_files_that_kept_size_and_time_are_not_read_again(
     source.touch()
     prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     assert read == [source]
+
+
+def test_the_same_bytes_read_in_another_way_are_another_corpus(source: Path, tokenizer: str, tmp_path: Path) -> None:
+    as_text = tmp_path / "data.txt"
+    shutil.copy(source, as_text)
+    made = [prepare_corpus(path, tokenizer, tmp_path / "cache", 300) for path in (as_text, source)]
+    assert made[0].documents != made[1].documents == len(DOCUMENTS)

@@ -292,3 +292,83 @@ def test_the_command_line(tmp_path: Path, tokenizer: Path) -> None:
     done = command("tokenize", tmp_path / "none.jsonl", "--output", tmp_path / "other", "--tokenizer", tokenizer)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {tmp_path}/none.jsonl: no such file\n"
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> list[Path]:
+    """Three files of which each is one part."""
+    paths = [tmp_path / f"{name}.jsonl.gz" for name in "abc"]
+    for path in paths:
+        path.write_bytes(gzip.compress(jsonl([f"from {path.name}"] * 3)))
+    return paths
+
+
+class InterruptedHereError(Exception):
+    pass
+
+
+def interrupted_after_a_part(files: list[Path], prefix: Path, tokenizer: Path) -> None:
+    def stop(done: int, parts: int) -> None:
+        raise InterruptedHereError
+
+    with pytest.raises(InterruptedHereError):
+        tokenize_files(files, prefix, tokenizer, on_part=stop)
+
+
+def test_files_in_another_order_are_another_corpus(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+    first, second, third = compressed
+    interrupted_after_a_part(compressed, tmp_path / "half", tokenizer)
+    with pytest.raises(DataError, match="was begun with other inputs"):
+        tokenize_files([second, first, third], tmp_path / "half", tokenizer)
+    tokenize_files(compressed, tmp_path / "whole", tokenizer)
+    with pytest.raises(DataError, match="was begun with other inputs"):
+        tokenize_files([second, first, third], tmp_path / "whole", tokenizer)
+
+
+def test_a_tokenizer_that_was_half_saved_is_saved_anew(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+    interrupted_after_a_part(compressed, tmp_path / "half", tokenizer)
+    saved = tmp_path / "half.parts" / "tokenizer"
+    saved.rename(saved.with_name("tokenizer.partial"))
+    assert tokenize_files(compressed, tmp_path / "half", tokenizer).documents == 9
+
+
+def test_one_file_by_two_names_is_read_once(
+    compressed: list[Path], tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tokenize_files(["a.jsonl.gz", compressed[0]], tmp_path / "once", tokenizer).documents == 3
+
+
+@pytest.mark.usefixtures("compressed")
+def test_what_is_made_inside_the_input_folder_is_no_input(tmp_path: Path, tokenizer: Path) -> None:
+    first = tokenize_files([tmp_path], tmp_path / "tokens", tokenizer)
+    assert tokenize_files([tmp_path], tmp_path / "tokens", tokenizer) == first
+    assert tokenize_files([tmp_path], tmp_path / "again", tokenizer).documents == 9
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    path = write_kind(tmp_path, "parquet", TEXTS)
+    content = bytearray(path.read_bytes())
+    content[100:4000] = bytes(3900)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="data.parquet cannot be read as parquet"):
+        tokenize_files([path], tmp_path / "tokens", tokenizer)
+
+
+def test_an_empty_compressed_file_is_cut_short(compressed: list[Path], tmp_path: Path, tokenizer: Path) -> None:
+    compressed[1].write_bytes(b"")
+    with pytest.raises(DataError, match="b.jsonl.gz is damaged or cut short: it is empty"):
+        tokenize_files(compressed, tmp_path / "tokens", tokenizer)
+
+
+def test_a_finished_pair_answers_for_its_rejects_too(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(jsonl(["good"]) + b"{broken\n")
+    tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.9)
+    with pytest.raises(DataError, match="1 of 2 documents left out, and now at most 1.00%"):
+        tokenize_files([path], tmp_path / "tokens", tokenizer, max_rejects=0.01)
+
+
+def test_a_folder_is_no_prefix(compressed: list[Path], tokenizer: Path) -> None:
+    with pytest.raises(DataError, match="is a folder: give the path of the pair"):
+        tokenize_files(compressed, Path(), tokenizer)

@@ -216,3 +216,21 @@ def test_unusable_folders_are_named(tmp_path: Path, folder: Path) -> None:
     (empty / "config.json").write_text("{}")
     with pytest.raises(DataError, match=f"transformers cannot load a tokenizer from {empty}"):
         load_tokenizer(empty)
+
+
+def test_the_end_of_a_document_is_text_inside_of_one_however_it_is_marked(folder: Path, tmp_path: Path) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for added in spec["added_tokens"]:
+        added["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eod_id == load_tokenizer(folder).eod_id
+    assert loaded.eod_id not in loaded.encode_batch(["one<|endoftext|>two"])[0]
+
+
+def test_an_end_of_sequence_that_is_no_text_is_told(folder: Path, tmp_path: Path) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec).replace("<|endoftext|>", "<end>"), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 5}')
+    with pytest.raises(DataError, match="eos_token must be a text, it is: 5"):
+        load_tokenizer(tmp_path)

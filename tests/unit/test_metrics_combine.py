@@ -33,7 +33,8 @@ def test_a_group_is_the_mean_of_its_runs() -> None:
     assert (one.seed, one.repeats, name(one)) == (1, 3, "gqa_1.5B × 3")
     assert (one.al_s, one.validation_loss, one.peak_memory_device_bytes) == (2.0, 4.5, 20)
     assert one.al_s_ci_high == pytest.approx(2 + 4.3027 / math.sqrt(3))
-    assert one.validation_loss_se == pytest.approx(0.5 / math.sqrt(3))
+    # So that 1.96 of it are the interval of three runs.
+    assert one.validation_loss_se == pytest.approx(4.3027 / 1.959964 * 0.5 / math.sqrt(3), rel=1e-4)
     assert (one.repeat_std["al_s"], one.repeat_std["validation_loss"]) == (1.0, 0.5)
     assert (one.outlier_steps, one.al_s_drift_flagged, one.energy_scope) == (6, True, "gpu")
     # Two of the three have no MFU.
@@ -92,3 +93,23 @@ def test_losses_that_noise_alone_sets_apart_are_told() -> None:
         "standard error."
     ]
     assert speed_only(runs[2:]) == []
+
+
+def test_the_latest_of_a_seed_stands_for_it() -> None:
+    early, late = repeat(1, 1.0, 4.0, started_at="2026-01-01"), repeat(1, 2.0, 4.0, started_at="2026-01-02")
+    [one] = combine_repeats([late, early])
+    assert (one.repeats, one.al_s) == (1, 2.0)
+
+
+@pytest.mark.parametrize("change", [{"formula_id": "other/9"}, {"energy_scope": "node"}, {"steps_measured": 3}])
+def test_runs_that_were_measured_otherwise_are_no_repeats(change: dict[str, object]) -> None:
+    assert len(combine_repeats([repeat(1, 1.0, 4.0), repeat(2, 1.0, 4.0, **change)])) == 2
+
+
+def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
+    other = {"device": "HOST", "begin_s": 0.0, "end_s": 1.0, "description": "others", "share": 0.5}
+    up = repeat(1, 1.0, 4.0, al_s_drift=0.12)
+    down = repeat(2, 1.0, 4.0, al_s_drift=-0.11, disturbances=[other])
+    [one] = combine_repeats([up, down])
+    assert one.al_s_drift == 0.12
+    assert [each.description for each in one.disturbances] == ["others"]

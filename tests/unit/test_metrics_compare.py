@@ -260,3 +260,8 @@ def test_what_is_printed_names_everything() -> None:
         "J/token; J/step; AEC, W; AMU, GB; peak, device, GB",
     ):
         assert shown in text, shown
+
+
+def test_a_configuration_without_a_part_can_be_compared() -> None:
+    bare = make_record({"config": {"data": None, "parallel": None, "training": None}})
+    assert {each.condition for each in differences(bare, bare)} == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -115,17 +116,18 @@ def test_others_on_the_cores_are_seen_and_the_run_itself_is_not() -> None:
     # One core for both, so that they take half of it each.
     core = min(os.sched_getaffinity(0))
     before = os.sched_getaffinity(0)
-    other = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"])
+    program = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    # By a shell that ends at once, so that it is no child of ours.
+    words = ["sh", "-c", '"$0" -c "$1" >&2 & echo $!', sys.executable, program]
+    other = int(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout)
     try:
         os.sched_setaffinity(0, [core])
-        with_other, alone = opened([os.getpid()]), opened([os.getpid(), other.pid])
-        with_other._processes = [p for p in with_other._processes if p.pid != other.pid]  # our child, and no part of us
+        with_other, alone = opened([os.getpid()]), opened([os.getpid(), other])
         with_other.foreign(), alone.foreign()
         burn_s(0.7)
         seen, quiet = with_other.foreign(), alone.foreign()
     finally:
-        other.kill()
-        other.wait()
+        os.kill(other, signal.SIGKILL)
         os.sched_setaffinity(0, before)
     (found,) = seen.values()
     assert found.share is not None
@@ -244,3 +246,21 @@ def test_a_quota_of_half_a_core_is_half_a_core(files: dict[str, str], tmp_path: 
 def test_without_a_quota_the_affinity_counts(text: str, tmp_path: Path) -> None:
     root = make(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": text})
     assert usable_cores(root=root) == len(os.sched_getaffinity(0))
+
+
+def test_processors_that_are_not_listed_end_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    sensor = opened([os.getpid()])
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: [])
+    assert sensor.foreign() == {}
+
+
+def test_a_child_that_has_just_begun_is_no_other() -> None:
+    sensor = opened([os.getpid()])
+    sensor.foreign()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.5)
+        assert sensor.foreign() == {}
+    finally:
+        child.kill()
+        child.wait()

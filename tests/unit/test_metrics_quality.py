@@ -122,3 +122,13 @@ def test_a_loss_out_of_reach_is_refused() -> None:
 
 def test_the_lowest_loss_that_all_got_to() -> None:
     assert lowest_common_loss([run_of(2000, 4000), run_of(2000, 9000)]) == power_law(4000)
+
+
+def test_a_run_that_diverged_has_a_curve_without_a_loss() -> None:
+    clock = HandClock(0)
+    monitor = EfficiencyMonitor([TraceSensor(clock)], sample_interval_s=1e6, clock=clock)
+    with monitor, monitor.step(tokens=100):
+        clock.pass_time(1)
+    nan = float("nan")
+    [point] = quality_curve(merge([monitor.finish()]), [Validation(1, 100, 100, nan, nan, 1)])
+    assert (point.loss, point.loss_se) == (None, None)

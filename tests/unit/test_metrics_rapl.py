@@ -157,3 +157,14 @@ def test_a_counter_that_stands_still_is_no_zero_joules(tmp_path: Path) -> None:
     run = merge([monitor.finish()])
     assert (run.energy_j, run.aec_w) == (None, None)
     assert "stood still" in run.unavailable["energy_j"]
+
+
+def test_two_containers_of_one_machine_count_its_energy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make(tmp_path, TWO_SOCKETS)
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-0")
+    one = RaplSensor(root)
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-1")
+    other = RaplSensor(root)
+    one.open(), other.open()
+    assert one.devices()[0].uuid == other.devices()[0].uuid
+    one.close(), other.close()

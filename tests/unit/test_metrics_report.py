@@ -13,7 +13,7 @@ from rich.console import Console
 from support.metrics_parts import make_record
 
 from metrics.errors import MetricsError
-from metrics.record import write_record
+from metrics.record import RECORD_NAME, write_record
 from metrics.report.build import build_report
 from metrics.report.columns import DESCRIPTIONS, DOCUMENT, document, names
 from metrics.report.csv import write_csv
@@ -264,3 +264,10 @@ def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     end = metadata.parse_session_end_info_plugin_data(tags[metadata.SESSION_END_INFO_TAG])
     assert end.end_time_secs - start.start_time_secs == pytest.approx(12.5)
     assert "al_s" not in EventAccumulator(str(tmp_path / "hparams" / "a_b_2")).Reload().Tags()["scalars"]
+
+
+def test_runs_in_a_folder_of_the_reports_name_are_kept(tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path / "hparams" / "gqa" / RECORD_NAME)
+    with pytest.raises(MetricsError, match="holds files that no report wrote"):
+        build_report(tmp_path)
+    assert (tmp_path / "hparams" / "gqa" / RECORD_NAME).exists()

@@ -58,7 +58,7 @@ def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
         *("Method", "Parameters", "Micro Batch Size", "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
         *("AEC (W)", "GPU Hours"),
     )
-    assert [row[0] for row in attention.rows] == ["MQA", "GQA", "MLA", "NSA"] * 3
+    assert [row[0].partition(" (")[0] for row in attention.rows] == ["MQA", "GQA", "MLA", "NSA"] * 3
     assert [row[1] for row in attention.rows[::4]] == ["0.5B", "1.5B", "3B"]
     positions = tables["Positional encodings"]
     assert positions.header[2] == "Context Length"
@@ -83,3 +83,19 @@ def test_it_is_printed_whole_and_written_as_markdown() -> None:
     assert "…" not in printed
     text = paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
     assert r"gqa\|&lt;b&gt;" in text
+
+
+def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
+    longer = cell("nsa", 598.0, 0.5962, seq_len=8192)
+    failed = cell("mla", 100.0, 0.5, status="failed")
+    [table] = paper_tables([cell("gqa", 652.7, 0.1283), longer, failed])
+    ranks = {row[0]: row[-2:] for row in table.rows}
+    assert ranks == {"GQA": ("1", "1"), "NSA": ("1", "1"), "MLA (failed)": ("n/a", "n/a")}
+    assert table.disagreements == ()
+
+
+def test_noise_that_is_not_known_sets_no_two_runs_apart() -> None:
+    unknown = {"al_s_ci_low": None, "al_s_ci_high": None}
+    runs = [cell("gqa", 652.7, 0.1, **unknown), cell("nsa", 598.0, 0.5, **unknown)]
+    assert disagreements(runs) == []
+    assert [item.tied_by_token for item in rank(runs)] == [False, True]
