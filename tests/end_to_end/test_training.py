@@ -28,9 +28,10 @@ def trained(run: Finished) -> Path:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_trains(train: Train, dtype: str) -> None:
-    folder = trained(train(*([] if dtype == "fp32" else [f"training.dtype={dtype}"])))
+    # Far enough for the loss to fall by more than what one batch differs from the next.
+    folder = trained(train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2"))
     assert record(folder)["dtype"] == dtype
-    assert losses(folder)[-1] < losses(folder)[0]
+    assert losses(folder)[-1] < losses(folder)[0] - 0.1
 
 
 @pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.dp=2"])

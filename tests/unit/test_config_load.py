@@ -30,7 +30,7 @@ def test_layers_in_order() -> None:
     assert named.training.seq_len == 2048  # a default
     smoke = resolve("mqa_3B", smoke=True)
     assert smoke.name == "mqa_3B_smoke"
-    assert (smoke.model.hidden_size, smoke.model.attention.query_groups, smoke.training.seq_len) == (256, 1, 128)
+    assert (smoke.model.hidden_size, smoke.model.attention.query_groups, smoke.training.seq_len) == (256, 1, 96)
     assert resolve("mqa_3B", True, ["training.seq_len=64", "training.seq_len=32"]).training.seq_len == 32
 
 

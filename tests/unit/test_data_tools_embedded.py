@@ -40,9 +40,10 @@ def test_it_is_english_text_without_duplicates(documents: list[str]) -> None:
 def test_train_and_validation_parts_have_the_same_kinds_of_text(documents: list[str]) -> None:
     """Without a shuffle, the last tenth would be modules from late in the alphabet only, and the topics be first."""
     tenth = len(documents) // 10
-    for word in ("asyncio", "email", "socket", "unittest", "xml"):
+    # Frequent enough for chance to spread them, whatever a distribution's Python has left out.
+    for word in ("class", "file", "object", "string"):
         first, last = (sum(word in document for document in part) for part in (documents[:-tenth], documents[-tenth:]))
-        assert 0 < last < first
+        assert 0.5 < last / (first / 9) < 2
 
 
 def test_it_does_not_depend_on_the_place_of_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
