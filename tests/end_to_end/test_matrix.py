@@ -20,7 +20,7 @@ from efficientbench.config.matrix import load_matrix
 
 pytestmark = pytest.mark.proof
 
-MARGIN_NATS = 0.4
+MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 300
 
 
