@@ -14,7 +14,7 @@ from metrics.series import DeviceSeries, Interval
 MAXIMUM_SHARE_OF_A_CORE = 0.002
 """Sampling may take this much of one core, all sensors together. A tenth of a second of reading buys 50 s of rest."""
 
-FOREIGN_INTERVAL_S = 1.0
+FOREIGN_INTERVAL_S = 3.0
 """Time between looks for other processes on the device."""
 
 PATIENCE_S = 10.0

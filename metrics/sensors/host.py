@@ -22,6 +22,9 @@ _ENDED = (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess)
 PSS_SHARE_OF_A_CORE = 0.0005
 """Reading PSS walks all page tables of a process: it may take this much of one core, and the resident size fills in."""
 
+FIND_INTERVAL_S = 10.0
+"""Between looks for new processes of the run, where others seem to use its cores."""
+
 FOREIGN_SHARE = 0.1
 """Others count as a disturbance where they take this much of the cores; the kernel's own work stays below."""
 
@@ -69,6 +72,7 @@ class HostSensor(Sensor):
         self._next_pss_s: float | None = None
         self._pss_cost_s = 0.0
         self._cpus: tuple[int, ...] = ()
+        self._next_find_s = 0.0
         self._last_look: tuple[float, float, float, float] | None = None
 
     def open(self) -> None:
@@ -175,14 +179,22 @@ class HostSensor(Sensor):
         others, stolen = (busy_s - own_s) / passed_s, stolen_s / passed_s
         if max(others, stolen) < FOREIGN_SHARE:
             return {}
-        known = {process.pid for process in self._processes}
-        self._find_processes()
-        if {process.pid for process in self._processes} - known:
+        if self._found_new_processes():
             # The run's own, started since: how much of it was theirs is known from the next look on.
             self._last_look = None
             return {}
         found = Foreign(OTHER_PROCESSES, others) if others >= stolen else Foreign(HYPERVISOR, stolen)
         return {self._devices[0].uuid: found}
+
+    def _found_new_processes(self) -> bool:
+        """Whether the run has started processes since the last look, which is dear: all processes are walked."""
+        now_s = time.monotonic()
+        if now_s < self._next_find_s:
+            return False
+        self._next_find_s = now_s + FIND_INTERVAL_S
+        known = {process.pid for process in self._processes}
+        self._find_processes()
+        return bool({process.pid for process in self._processes} - known)
 
     def _read_pss(self) -> None:
         """How much of each process's resident memory is others' share of it; changes slowly, and is dear to learn."""
