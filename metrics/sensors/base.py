@@ -119,7 +119,7 @@ class Sensor(ABC):
         return {}
 
     def foreign(self) -> dict[str, Foreign]:
-        """By device uuid, who else has used a device since the last call; called once a second or so."""
+        """By device uuid, who else has used a device since the last call; called every few seconds."""
         return {}
 
     def close(self) -> None:
