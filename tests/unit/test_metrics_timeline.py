@@ -70,7 +70,8 @@ def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() 
     assert line.memory_used_gb_mean == [1, 12, 17, 18, 33]
     assert line.power_w_max == [0, 11, 16, 17, 32]
     (disturbance,) = run.disturbances
-    assert (disturbance.begin_s, disturbance.end_s, disturbance.share) == (6, 21, 0.32)
+    # The looks at 11 and 16 saw nobody, that at 17 comes too soon after.
+    assert (disturbance.begin_s, disturbance.end_s, disturbance.share) == (5, 21, 0.32)
     assert disturbance.description == "process 7 (other)"
 
 
