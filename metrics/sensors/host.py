@@ -68,7 +68,7 @@ class HostSensor(Sensor):
         self._devices: list[DeviceInfo] = []
         self._last: tuple[float, float] | None = None
         self._statm: dict[int, int] = {}
-        self._shared_bytes: dict[int, int] = {}
+        self._own_part: dict[int, tuple[int, float]] = {}
         self._next_pss_s: float | None = None
         self._pss_cost_s = 0.0
         self._cpus: tuple[int, ...] = ()
@@ -200,24 +200,41 @@ class HostSensor(Sensor):
         """How much of each process's resident memory is others' share of it; changes slowly, and is dear to learn."""
         begin_s = time.thread_time()
         for process in self._processes:
-            self._shared_bytes[process.pid] = self._resident_bytes(process.pid) - self._memory_bytes(process.pid)
+            self._own_part[process.pid] = self._learn_own_part(process.pid)
         self._pss_cost_s = time.thread_time() - begin_s
+
+    def _learn_own_part(self, pid: int) -> tuple[int, float]:
+        """Bytes of its anonymous memory that are others' (copies not yet written to), and its part of mapped files."""
+        anonymous_bytes, mapped_bytes = self._resident_bytes(pid)
+        try:
+            pss = _kilobytes(Path(f"/proc/{pid}/smaps_rollup")) if self._has_pss else {}
+        except _ENDED:
+            pss = {}
+        if "Pss" not in pss or not mapped_bytes:
+            return 0, 1.0
+        own_anonymous_bytes = pss.get("Pss_Anon", anonymous_bytes)
+        return anonymous_bytes - own_anonymous_bytes, max(pss["Pss"] - own_anonymous_bytes, 0) / mapped_bytes
 
     def _estimated_bytes(self, pid: int) -> int:
         """PSS from the resident size, which is cheap, and what was shared at the last look."""
-        resident_bytes = self._resident_bytes(pid)
-        if pid not in self._shared_bytes:
-            self._shared_bytes[pid] = resident_bytes - self._memory_bytes(pid)
-        return max(resident_bytes - self._shared_bytes[pid], 0)
+        if pid not in self._own_part:
+            self._own_part[pid] = self._learn_own_part(pid)
+        anonymous_bytes, mapped_bytes = self._resident_bytes(pid)
+        others_bytes, part = self._own_part[pid]
+        return max(anonymous_bytes - others_bytes, 0) + round(mapped_bytes * part)
 
-    def _resident_bytes(self, pid: int) -> int:
-        """The resident size (proc(5), statm), or 0 for a process that has ended; the file stays open, for speed."""
+    def _resident_bytes(self, pid: int) -> tuple[int, int]:
+        """Resident anonymous memory, and that of mapped files (proc(5), statm); the file stays open, for speed.
+
+        0 for a process that has ended.
+        """
         try:
             if pid not in self._statm:
                 self._statm[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
-            return int(os.pread(self._statm[pid], 256, 0).split()[1]) * _PAGE_BYTES
-        except (*_ENDED, IndexError):
-            return 0
+            resident, mapped = map(int, os.pread(self._statm[pid], 256, 0).split()[1:3])
+            return (resident - mapped) * _PAGE_BYTES, mapped * _PAGE_BYTES
+        except (*_ENDED, IndexError, ValueError):
+            return 0, 0
 
     def _busy_s(self) -> float:
         """Processor seconds of all processes, and of children that they have waited for, over the cores."""

@@ -45,8 +45,7 @@ def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     assert second["devices"] == 1
     assert second["tokens"] == first["tokens"]
     assert 1.2 * first["amu_gb"] < second["amu_gb"] < 3 * first["amu_gb"]
-    # Between looks at what the ranks share, the samples follow the resident size.
-    assert second["amu_gb"] <= second["peak_memory_device_bytes"] / 1e9 * 1.05
+    assert second["amu_gb"] <= second["peak_memory_device_bytes"] / 1e9 * 1.01
     assert sorted(path.name for path in (two / "log").iterdir()) == ["rank_0.log", "rank_1.log", "rank_1.out"]
 
 
