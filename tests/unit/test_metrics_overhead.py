@@ -11,8 +11,7 @@ from benchmarks.monitor_overhead import all_sensors, measure, own_share
 
 from metrics.sensors.base import Sensor
 
-LIMIT = 0.01
-"""Twice what the monitor is meant to take, which the benchmark tells: a busy machine must not fail a test."""
+LIMIT = 0.005
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def sensors(tmp_path: Path) -> Iterator[list[Sensor]]:
 
 
 @pytest.mark.proof
-def test_the_monitor_takes_little_of_a_step(sensors: list[Sensor]) -> None:
+def test_the_monitor_takes_less_than_half_a_percent_of_a_step(sensors: list[Sensor]) -> None:
     """All that runs on the monitor's account: the sampling threads, and the calls around each step."""
     share = own_share(sensors, steps=150)
     print(f"monitor: {share:.3%} of a step")
