@@ -39,7 +39,7 @@ class EfficiencyMonitor:
         barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
         warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
             loop needs no counter of its own and no step can be in a warm-up and in the window both.
-        sample_interval_s: the interval between samples, stretched where all sensors cost more than 0.1 % of a core.
+        sample_interval_s: the interval between samples, stretched where all sensors cost more than 0.15 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
     """

@@ -235,7 +235,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
         one.sample()
         one.stop()
     assert samplers[0].interval_s == 0.1
-    # 10 ms of work at 0.1 % of a core: one sample in 10 s.
+    # 10 ms of work at 0.15 % of a core: one sample in 6.7 s.
     assert 5 <= samplers[1].interval_s < 20
 
 
