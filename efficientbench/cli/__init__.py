@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from efficientbench.config.schema import RunConfig
+from efficientbench.cli.options import RUN, Data, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -19,24 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-MODES = ("dsw", "dlc")
-
-RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
-Name = Annotated[str, RUN]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[dsw|dlc] [key=value]...",
-        help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
-        "and RANK describe them; key=value: a key of the configuration, like training.seq_len=1024",
-    ),
-]
-Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
-Data = Annotated[
-    str | None, typer.Option("--data", metavar="PATH", help="text: file, folder, glob; tokens; or a blend")
-]
-Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
 
 
 @app.command()
@@ -53,7 +33,7 @@ def run(
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
-    config, mode = _resolve(name, words or [], smoke, data, tokenizer)
+    config, mode = resolve_words(name, words or [], smoke, data, tokenizer)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
     if repeat is not None:
@@ -78,11 +58,11 @@ def plan(
     if every:
         from efficientbench.plan_table import print_matrix
 
-        print_matrix(_overrides([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
+        print_matrix(overrides_of([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
         return
     if name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = _resolve(name, words or [], smoke, data, tokenizer)
+    config, _ = resolve_words(name, words or [], smoke, data, tokenizer)
     from rich.console import Console
 
     from efficientbench.plan import plan_anywhere
@@ -156,22 +136,6 @@ def doctor() -> None:
     raise typer.Exit(examine())
 
 
-def _resolve(
-    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None
-) -> tuple[RunConfig, str]:
-    """The configuration and the mode that the words of a command line ask for."""
-    from efficientbench.config.load import resolve
-
-    modes = [word for word in words if word in MODES]
-    return resolve(name, smoke, _overrides(words, data, tokenizer)), modes[-1] if modes else MODES[0]
-
-
-def _overrides(words: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
-    """The `key=value` that the words and options of a command line give."""
-    named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
-    return [*(word for word in words if word not in MODES), *named]
-
-
 def main() -> None:
     """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
     try:
@@ -183,7 +147,3 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,5 @@
+"""`python -m efficientbench.cli`."""
+
+from efficientbench.cli import main
+
+main()

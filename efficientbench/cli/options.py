@@ -1,0 +1,45 @@
+"""Words and options that several commands take, and the configuration that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from efficientbench.config.schema import RunConfig
+
+MODES = ("dsw", "dlc")
+
+RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
+Name = Annotated[str, RUN]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[dsw|dlc] [key=value]...",
+        help="dsw: this machine's devices (the default); dlc: several nodes, as MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
+        "and RANK describe them; key=value: a key of the configuration, like training.seq_len=1024",
+    ),
+]
+Smoke = Annotated[bool, typer.Option("--smoke", help="the same architecture, scaled down to a minute on a laptop")]
+Data = Annotated[
+    str | None, typer.Option("--data", metavar="PATH", help="text: file, folder, glob; tokens; or a blend")
+]
+Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
+
+
+def resolve_words(
+    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None
+) -> tuple[RunConfig, str]:
+    """The configuration and the mode that the words of a command line ask for."""
+    from efficientbench.config.load import resolve
+
+    modes = [word for word in words if word in MODES]
+    return resolve(name, smoke, overrides_of(words, data, tokenizer)), modes[-1] if modes else MODES[0]
+
+
+def overrides_of(words: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
+    """The `key=value` that the words and options of a command line give."""
+    named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
+    return [*(word for word in words if word not in MODES), *named]
