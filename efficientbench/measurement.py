@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import metrics
 from efficientbench import cost
@@ -27,9 +28,12 @@ from metrics.record_parts import DisturbanceRecord, ExpertLoad, OutlierStep, Tim
 from metrics.sensors.ascend import ascend_sensor
 from metrics.sensors.base import Sensor
 from metrics.sensors.host import host_uuid
-from metrics.summarize import Quality, RunFacts, summarize
+from metrics.summarize import Quality, RunFacts, nothing_measured, summarize
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
+
+WRITTEN = {"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"}
+"""What a run writes beside its record."""
 
 MAXIMUM_DISTURBANCES = 500
 """A record holds the longest so many."""
@@ -102,30 +106,12 @@ def build_record(
     """The record of a run that has ended, from the measurements of all its ranks."""
     from efficientbench.model.kernels import fallback_kernels, kernel_names
 
-    config, layout = job.config, job.layout
+    config = job.config
     run = metrics.merge(measured)
     quality = recorder.quality()
     summary = summarize(run, facts, quality, recorder.interruptions)
     return RunRecord(
-        run=f"{config.variant}_{config.size}",
-        variant=config.variant,
-        size=config.size,
-        smoke=config.smoke,
-        seed=config.training.seed,
-        parameters=facts.parameters,
-        parameters_active=facts.parameters_active,
-        flops_per_token=float(facts.flops_per_token),
-        devices=facts.devices,
-        device_name=device.names()[0],
-        dtype=config.training.dtype,
-        seq_len=config.training.seq_len,
-        micro_batch_size=config.training.micro_batch_size,
-        global_batch_size=config.training.global_batch_size,
-        tp=layout.tp,
-        pp=layout.pp,
-        dp=layout.dp,
-        ep=layout.ep,
-        cp=layout.cp,
+        **_identity(job, device, facts.devices),
         **summary.values,
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
@@ -145,8 +131,56 @@ def build_record(
         outliers=_outlier_steps(summary.outliers),
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": tell_sensors(run.sensors)},
-        paths={"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"},
+        paths=WRITTEN,
     )
+
+
+def failed_record(
+    job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
+) -> RunRecord:
+    """The record of a run that ended by a failure: what it was, and for every figure why there is none."""
+    config = job.config
+    summary = nothing_measured(reason)
+    devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
+    return RunRecord(
+        **_identity(job, device, devices),
+        **summary.values,
+        status="failed",
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=duration_s,
+        unavailable=summary.unavailable,
+        data=recorded_sources(job),
+        keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
+        dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
+        kernels={},
+        config=config.model_dump(mode="json"),
+        environment=collect_environment(PACKAGES, Path(__file__).parent),
+        paths=WRITTEN,
+    )
+
+
+def _identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
+    """What was run, and on what, by the record's names."""
+    config, layout = job.config, job.layout
+    parameters = cost.parameters(config.model)
+    flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    return {
+        "run": f"{config.variant}_{config.size}",
+        "variant": config.variant,
+        "size": config.size,
+        "smoke": config.smoke,
+        "seed": config.training.seed,
+        "parameters": parameters.total,
+        "parameters_active": parameters.active,
+        "flops_per_token": float(flops.training),
+        "devices": devices,
+        "device_name": device.names()[0],
+        "dtype": config.training.dtype,
+        "seq_len": config.training.seq_len,
+        "micro_batch_size": config.training.micro_batch_size,
+        "global_batch_size": config.training.global_batch_size,
+        **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
+    }
 
 
 def _outlier_steps(outliers: Sequence[Outlier]) -> list[OutlierStep]:

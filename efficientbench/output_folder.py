@@ -21,6 +21,8 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record = path / "record.json"
+        self.failure = path / "failure.json"
+        """Why the last attempt ended before its time; not there while one goes on, nor after one that did its work."""
         self.steps = path / "steps.jsonl"
         self.config = path / "config.json"
         self.tensorboard = path / "tensorboard"
@@ -62,6 +64,7 @@ class OutputFolder:
             lock.write(str(os.getpid()))
             lock.flush()
             self._set_aside()
+            self.failure.unlink(missing_ok=True)
             yield
 
     def _set_aside(self) -> None:

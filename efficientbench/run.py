@@ -16,12 +16,17 @@ from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.corpora import prepare_corpora
 from efficientbench.devices.base import Device, find_device
+from efficientbench.diagnosis import mistake_kind
+from efficientbench.errors import is_users_mistake
+from efficientbench.failure_files import FailureFiles
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
 from efficientbench.plan import Plan, check_fits, gigabytes, make_plan
 from launchers.cluster_env import Cluster
+from launchers.failure import Failure
 from launchers.launch import launch
 from launchers.preflight import preflight
+from launchers.supervision import USER_MISTAKE
 from launchers.worker_process import module_command
 from metrics.cgroup import memory_limit_bytes
 from metrics.record import read_record
@@ -48,29 +53,49 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int
             f"micro-batch {plan.config.training.micro_batch_size} instead of {config.training.micro_batch_size}: "
             f"{plan.layout.dp} replicas share a global batch of {config.training.global_batch_size}"
         )
-    config = plan.config
     _announce(plan, device)
-    folder = folder or OutputFolder.of(config)
+    folder = folder or OutputFolder.of(plan.config)
     node = cluster.node_rank if cluster is not None else 0
+    files = FailureFiles(folder) if node == 0 else None
     # The first node's parent holds the folder for all.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
-        if cluster is not None:
-            preflight(cluster)
-        corpora = prepare_corpora(config)
-        _announce_data(config, corpora)
-        job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
         try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            manifests = tuple(corpus.manifest for corpus in corpora)
-            Job(config, plan.layout, plan.budget, manifests, folder.path).write(job_file)
-        except OSError as error:
-            raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
-        command = module_command("efficientbench.worker", str(job_file))
-        exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log)
-        # A rank that was killed leaves the cursor as its display had it: hidden.
-        Console().show_cursor()
-        if node == 0 and folder.record.exists():
-            _show(folder)
+            return _train(plan, device, folder, cluster, files)
+        except Exception as error:
+            if files is not None and is_users_mistake(error):
+                files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
+            raise
+
+
+def _train(
+    plan: Plan, device: Device, folder: OutputFolder, cluster: Cluster | None, files: FailureFiles | None
+) -> int:
+    """This node's part of the run in its folder; `files`: what the first node leaves where the run fails."""
+    config, node = plan.config, cluster.node_rank if cluster is not None else 0
+    if cluster is not None:
+        preflight(cluster)
+    corpora = prepare_corpora(config)
+    _announce_data(config, corpora)
+    job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
+    manifests = tuple(corpus.manifest for corpus in corpora)
+    job = Job(config, plan.layout, plan.budget, manifests, folder.path)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        job.write(job_file)
+    except OSError as error:
+        raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
+    command = module_command("efficientbench.worker", str(job_file))
+
+    def tell(failure: Failure) -> None:
+        if files is not None:
+            files.write(failure)
+            files.write_record(failure, job, device, cluster.nodes if cluster else 1)
+
+    exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log, tell=tell)
+    # A rank that was killed leaves the cursor as its display had it: hidden.
+    Console().show_cursor()
+    if node == 0 and folder.record.exists():
+        _show(folder)
     return exit_code
 
 

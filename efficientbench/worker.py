@@ -5,10 +5,8 @@ Logging, signals and the ways to end; what a rank does in between stands in sess
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -16,17 +14,13 @@ import warnings
 from pathlib import Path
 from types import FrameType
 
-from efficientbench.errors import is_users_mistake
+from efficientbench.diagnosis import diagnose
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
 from efficientbench.session import train_rank
 from launchers.error_file import report_error
-from launchers.launch import USER_MISTAKE
 
 logger = logging.getLogger(__name__)
-
-FULL_BYTES = 1 << 20
-"""A disk with less space left than this is taken for full when writing has failed."""
 
 
 def main() -> None:
@@ -40,29 +34,11 @@ def main() -> None:
         stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received))
     except Exception as error:
         logger.exception("rank %d failed", rank)
-        reason, exit_code = _told(error, job, log_file)
-        report_error(reason, exit_code)
-        sys.exit(exit_code)
+        found = diagnose(error, job, log_file)
+        report_error(found.reason, found.exit_code, found.kind)
+        sys.exit(found.exit_code)
     if stopped:
         sys.exit(128 + (received[0] if received else signal.SIGTERM))
-
-
-def _told(error: Exception, job: Job, log_file: Path) -> tuple[str, int]:
-    """What to tell the user of an error, and the exit code that goes with it."""
-    if is_users_mistake(error):
-        return str(error), USER_MISTAKE
-    # The engine tells a failed write by an exception of its own.
-    cause = error.__cause__ or error
-    if isinstance(cause, OSError):
-        folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
-        # By the space that is left as well: numpy, which writes the engine's index, gives no error number.
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT) or _free_bytes(folder) < FULL_BYTES:
-            return f"no space left in {folder} ({cause}); free some, or choose another folder", USER_MISTAKE
-    return f"{type(error).__name__}: {error} (traceback in {log_file})", 1
-
-
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free if folder.exists() else sys.maxsize
 
 
 def _set_up_logging(path: Path) -> None:

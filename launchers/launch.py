@@ -11,26 +11,21 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
+from launchers.failure import Failure
+from launchers.supervision import STOPPED, Supervision, end_all
 from launchers.worker_process import WorkerProcess
 
-POLL_S = 0.05
 # The time that ranks have to save their state after Ctrl-C or SIGTERM.
 STOP_GRACE_S = 60.0
 # The time that the others have after one rank failed: they can but wait for it in vain.
 FAILURE_GRACE_S = 5.0
-
-USER_MISTAKE = 2
-STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
-STOPPED_STATUSES = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM}
 
 
 def launch(
@@ -39,6 +34,7 @@ def launch(
     cluster: Cluster | None,
     log_folder: Path,
     stop_grace_s: float = STOP_GRACE_S,
+    tell: Callable[[Failure], None] | None = None,
 ) -> int:
     """Runs ``worker_argv`` once for each of this node's ranks and returns the exit code of the whole.
 
@@ -48,6 +44,7 @@ def launch(
     Returns 0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after
     SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
     ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a second signal, is killed.
+    ``tell`` is called with the reason where it is not 0.
 
     Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
     """
@@ -65,10 +62,15 @@ def launch(
         error_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="efficientbench_")))
         workers: list[WorkerProcess] = []
         # Whatever happens here, no rank stays behind.
-        stack.callback(_end_all, workers)
+        stack.callback(end_all, workers)
         for local_rank in range(local_ranks):
             workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
-        return _Supervision(workers, signals, stop_grace_s).run()
+        failure = Supervision(workers, signals, cluster.node_rank, stop_grace_s, FAILURE_GRACE_S).run()
+    if failure is None:
+        return 0
+    if tell is not None:
+        tell(failure)
+    return failure.exit_code
 
 
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -102,107 +104,6 @@ def _start(
         return WorkerProcess(rank, argv, environment, error_folder / f"rank_{rank}.json", output_file)
     except OSError as error:
         raise LaunchError(f"rank {rank} cannot be started: {error}") from error
-
-
-def _end_all(workers: list[WorkerProcess]) -> None:
-    for worker in workers:
-        worker.kill()
-    for worker in workers:
-        worker.wait_killed()
-
-
-class _Supervision:
-    """Waits for the ranks of this node, and ends them together when one fails or somebody asks."""
-
-    def __init__(self, workers: list[WorkerProcess], signals: list[int], stop_grace_s: float) -> None:
-        self._workers = workers
-        self._signals = signals
-        self._stop_grace_s = stop_grace_s
-        self._deadline_s: float | None = None
-        self._first_failure: WorkerProcess | None = None
-
-    def run(self) -> int:
-        passed_on = False
-        while any(worker.exit_code() is None for worker in self._workers):
-            if self._signals and not passed_on:
-                passed_on = True
-                self._pass_on(self._signals[0])
-            if self._first_failure is None:
-                self._look_for_failure()
-            if len(self._signals) > 1 or (self._deadline_s is not None and time.monotonic() > self._deadline_s):
-                self._kill_the_rest()
-                break
-            time.sleep(POLL_S)
-        if self._first_failure is None:
-            self._look_for_failure()
-        return self._exit_code()
-
-    def _pass_on(self, signal_number: int) -> None:
-        _say(
-            f"{signal.Signals(signal_number).name}: the ranks have {self._stop_grace_s:.0f} s to save and end; "
-            "a second one ends them at once"
-        )
-        self._shorten_deadline(self._stop_grace_s)
-        for worker in self._workers:
-            # Not SIGINT: a rank that is still starting would answer that with a traceback.
-            worker.send(signal.SIGTERM)
-
-    def _look_for_failure(self) -> None:
-        fine = STOPPED_STATUSES if self._signals else {0}
-        ended = [worker for worker in self._workers if worker.exit_code() not in (None, *fine) and not worker.killed]
-        if not ended:
-            return
-        # A rank may report its error and be slower to end than those who lost it.
-        reported = [worker for worker in self._workers if worker.report() is not None and worker not in ended]
-        self._first_failure = min(ended + reported, key=_failure_order)
-        if not self._signals:
-            for worker in self._workers:
-                worker.send(signal.SIGTERM)
-        self._shorten_deadline(FAILURE_GRACE_S)
-
-    def _shorten_deadline(self, grace_s: float) -> None:
-        deadline_s = time.monotonic() + grace_s
-        self._deadline_s = deadline_s if self._deadline_s is None else min(self._deadline_s, deadline_s)
-
-    def _kill_the_rest(self) -> None:
-        left = [worker for worker in self._workers if worker.exit_code() is None]
-        _end_all(left)
-        if self._signals and left:
-            _say(f"killed before they had ended: {_ranks(left)}")
-
-    def _exit_code(self) -> int:
-        failed = self._first_failure
-        report = None if failed is None else failed.report()
-        if report is not None and report.exit_code == USER_MISTAKE:
-            # What is wrong with the input is wrong on every rank.
-            _say(f"error: {report.reason}")
-        elif failed is not None:
-            _say(f"error: rank {failed.rank}: {failed.reason()}")
-        if self._signals:
-            return STOPPED[signal.Signals(self._signals[0])]
-        if failed is None:
-            return 0
-        wanted = failed.exit_code() if report is None else report.exit_code
-        return wanted if wanted in (USER_MISTAKE, *STOPPED.values()) else 1
-
-
-def _failure_order(worker: WorkerProcess) -> tuple[bool, float]:
-    """Sorts the cause first: who ended without a word (killed, crashed), then the earliest report.
-
-    The ranks that merely lost a peer notice it later, and live to report it.
-    """
-    report = worker.report()
-    return (report is not None, 0.0 if report is None else report.time_s)
-
-
-def _ranks(workers: list[WorkerProcess]) -> str:
-    return ("rank " if len(workers) == 1 else "ranks ") + ", ".join(str(worker.rank) for worker in workers)
-
-
-def _say(message: str) -> None:
-    # On a terminal rank 0's live display may stand in the line.
-    erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    print(f"{erase_line}{message}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from launchers.error_file import ENVIRONMENT_NAME, WorkerError, read_error
+from launchers.failure import Failure, Kind
 
 PR_SET_PDEATHSIG = 1
 TAIL_BYTES = 4096
@@ -40,6 +42,7 @@ class WorkerProcess:
         """Starts the process. Without ``output_file`` it writes to the launcher's own stdout and stderr."""
         self.rank = rank
         self.killed = False
+        self._ended_s = 0.0
         self._error_file = error_file
         self._output_file = output_file
         self._output_start = 0
@@ -61,6 +64,7 @@ class WorkerProcess:
     def exit_code(self) -> int | None:
         """``None`` while the rank runs; minus the signal's number where a signal ended it."""
         if self._process.returncode is None and self._process.poll() is not None:
+            self._ended_s = time.time()
             # What the rank itself had started goes with it.
             self._signal_group(signal.SIGKILL)
         return self._process.returncode
@@ -85,20 +89,30 @@ class WorkerProcess:
         """What the rank itself has told of its end, if anything."""
         return read_error(self._error_file)
 
-    def reason(self) -> str:
-        """Why the rank ended, for people: its own words, else the signal, else its exit status and last output."""
+    def failure(self, node: int, memory_ran_out: bool) -> Failure:
+        """Why the rank ended: its own words, else the signal, else its exit status and last output.
+
+        `memory_ran_out`: whether the kernel has killed a process for want of memory since the ranks were started.
+        """
         report = self.report()
         if report is not None:
-            return report.reason
+            return Failure(
+                report.kind, report.rank, report.reason, report.exit_code, report.step, node, time_s=report.time_s
+            )
         code = self.exit_code()
-        if code is not None and code < 0:
+        killed = code == -signal.SIGKILL and memory_ran_out
+        if killed:
+            cause = "killed by the kernel, which had run out of memory for it (the oom_kill counter of its cgroup rose)"
+        elif code is not None and code < 0:
             cause = f"ended by {signal.Signals(-code).name}"
             if -code == signal.SIGKILL:
                 cause += " (the kernel does so when memory runs out)"
         else:
             cause = f"ended with exit status {code}"
         last_line = self._last_output_line()
-        return f"{cause}; the last line of {self._output_file}: {last_line}" if last_line else cause
+        reason = f"{cause}; the last line of {self._output_file}: {last_line}" if last_line else cause
+        kind: Kind = "out_of_memory" if killed else "lost_rank"
+        return Failure(kind, self.rank, reason, code or 1, None, node, self._ended_s, silent=True)
 
     def _last_output_line(self) -> str:
         if self._output_file is None:

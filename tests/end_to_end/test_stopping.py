@@ -9,7 +9,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.command_line import LONG, children, efficientbench, losses, record, started, until, wait_for_steps, workers
+from support.command_line import (
+    LONG,
+    children,
+    efficientbench,
+    failure,
+    losses,
+    record,
+    started,
+    until,
+    wait_for_steps,
+    workers,
+)
 
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
@@ -36,6 +47,8 @@ def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: s
     assert stderr.startswith(f"{number.name}: ")
     content = record(folder)
     assert content["status"] == "stopped"
+    assert (failure(folder)["kind"], failure(folder)["rank"]) == ("stopped", None)
+    assert failure(folder)["reason"].startswith(f"{number.name}: ")
     assert content["steps_measured"] == len(losses(folder)) - 1
     assert content["validation_loss"] is None
     assert content["unavailable"]["validation_loss"] == "the run ended before a validation"
@@ -65,6 +78,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> N
     assert stopped["status"] == "stopped"
     done = efficientbench(*tiny)
     assert done.returncode == 0, done.stderr
+    assert not (folder / "failure.json").exists()
     assert record(folder)["status"] == "completed"
     assert len(losses(folder)) == 6
     (aside,) = (folder / "previous").iterdir()
@@ -90,7 +104,12 @@ def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, tmp_path: Path) -> N
     assert run.returncode == 1
     assert stderr.startswith("error: rank 1: ended by SIGKILL (the kernel does so when memory runs out)")
     assert "Traceback" not in stdout + stderr
-    assert not (folder / "record.json").exists()
+    assert failure(folder)["kind"] == "lost_rank"
+    assert failure(folder)["rank"] == 1
+    failed = record(folder)
+    assert (failed["status"], failed["tokens_per_s"]) == ("failed", None)
+    assert failed["unavailable"]["tokens_per_s"].startswith("the run failed (lost rank): rank 1: ended by SIGKILL")
+    assert "gqa_1.5B (smoke) (failed)" in stdout
     assert not any(process.is_running() for process in family)
 
 

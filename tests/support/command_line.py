@@ -118,6 +118,12 @@ def record(folder: Path) -> dict[str, Any]:
     return content
 
 
+def failure(folder: Path) -> dict[str, Any]:
+    """`failure.json` as it lies there."""
+    content: dict[str, Any] = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
+    return content
+
+
 def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> None:
     """Returns once a run has trained `count` steps; fails where it ends before."""
     until(lambda: len(losses(folder)) >= count or process.poll() is not None, f"{count} steps in {folder}")
