@@ -20,7 +20,7 @@ from metrics.describe import describe
 from metrics.errors import MetricsError
 from metrics.local import local_sensors, local_synchronize
 from metrics.measurement import RankMeasurement, StepTime
-from metrics.sampler import MAXIMUM_SHARE_OF_A_CORE, SensorSampler
+from metrics.sampler import SamplingThread, SensorSampler, sampling_threads
 from metrics.sensors.base import Sample, Sensor
 
 
@@ -32,14 +32,14 @@ class EfficiencyMonitor:
     built, and the first sample is the idle baseline of memory.
 
     Args:
-        sensors: what to sample; each in a thread of its own. By default those that fit this process when `start` is
+        sensors: what to sample, in threads. By default those that fit this process when `start` is
             called, see `metrics.local`.
         synchronize: waits until the device has done all its work; called around each step, so that a step's time
             is that of its work and not of its launch. By default that of torch's accelerator; nothing on a CPU.
         barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
         warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
             loop needs no counter of its own and no step can be in a warm-up and in the window both.
-        sample_interval_s: the interval between samples, stretched where all sensors cost more than 0.15 % of a core.
+        sample_interval_s: the interval between samples, stretched where sampling would cost more than 0.4 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
     """
@@ -61,6 +61,7 @@ class EfficiencyMonitor:
             )
         self._sensors = sensors
         self._samplers: list[SensorSampler] = []
+        self._threads: list[SamplingThread] = []
         self._sample_interval_s = sample_interval_s
         self._synchronize = synchronize
         self._barrier = barrier
@@ -83,10 +84,12 @@ class EfficiencyMonitor:
         self._state = "started"
         sensors = local_sensors() if self._sensors is None else self._sensors
         self._synchronize = self._synchronize or local_synchronize()
-        share = MAXIMUM_SHARE_OF_A_CORE / max(len(sensors), 1)
-        self._samplers = [SensorSampler(sensor, self._sample_interval_s, self._clock, share) for sensor in sensors]
+        self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
         for sampler in self._samplers:
-            sampler.start()
+            sampler.open()
+        self._threads = sampling_threads(self._samplers, self._sample_interval_s)
+        for thread in self._threads:
+            thread.start()
 
     def begin_step(self) -> None:
         """A training step begins; opens the window if it is the first measured one."""
@@ -188,8 +191,10 @@ class EfficiencyMonitor:
         """Stop sampling without measuring and without waiting for other ranks, as after an error."""
         if self._state == "started":
             self._state = "closed"
+            for thread in self._threads:
+                thread.stop()
             for sampler in self._samplers:
-                sampler.stop()
+                sampler.close()
 
     def __enter__(self) -> EfficiencyMonitor:
         self.start()

@@ -1,21 +1,26 @@
-"""Reads one sensor in a thread of its own, at an interval that its own cost stretches."""
+"""Reads sensors in threads, at intervals that their cost stretches."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from metrics.definitions import Windows
 from metrics.measurement import DeviceMeasurement, SensorState
 from metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
 from metrics.series import DeviceSeries, Interval
 
-MAXIMUM_SHARE_OF_A_CORE = 0.0015
-"""Sampling may take this much of one core, all sensors together. A tenth of a second of reading buys 67 s of rest."""
+MAXIMUM_SHARE_OF_A_CORE = 0.004
+"""The threads of all sensors together may take this much of one core. A tenth of a second of reading buys 25 s of
+rest."""
 
 FOREIGN_INTERVAL_S = 3.0
 """Time between looks for other processes on the device."""
+
+NEWEST_WEIGHT = 0.05
+"""Of the newest round in the mean cost of a round: one dear round, such as a look for other processes, stretches the
+interval for a while and by little."""
 
 PATIENCE_S = 10.0
 """A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
@@ -28,32 +33,34 @@ class SensorSampler:
     A driver's Python binding may raise any type, hence the broad `except` in this one place.
     """
 
-    def __init__(
-        self,
-        sensor: Sensor,
-        interval_s: float,
-        clock: Callable[[], float],
-        share_of_a_core: float = MAXIMUM_SHARE_OF_A_CORE,
-    ) -> None:
+    def __init__(self, sensor: Sensor, clock: Callable[[], float]) -> None:
         self.failure: str | None = None
-        self.interval_s = max(interval_s, sensor.fastest_interval_s)
-        """The interval in use: the one asked for, or longer where a sample costs much."""
-        self._share_of_a_core = share_of_a_core
         self._sensor = sensor
-        self._asked_interval_s = self.interval_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._series: dict[str, DeviceSeries] = {}
         self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
         self._looked_s: float | None = None
         self._first_s = self._last_s = 0.0
         self._samples = 0
-        self._last_cost_s = 0.0
 
-    def start(self) -> None:
-        """Open the sensor, take the first sample (the idle baseline), start the thread."""
+    @property
+    def name(self) -> str:
+        """The sensor's."""
+        return self._sensor.name
+
+    @property
+    def may_block(self) -> bool:
+        """Whether reading the sensor may take long, or never end."""
+        return self._sensor.may_block
+
+    @property
+    def fastest_interval_s(self) -> float:
+        """The sensor has nothing new more often."""
+        return self._sensor.fastest_interval_s
+
+    def open(self) -> None:
+        """Open the sensor and take the first sample, the idle baseline."""
 
         def open_sensor() -> None:
             self._sensor.open()
@@ -61,9 +68,6 @@ class SensorSampler:
 
         self._guarded(open_sensor)
         self.sample()
-        if self.failure is None:
-            self._thread = threading.Thread(target=self._run, name=f"metrics-{self._sensor.name}", daemon=True)
-            self._thread.start()
 
     def sample(self) -> None:
         """Take one sample of each device now."""
@@ -98,11 +102,8 @@ class SensorSampler:
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
-    def stop(self) -> None:
-        """End the thread and close the sensor."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=PATIENCE_S)
+    def close(self) -> None:
+        """Close the sensor."""
         failure, self.failure = self.failure, None
         self._guarded(self._sensor.close)
         self.failure = failure or self.failure
@@ -125,30 +126,15 @@ class SensorSampler:
         )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
-        """Each device over the windows; called after `stop`."""
+        """Each device over the windows; called after `close`."""
         return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._until_next_s()) and self.failure is None:
-            self.sample()
-
-    def _until_next_s(self) -> float:
-        """To the next multiple of the interval: sensors that wake together find each other's caches warm."""
-        rest_s = self.interval_s - time.monotonic() % self.interval_s
-        # One that woke a moment early does not wake again for the same multiple.
-        return rest_s if rest_s > self.interval_s / 2 else rest_s + self.interval_s
-
     def _sample(self) -> None:
-        begin_s = time.thread_time()
         now_s = self._clock()
         for sample in self._sensor.sample(now_s):
             self._series[sample.device].add(sample)
         self._count(now_s)
         self._look_for_others(now_s)
-        cost_s = time.thread_time() - begin_s
-        # One dear sample among cheap ones, such as the first or a look for other processes, stretches nothing.
-        lasting_s, self._last_cost_s = min(cost_s, self._last_cost_s), cost_s
-        self.interval_s = max(self._asked_interval_s, lasting_s / self._share_of_a_core)
 
     def _count(self, now_s: float) -> None:
         self._first_s = self._first_s if self._samples else now_s
@@ -176,3 +162,61 @@ class SensorSampler:
             self.failure = f"{self._sensor.name}: {str(error) or type(error).__name__}"
         finally:
             self._lock.release()
+
+
+class SamplingThread:
+    """Samples its sensors together, in rounds, until stopped.
+
+    Args:
+        samplers: of sensors that are open by the time of `start`.
+        interval_s: between rounds; longer where the sensors have nothing new so often, or a round costs much.
+        share_of_a_core: what the thread may take of one core, in the mean.
+    """
+
+    def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
+        self.interval_s = max(interval_s, *(sampler.fastest_interval_s for sampler in samplers))
+        """The interval in use."""
+        self._asked_interval_s = self.interval_s
+        self._share_of_a_core = share_of_a_core
+        self._samplers = samplers
+        self._stop = threading.Event()
+        name = f"metrics-{'+'.join(sampler.name for sampler in samplers)}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin with the rounds."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, but wait no longer than `PATIENCE_S` for a driver that hangs."""
+        self._stop.set()
+        self._thread.join(timeout=PATIENCE_S)
+
+    def _run(self) -> None:
+        # Of the whole thread and not of its readings alone: to wake up costs as much as to read.
+        spent_s = mean_cost_s = 0.0
+        while living := [sampler for sampler in self._samplers if sampler.failure is None]:
+            if self._stop.wait(self._until_next_s()):
+                return
+            for sampler in living:
+                sampler.sample()
+            before_s, spent_s = spent_s, time.thread_time()
+            if before_s:  # the first round, which is like no other, counts not
+                cost_s = spent_s - before_s
+                mean_cost_s = mean_cost_s + NEWEST_WEIGHT * (cost_s - mean_cost_s) if mean_cost_s else cost_s
+            self.interval_s = max(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
+
+    def _until_next_s(self) -> float:
+        """To the next multiple of the interval: threads that wake together find each other's caches warm."""
+        rest_s = self.interval_s - time.monotonic() % self.interval_s
+        # One that woke a moment early does not wake again for the same multiple.
+        return rest_s if rest_s > self.interval_s / 2 else rest_s + self.interval_s
+
+
+def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:
+    """One thread for the sensors that answer at once, since each awakening costs more than a reading, and one for
+    each that may block, so that a driver that hangs holds up no other's samples."""
+    prompt = [sampler for sampler in samplers if not sampler.may_block]
+    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.may_block)]
+    share_of_each = MAXIMUM_SHARE_OF_A_CORE / max(len(samplers), 1)
+    return [SamplingThread(group, interval_s, share_of_each * len(group)) for group in groups]

@@ -91,6 +91,9 @@ class Sensor(ABC):
     scope: Scope
     fastest_interval_s = 0.0
     """The source has nothing new more often than this."""
+    may_block = True
+    """Whether a call may take long or never end, as a driver's may. What only reads memory and the kernel's files does
+    not, and shares one thread with its like."""
     unavailable: dict[str, str]
     """Field of Sample, Counters or Peaks → why this sensor never fills it; known once `open` has returned."""
 

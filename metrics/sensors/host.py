@@ -51,6 +51,7 @@ class HostSensor(Sensor):
 
     name = "host"
     scope: Scope = "host"
+    may_block = False
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
         no_power, no_allocator = "no sensor for the host's power was in use", "the host has no device allocator"

@@ -52,6 +52,7 @@ class RaplSensor(Sensor):
 
     name = "rapl"
     scope: Scope = "cpu-package"
+    may_block = False
 
     def __init__(self, root: Path = _ROOT) -> None:
         no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")

@@ -121,6 +121,7 @@ class ReplaySensor(Sensor):
 
     name = "replay"
     scope: Scope = "gpu"
+    may_block = False
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.unavailable: dict[str, str] = {}
@@ -174,6 +175,7 @@ class RecordingSensor(Sensor):
     def __init__(self, sensor: Sensor, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = sensor.name
         self.fastest_interval_s = sensor.fastest_interval_s
+        self.may_block = sensor.may_block
         self._sensor = sensor
         self._path = path
         self._clock = clock

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from support.nvml_replica import Driver, Gpu
 
 from metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
-from metrics.sampler import SensorSampler
+from metrics.sampler import SamplingThread, SensorSampler
 from metrics.sensors.base import Sensor
 
 INTERVAL_S = 0.1
@@ -85,21 +85,35 @@ def all_sensors(folder: Path) -> list[Sensor]:
     return [HostSensor(), RaplSensor(folder), nvml, ReplaySensor(folder / "trace.jsonl")]
 
 
+class Switch:
+    """Stands in for the event that ends a sampling thread: while it is off, the thread sleeps and does not wake."""
+
+    def __init__(self, on: threading.Event) -> None:
+        self._on = on
+        self._ended = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._on.wait()
+        self._ended.wait(timeout_s)
+        self._on.wait()  # turned off in between
+        return self._ended.is_set()
+
+    def set(self) -> None:
+        self._ended.set()
+        self._on.set()
+
+
 @contextmanager
 def switched() -> Iterator[threading.Event]:
     """Sampling threads that sleep, and do not even wake, while the event is clear."""
     on = threading.Event()
 
-    class Switched(SensorSampler):
-        def _run(self) -> None:
-            while self.failure is None:
-                on.wait()
-                if self._stop.wait(self._until_next_s()):
-                    return
-                if on.is_set():
-                    self.sample()
+    class Switched(SamplingThread):
+        def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
+            super().__init__(samplers, interval_s, share_of_a_core)
+            self._stop = Switch(on)  # type: ignore[assignment]
 
-    with patch("metrics.monitor.SensorSampler", Switched):
+    with patch("metrics.sampler.SamplingThread", Switched):
         yield on
         on.set()
 
