@@ -18,6 +18,10 @@ NO_REGISTER = "an Ascend NPU keeps no such register"
 NO_ALLOCATOR = "the driver does not know torch's allocator"
 
 
+MOST_WATTS = 5000.0
+"""No Ascend card takes as much: a driver that says so says nothing."""
+
+
 @dataclass(frozen=True)
 class Chip:
     """One NPU as the driver's tools address it."""
@@ -31,16 +35,17 @@ class Chip:
 
 
 def ascend_sensor(indices: Sequence[int] | None = None, pids: Sequence[int] | None = None) -> Sensor:
-    """The driver's library where it is installed, else its command-line tool.
+    """The driver's library where it is installed and knows cards, else its command-line tool.
 
     Args:
         indices: the devices by their place among the visible ones, as torch counts them; all by default.
         pids: the run's processes on this machine, this one by default.
     """
-    from metrics.sensors.dcmi import DcmiSensor, find_library
+    from metrics.sensors.dcmi import DcmiSensor
+    from metrics.sensors.dcmi_library import serves
     from metrics.sensors.npu_smi import NpuSmiSensor
 
-    return NpuSmiSensor(indices) if find_library() is None else DcmiSensor(indices, pids=pids)
+    return DcmiSensor(indices, pids=pids) if serves() else NpuSmiSensor(indices)
 
 
 def choose_chips(
@@ -69,3 +74,47 @@ def choose_chips(
     if missing:
         raise MetricsError(f"device {missing[0]} is not among the {len(visible)} visible NPUs ({listed=})")
     return visible if indices is None else [visible[i] for i in indices]
+
+
+def card_power_w(power_w: float | None, dies: Sequence[Chip], measured: Sequence[Chip]) -> float | None:
+    """One die's part of a reading that is of its whole card: an equal one, so that the dies' sum is the reading.
+
+    Args:
+        power_w: of the card.
+        dies: all NPUs of the card.
+        measured: the NPUs that a sensor reads.
+
+    Raises:
+        MetricsError: not all dies are measured, so that nobody can tell what part of the power is theirs.
+    """
+    missing = [die for die in dies if die not in measured]
+    if missing:
+        raise MetricsError(
+            f"card {dies[0].card} gives one power for its {len(dies)} NPUs, of which this measurement has "
+            f"{len(dies) - len(missing)}"
+        )
+    return None if power_w is None else power_w / len(dies)
+
+
+class Doubt:
+    """Refuses values that cannot be; a quantity of which nothing else came is unavailable, with the value as reason."""
+
+    def __init__(self, unavailable: dict[str, str]) -> None:
+        self._unavailable = unavailable
+        self._doubted: set[str] = set()
+
+    def checked(self, quantity: str, value: float | None, highest: float, device: str) -> float | None:
+        """`value` where it lies between 0 and `highest`, in the quantity's own unit, else None."""
+        if value is not None and 0 <= value <= highest:
+            if quantity in self._doubted:
+                self._doubted.remove(quantity)
+                del self._unavailable[quantity]
+            return value
+        if value is not None and quantity not in self._unavailable:
+            self._doubted.add(quantity)
+            self._unavailable[quantity] = f"the driver's answer for {device} cannot be: {value:g} (at most {highest:g})"
+        return None
+
+    def rules_out(self, quantity: str) -> bool:
+        """Whether a quantity need not be asked for: it is known to be unavailable, and not merely doubted."""
+        return quantity in self._unavailable and quantity not in self._doubted

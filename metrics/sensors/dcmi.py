@@ -1,74 +1,55 @@
 """Ascend NPUs through DCMI, the driver's C library. Written from its documentation; never run on an NPU.
 
 Signatures, structures and units: Huawei, "DCMI API Reference" (dcmi_get_device_power_info in 0.1 W,
-dcmi_get_device_hbm_info in MB, dcmi_get_device_utilization_rate in %, dcmi_get_device_die_v2).
+dcmi_get_device_hbm_info and dcmi_get_device_memory_info_v3 in MB, dcmi_get_device_utilization_rate in %,
+dcmi_get_device_die_v2). Whose power a reading is, from the driver's published sources (github.com/hicann/driver,
+npucli: npu_common_ext.c, npu_info_print.c): that of a 910B is the chip's; of an A3's card only the first die has one
+shown; on a 310P the chips have none and the card's microcontroller answers (dcmi_mcu_get_power_info).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from metrics.errors import MetricsError
-from metrics.sensors.ascend import NO_ALLOCATOR, NO_COUNTER, NO_REGISTER, Chip, choose_chips
+from metrics.sensors.ascend import (
+    MOST_WATTS,
+    NO_ALLOCATOR,
+    NO_COUNTER,
+    NO_REGISTER,
+    Chip,
+    Doubt,
+    card_power_w,
+    choose_chips,
+)
 from metrics.sensors.base import DeviceInfo, Foreign, Sample, Scope, Sensor
+from metrics.sensors.dcmi_library import ChipInfo, DdrInfo, DieId, HbmInfo, Process, call, card_ids, load
 from metrics.sensors.host import machine_uuid
 from metrics.sensors.processes import foreign_processes
 
-_LIBRARIES = ("libdcmi.so", "/usr/local/Ascend/driver/lib64/driver/libdcmi.so", "/usr/local/dcmi/libdcmi.so")
-_MAXIMUM_CARDS, _MAXIMUM_PROCESSES = 64, 32
+_MAXIMUM_PROCESSES = 32
 _AI_CORE = 2
 """Kind of utilization that npu-smi shows as 'AI Core(%)'."""
 _COMPUTE_DIE = 1
 _BYTES_PER_MB = 1 << 20
-
-
-class _HbmInfo(ctypes.Structure):
-    _fields_ = (
-        ("memory_size", ctypes.c_ulonglong),
-        ("freq", ctypes.c_uint),
-        ("memory_usage", ctypes.c_ulonglong),
-        ("temp", ctypes.c_int),
-        ("bandwidth_utilization", ctypes.c_uint),
-    )
-
-
-class _ChipInfo(ctypes.Structure):
-    _fields_ = (
-        ("chip_type", ctypes.c_char * 32),
-        ("chip_name", ctypes.c_char * 32),
-        ("chip_version", ctypes.c_char * 32),
-        ("ai_cores", ctypes.c_uint),
-        ("npu_name", ctypes.c_char * 32),
-    )
-
-
-class _DieId(ctypes.Structure):
-    _fields_ = (("soc_die", ctypes.c_uint * 5),)
-
-
-class _Process(ctypes.Structure):
-    _fields_ = (("pid", ctypes.c_int), ("memory_bytes", ctypes.c_ulong))
-
-
-def find_library() -> str | None:
-    """Where the driver's library can be loaded from, or None."""
-    for path in _LIBRARIES:
-        try:
-            ctypes.CDLL(path)
-        except OSError:
-            continue
-        return path
-    return None
+_TWO_DIES = re.compile(r"Ascend910(_93\w*)?")
+"""Name of an A3's chips."""
+_NO_POWER = (0x7FFD, 0x7FFF)
+"""The microcontroller's words for a power that is invalid or could not be read."""
 
 
 class DcmiSensor(Sensor):
     """Memory, AI core utilization and power of Ascend NPUs; energy is power integrated, for there is no counter.
 
-    The utilization query takes about 36 ms on a 910B, so that eight chips are read about three times a second,
-    whatever interval is asked for: the achieved one is recorded. While a profiler runs the driver answers 0.
+    Where a card gives one power for several NPUs (A3, 310P), each has an equal part of it, and none has any where not
+    all of them are measured. The utilization query takes about 36 ms on a 910B, so that eight chips are read about
+    three times a second, whatever interval is asked for: the achieved one is recorded. While a profiler runs the
+    driver answers 0.
 
     Args:
         indices: the devices by their place among the visible ones, as torch counts them; all by default.
@@ -93,8 +74,11 @@ class DcmiSensor(Sensor):
         self._library = library
         self._pids = frozenset(pids if pids is not None else [os.getpid()])
         self._dcmi: Any = None
+        self._all: list[Chip] = []
         self._chips: dict[str, Chip] = {}
+        self._names: dict[Chip, str] = {}
         self._devices: list[DeviceInfo] = []
+        self._doubt = Doubt(self.unavailable)
 
     def open(self) -> None:
         """Load the library, find the chips and what each can say.
@@ -102,25 +86,21 @@ class DcmiSensor(Sensor):
         Raises:
             MetricsError: no library, no driver, or no visible chip.
         """
-        path = self._library or find_library()
-        if path is None:
-            raise MetricsError("the Ascend driver's library libdcmi.so is not installed")
-        try:
-            self._dcmi = ctypes.CDLL(path)
-        except OSError as error:
-            raise MetricsError(f"the Ascend driver's library cannot be loaded ({error})") from None
-        self._call("dcmi_init")
-        for chip in choose_chips(self._find_chips(), self._indices, self._environment):
+        self._dcmi = load(self._library)
+        self._all = self._find_chips()
+        for chip in choose_chips(self._all, self._indices, self._environment):
             uuid = self._uuid(chip)
-            self._chips[uuid] = chip
-            capacity = int(self._memory(chip).memory_size) * _BYTES_PER_MB or None
-            self._devices.append(DeviceInfo(uuid, self._name(chip), capacity, "driver"))
-        self.unavailable = {
-            "energy_j": NO_COUNTER,
-            **dict.fromkeys(("busy_s", "used_bytes"), NO_REGISTER),
-            **dict.fromkeys(("allocated_bytes", "reserved_bytes"), NO_ALLOCATOR),
-        }
-        for quantity, ask in (("utilization", self._utilization), ("power_w", self._power_w)):
+            self._chips[uuid], self._names[chip] = chip, self._name(chip)
+            capacity = self._memory_bytes(chip)[1] or None
+            self._devices.append(DeviceInfo(uuid, self._names[chip], capacity, "driver"))
+        self.unavailable.update(
+            {
+                "energy_j": NO_COUNTER,
+                **dict.fromkeys(("busy_s", "used_bytes"), NO_REGISTER),
+                **dict.fromkeys(("allocated_bytes", "reserved_bytes"), NO_ALLOCATOR),
+            }
+        )
+        for quantity, ask in (("utilization", self._percent), ("power_w", self._power_w)):
             for uuid, chip in self._chips.items():
                 try:
                     ask(chip)
@@ -131,24 +111,29 @@ class DcmiSensor(Sensor):
         return list(self._devices)
 
     def sample(self, time_s: float) -> list[Sample]:
-        power = "power_w" not in self.unavailable
-        busy = "utilization" not in self.unavailable
-        return [
-            Sample(
-                time_s,
-                uuid,
-                int(self._memory(chip).memory_usage) * _BYTES_PER_MB,
-                self._utilization(chip) if busy else None,
-                self._power_w(chip) if power else None,
+        samples = []
+        for uuid, chip in self._chips.items():
+            used, capacity = self._memory_bytes(chip)
+            busy = None if self._doubt.rules_out("utilization") else self._percent(chip)
+            power = None if self._doubt.rules_out("power_w") else self._power_w(chip)
+            busy = self._doubt.checked("utilization", busy, 100, uuid)
+            power = self._doubt.checked("power_w", power, MOST_WATTS, uuid)
+            samples.append(
+                Sample(
+                    time_s,
+                    uuid,
+                    self._doubt.checked("memory_used_bytes", used, capacity or math.inf, uuid),
+                    None if busy is None else busy / 100,
+                    power or None,  # no NPU runs on nothing
+                )
             )
-            for uuid, chip in self._chips.items()
-        ]
+        return samples
 
     def foreign(self) -> dict[str, Foreign]:
         """Processes on the devices that are not the run's."""
         found = {}
         for uuid, chip in self._chips.items():
-            processes, count = (_Process * _MAXIMUM_PROCESSES)(), ctypes.c_int()
+            processes, count = (Process * _MAXIMUM_PROCESSES)(), ctypes.c_int()
             try:
                 self._ask("dcmi_get_device_resource_info", chip, processes, ctypes.byref(count))
             except MetricsError:
@@ -159,10 +144,8 @@ class DcmiSensor(Sensor):
         return found
 
     def _find_chips(self) -> list[Chip]:
-        count, cards = ctypes.c_int(), (ctypes.c_int * _MAXIMUM_CARDS)()
-        self._call("dcmi_get_card_list", ctypes.byref(count), cards, _MAXIMUM_CARDS)
         chips = []
-        for card in cards[: count.value]:
+        for card in card_ids(self._dcmi):
             number, management, processor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
             rest = (ctypes.byref(number), ctypes.byref(management), ctypes.byref(processor))
             self._call("dcmi_get_device_id_in_card", card, *rest)
@@ -172,31 +155,60 @@ class DcmiSensor(Sensor):
                 chips.append(Chip(card, chip, logic_id.value))
         return chips
 
-    def _memory(self, chip: Chip) -> _HbmInfo:
-        return self._fill("dcmi_get_device_hbm_info", chip, _HbmInfo())
+    def _memory_bytes(self, chip: Chip) -> tuple[int, int]:
+        """Used and present: of the on-chip memory, or of the DDR where a chip (310P) has none."""
+        try:
+            hbm = self._fill("dcmi_get_device_hbm_info", chip, HbmInfo())
+            return int(hbm.memory_usage) * _BYTES_PER_MB, int(hbm.memory_size) * _BYTES_PER_MB
+        except MetricsError as error:
+            try:
+                ddr = self._fill("dcmi_get_device_memory_info_v3", chip, DdrInfo())
+            except MetricsError:
+                raise error from None
+        size, available = int(ddr.memory_size), int(ddr.memory_available)
+        return (size - available) * _BYTES_PER_MB, size * _BYTES_PER_MB
 
-    def _utilization(self, chip: Chip) -> float | None:
-        """The busy fraction; None for an answer that is no percentage, such as some drivers give with success."""
+    def _percent(self, chip: Chip) -> float:
+        """As the driver gives it, which some do with success although it is no percentage."""
         percent = ctypes.c_uint()
         self._ask("dcmi_get_device_utilization_rate", chip, _AI_CORE, ctypes.byref(percent))
-        return percent.value / 100 if percent.value <= 100 else None
+        return percent.value
 
     def _power_w(self, chip: Chip) -> float | None:
+        dies = [die for die in self._all if die.card == chip.card]
+        try:
+            if len(dies) == 1 or not _TWO_DIES.fullmatch(self._names[chip]):
+                return self._own_power_w(chip)
+            power: float | None = self._own_power_w(dies[0])
+        except MetricsError as error:
+            try:
+                power = self._controller_power_w(chip.card)
+            except MetricsError:
+                raise error from None
+        return card_power_w(power, dies, list(self._chips.values()))
+
+    def _own_power_w(self, chip: Chip) -> float:
         tenths = ctypes.c_int()
         self._ask("dcmi_get_device_power_info", chip, ctypes.byref(tenths))
-        return tenths.value / 10 if tenths.value > 0 else None
+        return tenths.value / 10
+
+    def _controller_power_w(self, card: int) -> float | None:
+        tenths = ctypes.c_int()
+        self._call("dcmi_mcu_get_power_info", card, ctypes.byref(tenths))
+        return None if tenths.value in _NO_POWER else tenths.value / 10
 
     def _name(self, chip: Chip) -> str:
         try:
-            info = self._fill("dcmi_get_device_chip_info_v2", chip, _ChipInfo())
+            info = self._fill("dcmi_get_device_chip_info_v2", chip, ChipInfo())
         except MetricsError:
             return chip.name
-        return f"{info.chip_type.decode(errors='replace')}{info.chip_name.decode(errors='replace')}" or chip.name
+        kind, name = (text.decode(errors="replace").strip() for text in (info.chip_type, info.chip_name))
+        return (name if name.startswith(kind) else kind + name) or chip.name
 
     def _uuid(self, chip: Chip) -> str:
         """The die's own number; where the driver gives none, the chip's place in this machine."""
         try:
-            numbers = self._fill("dcmi_get_device_die_v2", chip, _DieId(), _COMPUTE_DIE).soc_die
+            numbers = self._fill("dcmi_get_device_die_v2", chip, DieId(), _COMPUTE_DIE).soc_die
         except MetricsError:
             numbers = ()
         if any(numbers):
@@ -211,9 +223,4 @@ class DcmiSensor(Sensor):
         self._call(function, chip.card, chip.chip, *rest)
 
     def _call(self, function: str, *arguments: Any) -> None:
-        try:
-            code = getattr(self._dcmi, function)(*arguments)
-        except AttributeError:
-            raise MetricsError(f"this driver's libdcmi.so has no {function}") from None
-        if code != 0:
-            raise MetricsError(f"{function} failed with code {code} (DCMI API Reference, return codes)")
+        call(self._dcmi, function, *arguments)

@@ -1,14 +1,12 @@
 """Ascend NPUs through `npu-smi info watch`, the driver's command-line tool. Never run on an NPU.
 
-One tool runs for the whole measurement and prints a line for each chip once a second, its fastest. Written from
-Huawei's "npu-smi Command Reference" and from output that others published; columns are found by their titles, since
-they vary with the driver, and a line that does not fit its title is passed over.
+One tool runs for the whole measurement and prints a line for each chip once a second, its fastest; npu_smi_text.py
+reads what it prints.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import threading
@@ -18,15 +16,23 @@ from pathlib import Path
 from typing import IO
 
 from metrics.errors import MetricsError
-from metrics.sensors.ascend import NO_ALLOCATOR, NO_COUNTER, NO_REGISTER, Chip, choose_chips
+from metrics.sensors.ascend import (
+    MOST_WATTS,
+    NO_ALLOCATOR,
+    NO_COUNTER,
+    NO_REGISTER,
+    Chip,
+    Doubt,
+    card_power_w,
+    choose_chips,
+)
 from metrics.sensors.base import DeviceInfo, Sample, Scope, Sensor
 from metrics.sensors.host import machine_uuid
+from metrics.sensors.npu_smi_text import AI_CORE, MEMORY, POWER, Memory, WatchParser, parse_mapping, parse_memory
 
 _PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools")
 _PATIENCE_S = 5.0
 """A tool that has printed nothing for so long has nothing to say of now."""
-_BYTES_PER_MB = 1 << 20
-_TITLES = {"power_w": "Pwr(W)", "utilization": "AI Core(%)", "memory": "Memory(%)"}
 
 
 def find_tool(places: Sequence[str] = _PLACES) -> str | None:
@@ -34,45 +40,11 @@ def find_tool(places: Sequence[str] = _PLACES) -> str | None:
     return shutil.which("npu-smi") or shutil.which("npu-smi", path=os.pathsep.join(places))
 
 
-def parse_mapping(text: str) -> list[Chip]:
-    """The chips of `npu-smi info -m`; controllers of a card have no logical id and are left out."""
-    titles: list[str] = []
-    chips = []
-    for line in text.splitlines():
-        cells = re.split(r"\s{2,}", line.strip())
-        if "Chip Logic ID" in cells:
-            titles = cells
-        elif titles and len(cells) == len(titles):
-            row = dict(zip(titles, cells, strict=True))
-            numbers = [row.get(title, "") for title in ("NPU ID", "Chip ID", "Chip Logic ID")]
-            if all(number.isdigit() for number in numbers):
-                card, chip, logic_id = map(int, numbers)
-                chips.append(Chip(card, chip, logic_id, row.get("Chip Name", "Ascend NPU")))
-    return chips
-
-
-class WatchParser:
-    """Turns the lines of `npu-smi info watch` into readings."""
-
-    def __init__(self) -> None:
-        self._titles: list[str] = []
-
-    def read(self, line: str) -> tuple[tuple[int, int], dict[str, float]] | None:
-        """(card, chip) and what the line says of it by title, numbers alone; None for a title or anything else."""
-        cells = re.split(r"\s{2,}|\t+", line.strip())
-        if cells[0].startswith("NpuID"):
-            # The titles before Memory(%) may be set close together; each ends with its unit in brackets.
-            self._titles = re.findall(r"\S[^()]*\([^)]*\)", line)
-            return None
-        values = line.split()
-        if not self._titles or len(values) != len(self._titles) or not (values[0] + values[1]).isdigit():
-            return None
-        found = {title: float(v) for title, v in zip(self._titles, values, strict=True) if _is_number(v)}
-        return (int(values[0]), int(values[1])), found
-
-
 class NpuSmiSensor(Sensor):
     """Memory, AI core utilization and power of Ascend NPUs, once a second; memory to a hundredth of the capacity.
+
+    The tool gives one power for the two NPUs of an A3's card: each has half of it, and neither has any where not both
+    are measured.
 
     Args:
         indices: the devices by their place among the visible ones, as torch counts them; all by default.
@@ -96,7 +68,9 @@ class NpuSmiSensor(Sensor):
         self._tool = tool
         self._process: subprocess.Popen[str] | None = None
         self._readings: dict[tuple[int, int], tuple[float, dict[str, float]]] = {}
-        self._devices: dict[tuple[int, int], DeviceInfo] = {}
+        self._all: list[Chip] = []
+        self._devices: dict[Chip, DeviceInfo] = {}
+        self._doubt = Doubt(self.unavailable)
 
     def open(self) -> None:
         """Find the chips, start the tool, wait for its first lines.
@@ -107,25 +81,41 @@ class NpuSmiSensor(Sensor):
         tool = self._tool or find_tool()
         if tool is None:
             raise MetricsError("npu-smi is not installed, or not on the PATH")
-        for chip in choose_chips(parse_mapping(_run(tool, "info", "-m")), self._indices, self._environment):
+        self._all = parse_mapping(_run(tool, "info", "-m"))
+        memories = {}
+        for chip in choose_chips(self._all, self._indices, self._environment):
+            memory = memories[chip] = _memory(tool, chip)
             uuid = f"NPU-{machine_uuid()}-{chip.card}-{chip.chip}"
-            capacity = _capacity_bytes(_run(tool, "info", "-t", "usages", "-i", str(chip.card), "-c", str(chip.chip)))
-            self._devices[chip.card, chip.chip] = DeviceInfo(uuid, chip.name, capacity, "driver")
+            self._devices[chip] = DeviceInfo(uuid, chip.name, memory.capacity_bytes, "driver")
         self._start(tool)
         self._await_first_lines()
-        self.unavailable = {
-            "energy_j": NO_COUNTER,
-            **dict.fromkeys(("busy_s", "used_bytes"), NO_REGISTER),
-            **dict.fromkeys(("allocated_bytes", "reserved_bytes"), NO_ALLOCATOR),
-        }
-        for place, info in self._devices.items():
-            _, reading = self._readings[place]
-            for quantity, title in _TITLES.items():
-                field = "memory_used_bytes" if quantity == "memory" else quantity
-                if title not in reading:
-                    self.unavailable[field] = f"npu-smi prints no {title} for {info.uuid}"
-            if info.memory_capacity_bytes is None:
-                self.unavailable["memory_used_bytes"] = f"npu-smi prints no memory capacity for {info.uuid}"
+        self.unavailable.update(
+            {
+                "energy_j": NO_COUNTER,
+                **dict.fromkeys(("busy_s", "used_bytes"), NO_REGISTER),
+                **dict.fromkeys(("allocated_bytes", "reserved_bytes"), NO_ALLOCATOR),
+            }
+        )
+        for chip, memory in memories.items():
+            self._note_missing(chip, memory)
+
+    def _note_missing(self, chip: Chip, memory: Memory) -> None:
+        """What the tool does not tell of a chip, with the reason."""
+        reading, uuid = self._reading(chip), self._devices[chip].uuid
+        for quantity, title in (("utilization", AI_CORE), ("memory_used_bytes", MEMORY)):
+            if title not in reading:
+                self.unavailable[quantity] = f"npu-smi prints no {title} for {uuid}"
+        if memory.capacity_bytes is None:
+            self.unavailable["memory_used_bytes"] = f"npu-smi prints no memory capacity for {uuid}"
+        elif not memory.watch_tells_it:
+            self.unavailable["memory_used_bytes"] = (
+                f"npu-smi prints the DDR's share for {uuid}, not the on-chip memory's"
+            )
+        try:
+            if self._power_w(chip) is None:
+                self.unavailable["power_w"] = f"npu-smi prints no {POWER} for {uuid}"
+        except MetricsError as error:
+            self.unavailable["power_w"] = f"none for {uuid}: {error}"
 
     def devices(self) -> list[DeviceInfo]:
         return list(self._devices.values())
@@ -134,16 +124,36 @@ class NpuSmiSensor(Sensor):
         if self._process is None or self._process.poll() is not None:
             raise MetricsError("npu-smi info watch has ended")
         samples = []
-        for place, info in self._devices.items():
-            read_s, reading = self._readings[place]
-            if time.monotonic() - read_s > _PATIENCE_S:
+        for chip, info in self._devices.items():
+            if time.monotonic() - self._readings[chip.card, chip.chip][0] > _PATIENCE_S:
                 continue
-            percent, capacity = reading.get(_TITLES["memory"]), info.memory_capacity_bytes
-            used = None if percent is None or capacity is None else percent / 100 * capacity
-            busy = reading.get(_TITLES["utilization"])
-            busy = busy / 100 if busy is not None and 0 <= busy <= 100 else None
-            samples.append(Sample(time_s, info.uuid, used, busy, reading.get(_TITLES["power_w"]) or None))
+            reading = self._reading(chip)
+            share = None if self._doubt.rules_out("memory_used_bytes") else reading.get(MEMORY)
+            power = None if self._doubt.rules_out("power_w") else self._power_w(chip)
+            share = self._doubt.checked("memory_used_bytes", share, 100, info.uuid)
+            busy = self._doubt.checked("utilization", reading.get(AI_CORE), 100, info.uuid)
+            power = self._doubt.checked("power_w", power, MOST_WATTS, info.uuid)
+            samples.append(
+                Sample(
+                    time_s,
+                    info.uuid,
+                    None if share is None else share / 100 * (info.memory_capacity_bytes or 0),
+                    None if busy is None else busy / 100,
+                    power or None,  # no NPU runs on nothing
+                )
+            )
         return samples
+
+    def _reading(self, chip: Chip) -> dict[str, float]:
+        return self._readings[chip.card, chip.chip][1]
+
+    def _power_w(self, chip: Chip) -> float | None:
+        """The chip's own; of a card's power, printed with its first NPU alone, the chip's part."""
+        dies = [die for die in self._all if die.card == chip.card]
+        printed = [self._readings.get((die.card, die.chip), (0.0, {}))[1].get(POWER) for die in dies]
+        if len(dies) > 1 and printed[0] is not None and not any(power is not None for power in printed[1:]):
+            return card_power_w(printed[0], dies, list(self._devices))
+        return self._reading(chip).get(POWER)
 
     def close(self) -> None:
         if self._process is not None:
@@ -178,7 +188,7 @@ class NpuSmiSensor(Sensor):
 
     def _await_first_lines(self) -> None:
         until_s = time.monotonic() + _PATIENCE_S
-        while not all(place in self._readings for place in self._devices):
+        while not all((chip.card, chip.chip) in self._readings for chip in self._devices):
             if time.monotonic() > until_s:
                 raise MetricsError(f"npu-smi info watch has printed no reading of every NPU within {_PATIENCE_S:g} s")
             time.sleep(0.02)
@@ -195,14 +205,9 @@ def _run(tool: str, *arguments: str) -> str:
     return done.stdout
 
 
-def _capacity_bytes(text: str) -> int | None:
-    """The capacity in what `npu-smi info -t usages` prints: of the high-bandwidth memory, else of the DDR."""
-    for kind in ("HBM", "DDR", "Memory"):
-        found = re.search(rf"{kind} Capacity\(MB\)\s*:\s*(\d+)", text)
-        if found and int(found[1]) > 0:
-            return int(found[1]) * _BYTES_PER_MB
-    return None
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+def _memory(tool: str, chip: Chip) -> Memory:
+    words = ("info", "-t", "usages", "-i", str(chip.card))
+    try:
+        return parse_memory(_run(tool, *words, "-c", str(chip.chip)))
+    except MetricsError:
+        return parse_memory(_run(tool, *words))  # a 950's tool knows no chips

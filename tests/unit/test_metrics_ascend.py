@@ -16,9 +16,11 @@ import pytest
 from metrics import EfficiencyMonitor, MetricsError, merge
 from metrics.sensors.ascend import Chip, ascend_sensor, choose_chips
 from metrics.sensors.base import Sample
-from metrics.sensors.dcmi import DcmiSensor, find_library
+from metrics.sensors.dcmi import DcmiSensor
+from metrics.sensors.dcmi_library import find_library
 from metrics.sensors.host import machine_uuid
-from metrics.sensors.npu_smi import NpuSmiSensor, WatchParser, parse_mapping
+from metrics.sensors.npu_smi import NpuSmiSensor
+from metrics.sensors.npu_smi_text import WatchParser, parse_mapping
 
 MB = 1 << 20
 
