@@ -1,6 +1,7 @@
 /* DCMI's functions as the DCMI API Reference declares them, for two cards of made-up NPUs: one chip on card 2, two on
    card 5. Environment: DCMI_LACKS names functions that fail, DCMI_RUBBISH makes utilization and power nonsense,
-   DCMI_PIDS lists processes on every chip. */
+   DCMI_PIDS lists processes on every chip, DCMI_NAME is the chips' name ("910B2"), DCMI_CARD_POWER what a card's
+   microcontroller says, in 0.1 W. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,16 @@ struct dcmi_hbm_info {
     unsigned long long memory_usage;
     int temp;
     unsigned int bandwith_util_rate;
+};
+struct dcmi_get_memory_info_stru {
+    unsigned long long memory_size;
+    unsigned long long memory_available;
+    unsigned int freq;
+    unsigned long hugepagesize;
+    unsigned long hugepages_total;
+    unsigned long hugepages_free;
+    unsigned int utiliza;
+    unsigned char reserve[60];
 };
 struct dcmi_chip_info_v2 {
     unsigned char chip_type[NAME_LENGTH];
@@ -64,9 +75,22 @@ int dcmi_get_device_power_info(int card_id, int device_id, int *power) {
     return fails("dcmi_get_device_power_info");
 }
 
+int dcmi_mcu_get_power_info(int card_id, int *power) {
+    const char *told = getenv("DCMI_CARD_POWER");
+    (void)card_id;
+    if (told) *power = atoi(told);
+    return told ? 0 : -8255;
+}
+
+int dcmi_get_device_memory_info_v3(int card_id, int device_id, struct dcmi_get_memory_info_stru *info) {
+    memset(info, 0, sizeof *info);
+    info->memory_size = 44280; info->memory_available = 44280 - (1000 * card_id + device_id); info->utiliza = 4;
+    return fails("dcmi_get_device_memory_info_v3");
+}
+
 int dcmi_get_device_chip_info_v2(int card_id, int device_id, struct dcmi_chip_info_v2 *info) {
     memset(info, 0, sizeof *info);
-    strcpy((char *)info->chip_type, "Ascend"); strcpy((char *)info->chip_name, "910B2");
+    strcpy((char *)info->chip_type, "Ascend"); strcpy((char *)info->chip_name, getenv("DCMI_NAME") ? getenv("DCMI_NAME") : "910B2");
     return fails("dcmi_get_device_chip_info_v2");
 }
 

@@ -109,6 +109,41 @@ def test_rubbish_is_no_reading(library: str, monkeypatch: pytest.MonkeyPatch) ->
     assert (sample.power_w, sample.utilization, sample.memory_used_bytes) == (None, None, 2000 * MB)
 
 
+def test_rubbish_has_a_reason_that_goes_when_better_comes(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_RUBBISH", "1")
+    sensor = opened(library)
+    sensor.sample(0.0)
+    assert "cannot be: 4.29497e+09 (at most 100)" in sensor.unavailable["utilization"]
+    assert "cannot be: -0.1" in sensor.unavailable["power_w"]
+    monkeypatch.delenv("DCMI_RUBBISH")
+    assert sensor.sample(1.0)[0].power_w == 200.0
+    assert {"utilization", "power_w"}.isdisjoint(sensor.unavailable)
+
+
+def test_the_two_dies_of_an_a3_share_their_cards_power(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_NAME", "Ascend910")
+    sensor = opened(library)
+    assert {device.name for device in sensor.devices()} == {"Ascend910"}
+    # Card 5 says 500 W; what its second die answers is not shown by the driver's own tool either.
+    assert [sample.power_w for sample in sensor.sample(0.0)] == [200.0, 250.0, 250.0]
+    alone = opened(library, visible="2")
+    assert alone.sample(0.0)[0].power_w is None
+    assert "card 5 gives one power for its 2 NPUs, of which this measurement has 1" in alone.unavailable["power_w"]
+
+
+def test_a_310p_is_read_through_its_cards_controller(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_NAME", "310P3")
+    monkeypatch.setenv("DCMI_LACKS", "dcmi_get_device_power_info dcmi_get_device_hbm_info")
+    monkeypatch.setenv("DCMI_CARD_POWER", "428")
+    sensor = opened(library, visible="1,2")
+    first, second = sensor.sample(0.0)
+    assert (first.power_w, second.power_w) == (21.4, 21.4)
+    assert (first.memory_used_bytes, second.memory_used_bytes) == (5000 * MB, 5001 * MB)
+    assert sensor.devices()[0].memory_capacity_bytes == 44280 * MB
+    monkeypatch.setenv("DCMI_CARD_POWER", str(0x7FFD))  # "invalid"
+    assert sensor.sample(1.0)[0].power_w is None
+
+
 def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCMI_PIDS", "4194305,4194306")
     sensor = opened(library, pids=[4194305])
@@ -151,17 +186,17 @@ USAGES = """\
 TITLE = "NpuID(Idx)  ChipId(Idx) Pwr(W)      AI Core(%)  Memory(%)   "
 
 
-def make_tool(folder: Path, lines: str, ends: bool = False) -> str:
+def make_tool(folder: Path, lines: str, ends: bool = False, mapping: str = MAPPING, usages: str = USAGES) -> str:
     """npu-smi as a shell script."""
     tool = folder / "npu-smi"
     tool.write_text(
         f"""#!/bin/sh
 case "$*" in
 "info -m") cat <<'X'
-{MAPPING}X
+{mapping}X
 ;;
 "info -t usages"*) cat <<'X'
-{USAGES}X
+{usages}X
 ;;
 "info watch"*) cat <<'X'
 {lines}
@@ -236,3 +271,56 @@ def test_lines_of_every_published_width_are_read_and_garbage_is_not() -> None:
 def test_the_mapping_leaves_controllers_out() -> None:
     assert parse_mapping(MAPPING) == [Chip(2, 0, 0, "Ascend910B2"), Chip(5, 0, 1, "Ascend910B2")]
     assert parse_mapping("dcmi module initialize failed. ret is -8005\n") == []
+
+
+def first_samples(tool: str, indices: list[int] | None = None) -> tuple[NpuSmiSensor, list[Sample]]:
+    sensor = NpuSmiSensor(indices, environment={}, tool=tool)
+    sensor.open()
+    try:
+        return sensor, sensor.sample(0.0)
+    finally:
+        sensor.close()
+
+
+A3 = """\
+	NPU ID                         Chip ID                        Chip Logic ID                  Chip Phy-ID                    Chip Name
+	0                              0                              0                              0                              Ascend910
+	0                              1                              1                              1                              Ascend910
+	0                              2                              -                              -                              Mcu
+"""  # noqa: E501
+
+
+def test_npu_smi_halves_the_power_of_an_a3s_card(tmp_path: Path) -> None:
+    rows = "NpuID(Idx)  ChipId(Idx) Pwr(W)      AI Core(%)  Memory(%)\n0  0  178.5  40  60\n0  1  -  42  61"
+    tool = make_tool(tmp_path, rows, mapping=A3)
+    sensor, samples = first_samples(tool)
+    assert [sample.power_w for sample in samples] == [89.25, 89.25]
+    assert [sample.utilization for sample in samples] == [0.4, 0.42]
+    assert "power_w" not in sensor.unavailable
+    sensor, (alone,) = first_samples(tool, [0])
+    assert (alone.power_w, alone.utilization) == (None, 0.4)
+    assert "one power for its 2 NPUs" in sensor.unavailable["power_w"]
+
+
+def test_npu_smi_of_a_310p_has_no_power_and_of_a_910_no_on_chip_memory(tmp_path: Path) -> None:
+    rows = f"{TITLE}\n2  0  NA  34  4\n5  0  NA  7  4"
+    sensor, (first, _) = first_samples(make_tool(tmp_path, rows, usages="DDR Capacity(MB) : 44280\n"))
+    assert (first.power_w, first.memory_used_bytes) == (None, pytest.approx(0.04 * 44280 * MB))
+    assert "prints no Pwr(W)" in sensor.unavailable["power_w"]
+    both = "DDR Capacity(MB) : 15171\nHBM Capacity(MB) : 32768\n"
+    sensor, (first, _) = first_samples(make_tool(tmp_path, rows, usages=both))
+    assert first.memory_used_bytes is None
+    assert "the DDR's share" in sensor.unavailable["memory_used_bytes"]
+
+
+def test_npu_smi_of_a_950_has_no_chips_in_its_cards(tmp_path: Path) -> None:
+    mapping = "NPU ID          Slot ID          Chip ID          Chip Phy-ID          Chip Name\n"
+    mapping += "0               0                0                0                    Ascend950PR\n"
+    tool = Path(make_tool(tmp_path, "NpuID(Idx)  Pwr(W)      AI Core(%)  Memory(%)\n0  290.4  16  3", mapping=mapping))
+    # Its tool refuses -c.
+    tool.write_text(
+        tool.read_text().replace('case "$*" in', 'case "$*" in\n*" -c "*) echo "Error parameter"; exit 1;;')
+    )
+    _, (sample,) = first_samples(str(tool))
+    assert (sample.power_w, sample.utilization) == (290.4, 0.16)
+    assert sample.memory_used_bytes == pytest.approx(0.03 * 65536 * MB)
