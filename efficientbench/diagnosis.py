@@ -12,6 +12,7 @@ from pathlib import Path
 
 from efficientbench.errors import is_users_mistake
 from efficientbench.job import Job
+from efficientbench.training.errors import NonFiniteError
 from launchers.failure import Kind
 from launchers.supervision import USER_MISTAKE
 
@@ -38,12 +39,17 @@ class Diagnosis:
     kind: Kind
     reason: str
     exit_code: int
+    rank: int | None = None
+    """Whose error it is, where that is not the rank that raised it."""
+    step: int | None = None
 
 
 def diagnose(error: Exception, job: Job, log_file: Path) -> Diagnosis:
     """What ended a rank. `log_file` is where its traceback stands."""
     if is_users_mistake(error):
         return Diagnosis(mistake_kind(error), str(error), USER_MISTAKE)
+    if isinstance(error, NonFiniteError):
+        return Diagnosis("non_finite", str(error), 1, error.rank, error.step)
     # The engine tells a failed write by an exception of its own.
     cause = error.__cause__ or error
     if _is_out_of_memory(error):

@@ -13,6 +13,7 @@ from efficientbench.job import Job
 from efficientbench.measurement import failed_record
 from efficientbench.output_folder import OutputFolder
 from launchers.failure import Failure
+from launchers.supervision import say
 from metrics.errors import MetricsError
 from metrics.files import write_whole
 from metrics.record import write_record
@@ -43,6 +44,8 @@ class FailureFiles:
         }
         with contextlib.suppress(MetricsError):
             write_whole(self.folder.failure, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        if checkpoint is not None:
+            say(f"last good checkpoint: {checkpoint}; the same command goes on from there")
 
     def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:
         """`record.json` with status `failed`, so that reports show the run as a row with its reason."""

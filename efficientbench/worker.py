@@ -35,7 +35,7 @@ def main() -> None:
     except Exception as error:
         logger.exception("rank %d failed", rank)
         found = diagnose(error, job, log_file)
-        report_error(found.reason, found.exit_code, found.kind)
+        report_error(found.reason, found.exit_code, found.kind, found.rank, found.step)
         sys.exit(found.exit_code)
     if stopped:
         sys.exit(128 + (received[0] if received else signal.SIGTERM))

@@ -167,6 +167,20 @@ class MeasurementConfig(Part):
     )
 
 
+class FaultsConfig(Part):
+    """What a run does about faults."""
+
+    skip_non_finite_steps: NonNegativeInt = Field(
+        default=0,
+        description="steps of a run that may be left out, weights and moments as they were, because loss or gradients "
+        "are not finite; the next one ends the run. fp16 gradients that overflow are none of them",
+    )
+    hang_limit_s: PositiveFloat = Field(
+        default=600.0,
+        description="seconds without progress on any rank of a node after which the run is ended as hung",
+    )
+
+
 class RunConfig(Part):
     """One run, resolved: nothing about it is decided elsewhere."""
 
@@ -182,6 +196,7 @@ class RunConfig(Part):
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
     measurement: MeasurementConfig = MeasurementConfig()
+    faults: FaultsConfig = FaultsConfig()
 
     @property
     def name(self) -> str:

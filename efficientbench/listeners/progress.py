@@ -94,7 +94,7 @@ class ProgressDisplay:
         norm = f"{event.gradient_norm:.3f}" if event.gradient_norm is not None else "n/a"
         return [
             f"step {event.step}/{self.steps}",
-            f"loss {event.loss:.4f}" + (" (skipped: fp16 overflow)" if event.skipped else ""),
+            f"loss {event.loss:.4f}" + _skipped(event),
             *([f"aux {event.routing.auxiliary_loss:.3f}"] if event.routing and event.routing.auxiliary_loss else []),
             f"lr {event.learning_rate:.2e} ×{event.learning_rate / self.training.learning_rate:.2f}",
             f"{step_time_s * 1e3:,.0f} ms",
@@ -103,6 +103,10 @@ class ProgressDisplay:
             f"mem {max(memory) / 1e9:.2f} GB" if memory else "mem n/a",
             f"grad {norm}",
         ]
+
+
+def _skipped(event: StepEnded) -> str:
+    return f" (skipped: {event.non_finite or 'fp16 overflow'})" if event.skipped else ""
 
 
 def _clock(seconds: float) -> str:

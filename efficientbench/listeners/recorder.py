@@ -99,7 +99,8 @@ class Recorder:
 
     def _step(self, event: StepEnded) -> None:
         self._step_number = event.step
-        self.losses.append(event.loss)
+        if event.non_finite is None:
+            self.losses.append(event.loss)
         self._tokens += event.tokens
         if event.step > self.warmup_steps:
             self._measured_tokens += event.tokens
@@ -125,6 +126,7 @@ class Recorder:
                 "memory_used_bytes": memory_used_bytes,
                 "power_w": power_w,
                 **self._routing(event),
+                **({"non_finite": event.non_finite} if event.non_finite is not None else {}),
             },
         )
         self.tensorboard.scalars(
@@ -147,7 +149,7 @@ class Recorder:
         routing = event.routing
         if routing is None:
             return {}
-        if routing.auxiliary_loss is not None:
+        if routing.auxiliary_loss is not None and event.non_finite is None:
             self.auxiliary_losses.append(routing.auxiliary_loss)
         if event.step > self.warmup_steps:
             before = self.tokens_per_expert or [(0,) * len(layer) for layer in routing.tokens_per_expert]

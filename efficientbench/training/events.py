@@ -32,12 +32,14 @@ class StepEnded:
     loss: float
     """Mean training loss per token, in nats; of the language model alone."""
     gradient_norm: float | None
-    """Global norm before clipping; None where fp16 overflowed."""
+    """Global norm before clipping; None where the step was left out."""
     learning_rate: float
     tokens: int
     """Loss-bearing tokens in the step, over all ranks."""
     skipped: bool
-    """Whether the optimizer left the weights as they were because fp16 gradients overflowed."""
+    """Whether the optimizer left the weights as they were: fp16 gradients overflowed, or"""
+    non_finite: str | None = None
+    """what was not finite, and on which ranks; None where all was, besides overflowed fp16 gradients."""
     routing: Routing | None = None
     """None for a model without experts."""
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.training import groups
+from efficientbench.training import finite, groups
 from efficientbench.training.batches import Batch, Batches
+from efficientbench.training.errors import NonFiniteError
 from efficientbench.training.events import (
     Event,
     Listener,
@@ -53,9 +54,12 @@ class Trainer:
         self.config, self.steps = config, steps
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes = listeners, token_bytes
+        self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
+        self.skipped = 0
+        """Steps left out because loss or gradients were not finite."""
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
-            stage.config.finalize_model_grads_func = finalize_model_grads
+            stage.config.finalize_model_grads_func = self.finite.finalize_gradients
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
         """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop.
@@ -81,7 +85,11 @@ class Trainer:
         return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
     def train_step(self, step: int, stop: bool = False) -> bool:
-        """One optimizer step; returns whether any rank asked to stop."""
+        """One optimizer step; returns whether any rank asked to stop.
+
+        Raises:
+            NonFiniteError: loss or gradients are not finite, in more steps than may be left out.
+        """
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
         set_learning_rate(self.optimizer, rate)
@@ -89,11 +97,31 @@ class Trainer:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
-        updated, gradient_norm, _ = self.optimizer.step()
-        loss, tokens, _, stops, *routed = self._over_ranks(sums, float(stop), self._take_routing())
+        # Before the optimizer, which has to leave the weights as they are on all ranks if any rank's are not finite.
+        flags = self.finite.flags(sums[0])
+        loss, tokens, _, bad_losses, bad_gradients, stops, *routed = self._over_ranks(
+            torch.cat([sums, flags]), float(stop), self._take_routing()
+        )
+        non_finite = self._leave_out(step, flags) if bad_losses or bad_gradients else None
+        updated, gradient_norm, _ = self.optimizer.step() if non_finite is None else (False, None, None)
+        finite.check_norm(step, gradient_norm)
         routing = self._routing(routed) if routed else None
-        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, routing))
+        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, non_finite, routing))
         return stops > 0
+
+    def _leave_out(self, step: int, flags: torch.Tensor) -> str:
+        """Count a step that the optimizer has to leave out; returns what is not finite."""
+        found, allowed = finite.find(flags), self.config.faults.skip_non_finite_steps
+        if self.skipped >= allowed:
+            left_out = f"; {allowed} such steps were left out before" if allowed else ""
+            raise NonFiniteError(
+                f"step {step}: {found.told}{left_out}; the weights are those of step {step - 1} "
+                "(faults.skip_non_finite_steps=N leaves out up to N such steps)",
+                step,
+                found.ranks[0],
+            )
+        self.skipped += 1
+        return found.told
 
     def validate(self, step: int) -> None:
         """Mean loss over the validation batches."""

@@ -1,0 +1,83 @@
+"""Whether a step's loss and gradients are finite, and on which ranks they are not.
+
+Reductions spread what is not finite to every rank, so each rank looks at its own loss and gradients before them. What
+it sees travels with the step's other sums: no step waits for the device once more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+
+from efficientbench.training import groups
+from efficientbench.training.errors import NonFiniteError
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """A step whose loss or gradients are not finite on some rank."""
+
+    ranks: tuple[int, ...]
+    """Those that saw it in what was their own, in order; ranks that share a layer's work share its fate."""
+    what: str
+    """'loss', 'gradients' or 'loss and gradients', on the first of them."""
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        verb = "is" if self.what == "loss" else "are"
+        others = f" (and on ranks {', '.join(map(str, self.ranks[1:]))})" if len(self.ranks) > 1 else ""
+        return f"the {self.what} {verb} not finite on rank {self.ranks[0]}{others}"
+
+
+class FiniteCheck:
+    """One rank's look at its own loss and gradients."""
+
+    def __init__(self, device: torch.device, gradients_may_overflow: bool) -> None:
+        """`gradients_may_overflow`: fp16 gradients do, and the loss scaler sees to them."""
+        self.device, self.gradients_may_overflow = device, gradients_may_overflow
+        self._gradients = self._none()
+
+    def finalize_gradients(
+        self,
+        stages: list[DistributedDataParallel],
+        num_tokens: torch.Tensor | None = None,
+        pg_collection: Any = None,
+        force_all_reduce: bool | None = False,
+    ) -> None:
+        """Look at this rank's gradients, then let megatron reduce them: takes its `finalize_model_grads`' place."""
+        self._gradients = self._none()
+        if not self.gradients_may_overflow:
+            for stage in stages:
+                for buffer in [*stage.buffers, *stage.expert_parallel_buffers]:
+                    self._gradients += ~torch.isfinite(torch.linalg.vector_norm(buffer.grad_data))
+        finalize_model_grads(stages, num_tokens, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
+
+    def flags(self, loss: torch.Tensor) -> torch.Tensor:
+        """[2] float64 on the device: whether this rank's loss, and its gradients, are not finite; 1 for yes."""
+        return torch.cat([(~torch.isfinite(loss)).double().reshape(1), (self._gradients > 0).double()])
+
+    def _none(self) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.float32, device=self.device)
+
+
+def find(own: torch.Tensor) -> NonFinite:
+    """Which ranks saw it; `own` is this rank's `flags`. Only for a step where some rank did; all must call it."""
+    seen = groups.gather(tuple(own.tolist()))
+    ranks = tuple(rank for rank, flags in enumerate(seen) if any(flags))
+    names = [name for name, flag in zip(("loss", "gradients"), seen[ranks[0]], strict=True) if flag]
+    return NonFinite(ranks, " and ".join(names))
+
+
+def check_norm(step: int, norm: float | None) -> None:
+    """Refuse a gradient norm that is not finite though each rank's part was.
+
+    Raises:
+        NonFiniteError: too late to leave the weights as they were.
+    """
+    if norm is not None and not math.isfinite(norm):
+        raise NonFiniteError(f"step {step}: the norm of the gradients over all ranks is not finite ({norm})", step, 0)

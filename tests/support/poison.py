@@ -1,0 +1,96 @@
+"""What the ranks of a pool run: a few steps, in which one rank's loss or gradients stop being finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from efficientbench.config.schema import RunConfig
+
+What = Literal["loss", "gradients"]
+
+
+@dataclass
+class Poisoned:
+    """One rank's steps."""
+
+    losses: list[float] = field(default_factory=list)
+    skipped: list[bool] = field(default_factory=list)
+    told: list[str | None] = field(default_factory=list)
+    error: str | None = None
+    culprit: int | None = None
+    unchanged: list[bool] = field(default_factory=list)
+    """After each step: whether weights, moments and their step counts are those from before it, bit for bit."""
+
+
+def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...]) -> Poisoned:
+    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite."""
+    import torch.distributed as dist
+
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.errors import NonFiniteError
+    from efficientbench.training.events import Event, StepEnded, StepStarted
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    outcome, step = Poisoned(), 0
+    before: list[torch.Tensor] = []
+    device = torch.device("cpu")
+    with groups.model_parallel(config.parallel, config.training.seed):
+        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+        optimizer = build_optimizer(stages, config)
+
+        def listen(event: Event) -> None:
+            nonlocal step, before
+            if isinstance(event, StepStarted):
+                step, before = event.step, [tensor.clone() for tensor in _state(stages, optimizer)]
+            elif isinstance(event, StepEnded):
+                outcome.losses.append(event.loss)
+                outcome.skipped.append(event.skipped)
+                outcome.told.append(event.non_finite)
+                after = _state(stages, optimizer)
+                same = len(after) == len(before) and all(map(torch.equal, after, before))
+                outcome.unchanged.append(same)
+
+        def poisoned() -> bool:
+            return dist.get_rank() == rank and step in at
+
+        batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        trainer = Trainer(config, steps, stages, optimizer, batches, [listen])
+        if what == "loss":
+            stages[-1].register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
+        else:
+            for stage in stages:
+                stage.config.finalize_model_grads_func = _poison(stage.config.finalize_model_grads_func, poisoned)
+        try:
+            trainer.train(lambda: False)
+        except NonFiniteError as error:
+            outcome.error, outcome.culprit = str(error), error.rank
+            outcome.unchanged.append(all(map(torch.equal, _state(stages, optimizer), before)))
+    return outcome
+
+
+def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool]) -> Callable[..., None]:
+    def finalize_poisoned(stages: list[Any], *rest: Any, **named: Any) -> None:
+        if poisoned():
+            stages[0].buffers[0].grad_data[7] = float("inf")
+        finalize(stages, *rest, **named)
+
+    return finalize_poisoned
+
+
+def _state(stages: list[Any], optimizer: Any) -> list[torch.Tensor]:
+    """Weights, float32 masters and all that AdamW keeps of them."""
+    kept = [parameter.detach() for stage in stages for parameter in stage.parameters()]
+    for part in optimizer.chained_optimizers:
+        for group in part.optimizer.param_groups:
+            kept += [parameter.detach() for parameter in group["params"]]
+        for state in part.optimizer.state.values():
+            kept += [value for value in state.values() if torch.is_tensor(value)]
+    return kept
