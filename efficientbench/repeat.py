@@ -7,16 +7,15 @@ import sys
 
 from rich.console import Console
 
+from efficientbench.complete import complete_record
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import find_device
 from efficientbench.output_folder import OutputFolder
 from efficientbench.run import plan_on, run
 from launchers.cluster_env import Cluster
-from metrics.definitions import FORMULAS
-from metrics.errors import MetricsError
-from metrics.record import RunRecord, read_record
-from metrics.repeats import flat, group_repeats
+from metrics.record import read_record
+from metrics.repeats import group_repeats
 from metrics.report.repeats import print_spread
 
 
@@ -42,7 +41,8 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool) -> int:
     device = find_device(config.device)
     nodes = Cluster.from_environment(os.environ).nodes if mode == "dlc" else 1
     fitted = plan_on(config, device, nodes).config.training.micro_batch_size
-    kept = [not again and _is_complete(each, fitted, device.names()[0]) for each in configs]
+    name = device.names()[0]
+    kept = [not again and _is_complete(each, fitted, name) for each in configs]
     for number, (each, done) in enumerate(zip(configs, kept, strict=True), start=1):
         state = f"complete, kept ({OutputFolder.of_repeat(each).record})" if done else "trains"
         print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}")
@@ -63,19 +63,4 @@ def _with_seed(config: RunConfig, seed: int) -> RunConfig:
 
 
 def _is_complete(config: RunConfig, micro_batch_size: int, device_name: str) -> bool:
-    """Whether the repeat's folder holds a complete record of just this configuration, measured as it would be now."""
-    path = OutputFolder.of_repeat(config).record
-    try:
-        record = read_record(path)
-    except MetricsError:
-        return False
-    here = (record.device_name, record.formula_id) == (device_name, FORMULAS)
-    return here and record.status == "completed" and _same(record, config, micro_batch_size)
-
-
-def _same(record: RunRecord, config: RunConfig, micro_batch_size: int) -> bool:
-    """`micro_batch_size` is the configuration's, fitted to the devices."""
-    free = ("output", "data.cache")  # files may lie elsewhere by now
-    recorded, wanted = flat(record.config), flat(config.model_dump(mode="json"))
-    wanted["training.micro_batch_size"] = micro_batch_size
-    return all(recorded.get(key) == wanted.get(key) for key in {*recorded, *wanted} if key not in free)
+    return complete_record(OutputFolder.of_repeat(config), config, micro_batch_size, device_name) is not None

@@ -21,7 +21,7 @@ from efficientbench.errors import is_users_mistake
 from efficientbench.failure_files import FailureFiles
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
-from efficientbench.plan import Plan, check_fits, gigabytes, make_plan
+from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
 from launchers.launch import launch
@@ -99,7 +99,7 @@ def _train(
     return exit_code
 
 
-def plan_on(config: RunConfig, device: Device, nodes: int) -> Plan:
+def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
     """The plan of a run on this machine's devices; its micro-batch may be smaller than the configured one.
 
     Raises:

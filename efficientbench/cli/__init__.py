@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import RUN, Data, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
+from efficientbench.cli.options import (
+    RUN,
+    Data,
+    MatrixFile,
+    Name,
+    Smoke,
+    Tokenizer,
+    Words,
+    overrides_of,
+    resolve_words,
+)
+from efficientbench.cli.sweep import sweep as sweep_command
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -31,9 +42,10 @@ def run(
         typer.Option("--repeat", metavar="N", help="N runs with consecutive seeds; complete ones are kept"),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
+    matrix: MatrixFile = None,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
-    config, mode = resolve_words(name, words or [], smoke, data, tokenizer)
+    config, mode = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
     if repeat is not None:
@@ -43,6 +55,9 @@ def run(
     from efficientbench.run import run as run_config
 
     raise typer.Exit(run_config(config, mode))
+
+
+app.command("sweep")(sweep_command)
 
 
 @app.command()

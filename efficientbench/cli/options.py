@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,16 +28,21 @@ Data = Annotated[
     str | None, typer.Option("--data", metavar="PATH", help="text: file, folder, glob; tokens; or a blend")
 ]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
+MatrixFile = Annotated[
+    Path | None, typer.Option("--matrix", metavar="FILE", help="the matrix that names the run, if not the shipped one")
+]
 
 
 def resolve_words(
-    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None
+    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None, matrix: Path | None = None
 ) -> tuple[RunConfig, str]:
     """The configuration and the mode that the words of a command line ask for."""
     from efficientbench.config.load import resolve
+    from efficientbench.config.matrix import MATRIX
 
     modes = [word for word in words if word in MODES]
-    return resolve(name, smoke, overrides_of(words, data, tokenizer)), modes[-1] if modes else MODES[0]
+    config = resolve(name, smoke, overrides_of(words, data, tokenizer), matrix or MATRIX)
+    return config, modes[-1] if modes else MODES[0]
 
 
 def overrides_of(words: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:

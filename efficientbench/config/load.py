@@ -7,6 +7,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,24 +15,24 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.matrix import Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
+from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.part import Part
 from efficientbench.config.schema import RunConfig
 
-__all__ = ["ConfigError", "resolve", "same_model", "settable_keys"]
+__all__ = ["ConfigError", "resolve", "same_model", "settable_keys", "unknown_key"]
 
 # Decided by the run's name and by --smoke, so no override may say otherwise.
 _DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 
 
-def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of the run called `name`.
+def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matrix_file: Path = MATRIX) -> RunConfig:
+    """The configuration of the run called `name` in a matrix.
 
     `overrides` are `dotted.key=value` texts; of two for one key the later holds. They are parsed, never evaluated.
     Raises ConfigError with every mistake at once.
     """
-    matrix = load_matrix()
+    matrix = load_matrix(matrix_file)
     run = matrix.run(name)
     tree = _named(run, matrix, load_smoke() if smoke else None)
     keys = settable_keys()
@@ -42,7 +43,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> Ru
         if not separator:
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
         elif key not in keys:
-            problems.append(_unknown_key(key, keys))
+            problems.append(unknown_key(key, keys))
         else:
             try:
                 given[key] = _parse(text, keys[key])
@@ -151,7 +152,7 @@ def _problems(error: ValidationError) -> list[str]:
         path, kind = _without_kind(each["loc"], keys)
         key = ".".join(path) or "the configuration"
         if each["type"] == "extra_forbidden":
-            lines.append(f"{key}: is no key of kind {kind}" if key in keys else _unknown_key(key, keys))
+            lines.append(f"{key}: is no key of kind {kind}" if key in keys else unknown_key(key, keys))
             continue
         if each["type"] == "union_tag_invalid":
             lines.append(f"{key}.kind: {_shown(each['ctx']['tag'])} is not one of {each['ctx']['expected_tags']}")
@@ -187,7 +188,8 @@ def _kinds_of(section: str) -> set[str]:
     return {kind.model_fields["kind"].default for kind in kinds} if len(kinds) > 1 else set()
 
 
-def _unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
+def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
+    """What is wrong with a key that none of `keys` is, and which was probably meant."""
     if key in _DECIDED:
         return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
     below = [known for known in keys if known.startswith(f"{key}.")]

@@ -13,6 +13,7 @@ from efficientbench.config.part import Name, Part
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"
+MATRIX = EXPERIMENTS / "matrix.yaml"
 
 # A piece of a RunConfig as nested mappings; `{}` changes nothing. It is validated when a run is resolved.
 Overlay = dict[str, Any]
@@ -76,7 +77,7 @@ class Matrix(Part):
         return runs[name]
 
 
-def load_matrix(path: Path = EXPERIMENTS / "matrix.yaml") -> Matrix:
+def load_matrix(path: Path = MATRIX) -> Matrix:
     """The named runs. Raises ConfigError when the file is missing or not a matrix."""
     matrix = _load(path, Matrix)
     problems = [
@@ -104,9 +105,9 @@ def _load(path: Path, form: type[Any]) -> Any:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing: the package works from a clone of its repository (pip install -e .)"
-        ) from None
+        ours = EXPERIMENTS in path.parents
+        hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""
+        raise ConfigError(f"{path} is missing{hint}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:

@@ -24,6 +24,10 @@ from efficientbench.config.part import (
 
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+MOST_LABEL = 100
+"""Characters: with the longest names of variant and size a folder's name stays below the 255 that file systems take."""
+# A part of a folder's name.
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
 
 
 class ParallelConfig(Part):
@@ -53,6 +57,11 @@ class TrainingConfig(Part):
 
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
     micro_batch_size: PositiveInt = Field(default=1, description="sequences that one rank computes at once")
+    micro_batch_size_asked: PositiveInt | None = Field(
+        default=None,
+        description="the micro-batch that was asked for, where a retry after running out of memory took a smaller one; "
+        "changes nothing, and stands in the record",
+    )
     global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
     tokens: PositiveInt | None = Field(
         default=None,
@@ -187,6 +196,10 @@ class RunConfig(Part):
     variant: Name = Field(description="name of the variant in the matrix")
     size: Name = Field(description="name of the size in the matrix")
     smoke: bool = Field(default=False, description="scaled down to what a laptop trains in a minute")
+    label: Label | None = Field(
+        default=None,
+        description="what sets the run apart from others of its name in the suite; part of its folder's name",
+    )
     device: str = Field(default="auto", description="device type; auto: the first accelerator found, else the CPU")
     output: str = Field(
         default="output/efficientllm_benchmark", description="folder of the suite that the run belongs to"
@@ -200,5 +213,6 @@ class RunConfig(Part):
 
     @property
     def name(self) -> str:
-        """Name of the run and of its output folder: `<variant>_<size>`, with `_smoke` for a smoke run."""
-        return f"{self.variant}_{self.size}" + ("_smoke" if self.smoke else "")
+        """Name of the run and of its output folder: `<variant>_<size>[_smoke][__<label>]`."""
+        label = f"__{self.label}" if self.label else ""
+        return f"{self.variant}_{self.size}{'_smoke' if self.smoke else ''}{label}"

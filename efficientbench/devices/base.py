@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.errors import DeviceError
@@ -29,12 +30,21 @@ class Device(ABC):
     """What tells memory, utilization and power of these devices: 'nvml', 'ascend' or 'host'."""
     runtime_bytes: int
     """Memory that a rank takes beside its tensors."""
+    visibility: str | None = None
+    """The environment variable that limits which of the devices a process sees; None where there is none."""
     remedy: str
     """What would make this device type usable on a machine where it is not."""
 
     @abstractmethod
     def count(self) -> int:
         """Devices that this process may use; 0 where there are none."""
+
+    def visible(self, environment: Mapping[str, str]) -> list[str]:
+        """What names each usable device in the variable `visibility`: as it says already, else their numbers."""
+        count = self.count()
+        listed = environment.get(self.visibility or "", "")
+        named = [name.strip() for name in listed.split(",") if name.strip()]
+        return named[:count] if len(named) >= count else [str(index) for index in range(count)]
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:

@@ -19,6 +19,7 @@ class CUDA(Device):
     type = "cuda"
     backend = "nccl"
     telemetry = "nvml"
+    visibility = "CUDA_VISIBLE_DEVICES"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
     remedy = "an NVIDIA GPU with its driver, passed into the container if this is one, and a torch built with CUDA"

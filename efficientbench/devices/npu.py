@@ -30,6 +30,7 @@ class NPU(Device):
     type = "npu"
     backend = "hccl"
     telemetry = "ascend"
+    visibility = "ASCEND_RT_VISIBLE_DEVICES"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
     remedy = "an Ascend NPU with its driver, CANN's set_env.sh sourced, and torch-npu in torch's own version"

@@ -1,0 +1,108 @@
+"""`efficientbench sweep`: many runs as one command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efficientbench.cli.options import MODES, Data, Smoke, Tokenizer, overrides_of
+
+SweepWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MATRIX] [key=value]...",
+        help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
+    ),
+]
+
+
+def sweep(
+    words: SweepWords = None,
+    only: Annotated[
+        str, typer.Option("--only", metavar="LIST", help="runs, variants or suites, like attention or gqa,mla")
+    ] = "",
+    sizes: Annotated[str, typer.Option("--sizes", metavar="LIST", help="like 0.5B,1.5B")] = "",
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="key=v1,v2",
+            help="an axis: every value with every value of the others, each in a folder of its own",
+        ),
+    ] = None,
+    repeat: Annotated[
+        int | None, typer.Option("--repeat", metavar="N", help="each run N times, with consecutive seeds")
+    ] = None,
+    jobs: Annotated[
+        str,
+        typer.Option(
+            "--jobs",
+            metavar="N|auto",
+            help="runs at once; auto: as many as have devices of their own, on a CPU one",
+        ),
+    ] = "auto",
+    time_limit: Annotated[
+        str | None, typer.Option("--time-limit", metavar="TIME", help="of one run, like 90s, 30m or 2h")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="run again what failed in an earlier call")
+    ] = False,
+    retry_smaller: Annotated[
+        bool,
+        typer.Option(
+            "--retry-smaller",
+            help="out of memory: again with a smaller micro-batch at the same global batch, marked in the record",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the plan with estimates of time, memory and energy; run nothing")
+    ] = False,
+    smoke: Smoke = False,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Train, measure and report many runs; called again, it does what is missing."""
+    from efficientbench.config.matrix import MATRIX
+    from efficientbench.sweep.sweep import Options, Request
+    from efficientbench.sweep.sweep import sweep as run_sweep
+
+    given = words or []
+    if any(word in MODES for word in given):
+        raise typer.BadParameter("a sweep runs on this machine's devices; leave dsw and dlc out")
+    matrices = [word for word in given if "=" not in word]
+    if len(matrices) > 1:
+        raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
+    request = Request(
+        matrix=_matrix(matrices[0]) if matrices else MATRIX,
+        only=_names(only),
+        sizes=_names(sizes),
+        axes=tuple(axes or ()),
+        overrides=tuple(overrides_of([word for word in given if "=" in word], data, tokenizer)),
+        smoke=smoke,
+        repeat=repeat,
+        retry_smaller=retry_smaller,
+    )
+    limit_s = None if time_limit is None else _seconds(time_limit)
+    raise typer.Exit(run_sweep(request, Options(jobs, limit_s, retry_failed, dry_run)))
+
+
+def _matrix(word: str) -> Path:
+    """The file as an absolute path; the shipped one by whatever path it is named."""
+    from efficientbench.config.matrix import MATRIX
+
+    path = Path(word).absolute()
+    return MATRIX if path.exists() and path.samefile(MATRIX) else path
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise typer.BadParameter(f"--time-limit {text[:40]!r} is no time; write 90s, 30m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -1,0 +1,72 @@
+"""One run of a sweep: the command line that a user would type, in a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launchers.worker_process import PR_SET_PDEATHSIG, module_command
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+KILL_WAIT_S = 10.0
+
+
+class Child:
+    """A command that runs, and that ends with all it started."""
+
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], log: Path, kept_open: Sequence[int]
+    ) -> None:
+        """Starts `efficientbench WORDS`, which no shell ever sees; it prints to `log`, and holds `kept_open` too."""
+        self.begin_s, self.begin_time_s = time.monotonic(), time.time()
+        self.command = module_command("efficientbench.cli", *words)
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(kept_open),
+                preexec_fn=_stop_with_parent,
+            )
+        self.pid = self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number where a signal ended it."""
+        if self._process.returncode is None and self._process.poll() is not None:
+            # What it had started goes with it.
+            self._signal_group(signal.SIGKILL)
+        return self._process.returncode
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.begin_s
+
+    def stop(self) -> None:
+        """Ask it to save and end; its ranks hear of it from it."""
+        if self.exit_code() is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it at once; its ranks end with it, by the kernel."""
+        if self.exit_code() is None:
+            self._signal_group(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_WAIT_S)
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def _stop_with_parent() -> None:
+    """Asks the kernel to stop this process when the sweep is gone: it saves its state, and lets go of its claim."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

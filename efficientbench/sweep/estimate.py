@@ -1,0 +1,86 @@
+"""Time and energy that a run will take: by what runs on the same device took before, else by stated assumptions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from efficientbench.plan import Plan
+from efficientbench.sweep.machine import Machine
+from metrics.hardware import peak_flops
+from metrics.record import RunRecord
+
+ASSUMED_UTILIZATION = 0.4
+"""Of an accelerator's dense peak, which well-kept trainings of dense models come to."""
+
+ASSUMED_CORE_FLOPS = 20e9
+"""FLOP/s of one core of a CPU in float32, which gloo and small matrices leave of its peak."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """None stands for what cannot be told, with its reason."""
+
+    time_s: float | None
+    energy_j: float | None
+    time_source: str
+    """Where the time comes from, or why there is none."""
+    energy_source: str
+
+
+class Estimator:
+    """Estimates for one machine, from the records of its own device among those given."""
+
+    def __init__(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> None:
+        """`cores`: of the host, which matter on a CPU."""
+        self._machine = machine
+        self._cores = cores
+        same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
+        self._same = [each for each in same if each.tokens_per_s]
+
+    def of(self, plan: Plan) -> Estimate:
+        """Of one run from start to end."""
+        (time_s, time_source), (energy_j, energy_source) = self._time_s(plan), self._energy_j(plan)
+        return Estimate(time_s, energy_j, time_source, energy_source)
+
+    def _time_s(self, plan: Plan) -> tuple[float | None, str]:
+        flops = plan.flops.training_hardware * plan.budget.tokens
+        devices = 1 if self._machine.shared else plan.layout.world_size
+        alike = [each for each in self._same if each.dtype == plan.config.training.dtype]
+        if alike:
+            nearest = min(alike, key=lambda each: _distance(each, plan))
+            rate = (nearest.tokens_per_s or 0.0) * nearest.flops_per_token / nearest.devices
+            around_s = statistics.median(_around_s(each) for each in alike)
+            source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
+            return flops / (rate * devices) + around_s, source
+        if self._machine.shared:
+            assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({self._cores:g} cores), training alone"
+            return flops / (ASSUMED_CORE_FLOPS * self._cores), assumed
+        peak, source = peak_flops(self._machine.name, plan.config.training.dtype)
+        if peak is None:
+            return None, source
+        assumed = f"{ASSUMED_UTILIZATION:.0%} of the peak assumed ({source}), training alone"
+        return flops / (peak * ASSUMED_UTILIZATION * devices), assumed
+
+    def _energy_j(self, plan: Plan) -> tuple[float | None, str]:
+        measured = [each for each in self._same if each.energy_j_per_token is not None]
+        if not measured:
+            return None, f"no record in this folder has the energy of a run on {self._machine.name}"
+        nearest = min(measured, key=lambda each: _distance(each, plan))
+        per_flop = (nearest.energy_j_per_token or 0.0) / nearest.flops_per_token
+        source = f"J/FLOP of the record nearest in size, {nearest.energy_scope}, training alone"
+        return per_flop * plan.flops.training * plan.budget.tokens, source
+
+
+def _distance(record: RunRecord, plan: Plan) -> float:
+    """How far a record's cost of a token is from the plan's, as a factor of at least 1."""
+    ratio = record.flops_per_token / plan.flops.training
+    return max(ratio, 1 / ratio)
+
+
+def _around_s(record: RunRecord) -> float:
+    """What a run took besides its steps."""
+    config = record.config.get("measurement", {})
+    warmup = config.get("warmup_steps", 0) if isinstance(config, dict) else 0
+    return max(record.duration_s - (record.al_s or 0.0) * (record.steps_measured + warmup), 0.0)

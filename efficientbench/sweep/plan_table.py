@@ -1,0 +1,89 @@
+"""A sweep before it starts: a row for each run, what it will take, and what is already there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from efficientbench.sweep.estimate import Estimate, Estimator
+from efficientbench.sweep.progress import seconds
+from efficientbench.sweep.tasks import Task
+
+ABSENT = "n/a"
+_LINE = 200
+"""Characters, more than a row has."""
+
+
+def print_plan(tasks: Sequence[Task], states: Sequence[str], estimator: Estimator, at_once: int) -> None:
+    """Print the runs in their order with the estimates for them, their sum, and where the estimates come from.
+
+    Args:
+        tasks: every run.
+        states: what is known of each.
+        estimator: for this machine.
+        at_once: the most runs that go on together.
+    """
+    # However narrow the terminal, a row is whole and on one line.
+    console = Console(width=_LINE, highlight=False, soft_wrap=True)
+    table = Table(title="the sweep, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for title in ("state", "ranks", "steps", "tokens", "micro-batch", "GB", "time", "energy"):
+        table.add_column(title, justify="right", no_wrap=True)
+    estimates = [estimator.of(task.plan) if task.plan else None for task in tasks]
+    for task, state, estimate in zip(tasks, states, estimates, strict=True):
+        table.add_row(Text(task.id), state, *_cells(task, estimate))
+    console.print(table)
+    todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
+    for line in [*_sums(todo, at_once), *_sources(estimates)]:
+        console.print(Text(line))
+    for task in tasks:
+        if task.refused is not None:
+            console.print(Text(f"{task.id}: refused ({task.refused.kind}): {task.refused.reason}"))
+
+
+def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
+    plan = task.plan
+    if plan is None or estimate is None:
+        return (ABSENT,) * 7
+    used = plan.config.training.micro_batch_size
+    return (
+        str(plan.layout.world_size),
+        f"{plan.budget.steps:,}",
+        f"{plan.budget.tokens:,}",
+        f"{used} for {task.asked}" if task.asked else str(used),
+        f"{plan.node_memory_bytes() / 1e9:.2f}",
+        ABSENT if estimate.time_s is None else seconds(estimate.time_s),
+        ABSENT if estimate.energy_j is None else _energy(estimate.energy_j),
+    )
+
+
+def _sums(todo: Sequence[Estimate], at_once: int) -> list[str]:
+    times = [each.time_s for each in todo if each.time_s is not None]
+    energies = [each.energy_j for each in todo if each.energy_j is not None]
+    together = f", up to {at_once} at once" if at_once > 1 else ""
+    parts = [f"{len(todo)} runs to do{together}"]
+    if todo and len(times) == len(todo):
+        parts.append(f"about {seconds(sum(times) / at_once)}")
+    if todo and len(energies) == len(todo):
+        parts.append(f"about {_energy(sum(energies))}")
+    return ["; ".join(parts)]
+
+
+def _sources(estimates: Sequence[Estimate | None]) -> list[str]:
+    """Each assumption, and each reason for an n/a, once."""
+    lines = ["GB: peak of the ranks of the node together."]
+    lines += [f"time: {each.time_source}" for each in estimates if each is not None and each.time_s is not None]
+    lines += [f"{ABSENT} time: {each.time_source}" for each in estimates if each is not None and each.time_s is None]
+    lines += [f"energy: {each.energy_source}" for each in estimates if each is not None and each.energy_j is not None]
+    missing = [each.energy_source for each in estimates if each is not None and each.energy_j is None]
+    return list(dict.fromkeys([*lines, *(f"{ABSENT} energy: {reason}" for reason in missing)]))
+
+
+def _energy(energy_j: float) -> str:
+    for size, unit in ((3.6e6, "kWh"), (1e3, "kJ")):
+        if energy_j >= size:
+            return f"{energy_j / size:.3g} {unit}"
+    return f"{energy_j:.3g} J"

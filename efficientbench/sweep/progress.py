@@ -1,0 +1,145 @@
+"""What a sweep shows while it goes on: a live table on a terminal, elsewhere a line for each event."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from efficientbench.output_folder import OutputFolder
+from efficientbench.sweep.queue import State
+
+TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Running:
+    """One run that goes on."""
+
+    id: str
+    elapsed_s: float
+    step: tuple[int, float] | None
+    """The last step and its loss."""
+    steps: int | None
+
+
+class Display:
+    """Tells of the whole and of each run."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._counts: Counter[str] = Counter()
+        self._begin_s = time.monotonic()
+        self._timed: list[float] = []
+        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        if self._live:
+            self._live.start()
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.file.flush()
+
+    def kept(self, state: State) -> None:
+        """A run that needs nothing done: complete, or failed before and not to be retried."""
+        self._counts[state.state] += 1
+        why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
+        self.say(f"{self._number()} {state.id}: {'complete, kept' if state.state == 'done' else state.state}{why}")
+
+    def started(self, state: State) -> None:
+        again = f", attempt {state.attempts}" if state.attempts > 1 else ""
+        self.say(f"{state.id}: started{again}")
+
+    def ended(self, state: State, elsewhere: bool = False) -> None:
+        """A run came to its end, here or in another sweep."""
+        self._counts[state.state] += 1
+        if state.duration_s is not None and not elsewhere:
+            self._timed.append(state.duration_s)
+        took = f" in {seconds(state.duration_s)}" if state.duration_s is not None else ""
+        where = " by another sweep" if elsewhere else ""
+        why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
+        self.say(f"{self._number()} {state.id}: {state.state}{where}{took}{why}")
+
+    def show(self, running: Sequence[Running], left: int) -> None:
+        """Draw the live table anew; nothing where there is no terminal."""
+        if self._live is None:
+            return
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for each in running:
+            step = f"step {each.step[0]:,}" if each.step else "starting"
+            of = f" of {each.steps:,}" if each.step and each.steps else ""
+            loss = f"loss {each.step[1]:.3f}" if each.step else ""
+            table.add_row(Text(each.id), step + of, loss, seconds(each.elapsed_s))
+        ended = sum(self._counts.values())
+        counted = ", ".join(f"{count} {name}" for name, count in self._counts.items())
+        elsewhere = left and not running
+        waits = "; the rest is with another sweep" if elsewhere else ""
+        told = f"{ended} of {self._total} ended{f' ({counted})' if counted else ''}{waits}"
+        whole = Table.grid(padding=(0, 2, 0, 0))
+        elapsed = seconds(time.monotonic() - self._begin_s)
+        whole.add_row(ProgressBar(self._total, ended, width=24), told, elapsed, self._remaining(len(running), left))
+        self._live.update(Group(table, whole), refresh=True)
+
+    def close(self) -> None:
+        """Leave the terminal in order."""
+        if self._live:
+            self._live.stop()
+
+    def _number(self) -> str:
+        return f"[{sum(self._counts.values())}/{self._total}]"
+
+    def _remaining(self, running: int, left: int) -> str:
+        if not self._timed or not left + running:
+            return ""
+        mean_s = sum(self._timed) / len(self._timed)
+        return f"about {seconds(mean_s * (left + running / 2) / max(running, 1))} left"
+
+
+def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
+    """The last step that a run has finished, and its training loss; None before the first.
+
+    What a file holds from before `since_s` (seconds since the epoch) is an earlier attempt's.
+    """
+    try:
+        with folder.steps.open("rb") as file:
+            if os.fstat(file.fileno()).st_mtime < since_s - 1:
+                return None
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines(keepends=True)
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            content = json.loads(line) if line.endswith("\n") else {}
+        except ValueError:
+            continue
+        if content.get("kind") == "step":
+            return int(content["step"]), math.nan if content["loss"] is None else float(content["loss"])
+    return None
+
+
+def seconds(time_s: float) -> str:
+    """A duration as people say it."""
+    whole = round(time_s)
+    if whole < 120:
+        return f"{time_s:.0f} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole / 86400:.1f} days"
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())

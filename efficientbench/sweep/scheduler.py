@@ -1,0 +1,207 @@
+"""The loop of a sweep: claims what is queued and fits, starts it, watches it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from efficientbench.complete import complete_record
+from efficientbench.sweep.child import Child
+from efficientbench.sweep.machine import Machine, run_environment, slots
+from efficientbench.sweep.outcome import Failure, failure_of, write_failure
+from efficientbench.sweep.progress import Display, Running, last_step
+from efficientbench.sweep.queue import Claim, Queue, State
+from efficientbench.sweep.tasks import Task, smaller
+from metrics.errors import MetricsError
+
+POLL_S = 0.1
+STOP_GRACE_S = 75.0
+"""A run gives its ranks 60 s to save, and has some more to end itself."""
+
+ENDED = ("done", "failed", "refused", "stopped")
+
+
+@dataclass
+class _Attempt:
+    """A run that goes on."""
+
+    task: Task
+    state: State
+    child: Child
+    claims: tuple[Claim, Claim]
+    timed_out: bool = False
+    kill_at_s: float | None = None
+    """When its time to save is over; None while nobody has asked it to end."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a sweep allows its runs."""
+
+    jobs: int | None
+    """At once; None: as many as have devices."""
+    time_limit_s: float | None = None
+    """Of one run, set-up included."""
+    retry_smaller: bool = False
+
+
+class Scheduler:
+    """One sweep's part of the work on a queue."""
+
+    def __init__(
+        self, queue: Queue, tasks: Sequence[Task], machine: Machine, limits: Limits, host: str, display: Display
+    ) -> None:
+        self._queue = queue
+        self._machine = machine
+        self._limits = limits
+        self._host = host
+        self._display = display
+        self._places = slots(machine, limits.jobs)
+        self._open = list(tasks)
+        self._running: list[_Attempt] = []
+
+    def run(self, signals: list[int]) -> None:
+        """Returns when nothing is left that this sweep could do, or all it runs has ended after a signal.
+
+        The first signal in `signals` asks the runs to save and end, the second kills them.
+        """
+        asked = False
+        try:
+            while self._running or (self._open and not signals):
+                if signals and not asked:
+                    asked = True
+                    self._display.say(
+                        f"{signal.Signals(signals[0]).name}: no further run starts; those that go on have "
+                        f"{STOP_GRACE_S:.0f} s to save and end; a second one ends them at once"
+                    )
+                    for attempt in self._running:
+                        self._stop(attempt)
+                if len(signals) > 1:
+                    self._kill_all()
+                self._watch()
+                if not signals:
+                    self._start_what_fits()
+                self._display.show([self._shown(attempt) for attempt in self._running], len(self._open))
+                time.sleep(POLL_S)
+        finally:
+            self._kill_all()
+
+    def _start_what_fits(self) -> None:
+        for task in list(self._open):
+            place = self._queue.claim_places(self._host, self._places, task.slots)
+            if place is None:
+                continue
+            claim = self._queue.claim(task.id)
+            if claim is None:
+                # Another sweep has it: how that ends is seen when the claim is free.
+                place.release()
+                continue
+            state = self._queue.read(task.id)
+            # Another sweep may have ended it meanwhile; one that was stopped or killed leaves it to us.
+            if state is None or state.state in ("done", "failed"):
+                self._open.remove(task)
+                if state is not None:
+                    self._display.ended(state, elsewhere=True)
+                place.release()
+                claim.release()
+                continue
+            self._open.remove(task)
+            self._start(task, state, (claim, place))
+
+    def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
+        environment = run_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
+        kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
+        child = Child(task.words, environment, self._queue.log(task.id), kept_open)
+        state = replace(
+            state,
+            state="running",
+            command=["efficientbench", *task.words],
+            attempts=state.attempts + 1,
+            kind=None,
+            reason=None,
+            micro_batch_size=task.plan.config.training.micro_batch_size if task.asked and task.plan else None,
+            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            duration_s=None,
+            host=self._host,
+            pid=child.pid,
+        )
+        self._running.append(_Attempt(task, state, child, claims))
+        self._queue.write(state)
+        self._display.started(state)
+
+    def _watch(self) -> None:
+        for attempt in list(self._running):
+            child, limit_s = attempt.child, self._limits.time_limit_s
+            exit_code = child.exit_code()
+            if exit_code is not None:
+                self._running.remove(attempt)
+                self._end(attempt, exit_code)
+            elif attempt.kill_at_s is not None:
+                if time.monotonic() > attempt.kill_at_s:
+                    child.kill()
+            elif limit_s is not None and child.elapsed_s() > limit_s:
+                attempt.timed_out = True
+                self._stop(attempt)
+
+    def _stop(self, attempt: _Attempt) -> None:
+        attempt.kill_at_s = time.monotonic() + STOP_GRACE_S
+        attempt.child.stop()
+
+    def _kill_all(self) -> None:
+        for attempt in list(self._running):
+            attempt.child.kill()
+
+    def _end(self, attempt: _Attempt, exit_code: int) -> None:
+        """Write down how a run ended; or start it again, where a smaller micro-batch may have room."""
+        failure = self._failure(attempt, exit_code)
+        if failure is not None and not failure.stopped:
+            # Whether it can be written or not, the queue has the reason.
+            with contextlib.suppress(MetricsError):
+                write_failure(attempt.task.folder, failure)
+        retried = self._limits.retry_smaller and failure is not None and failure.kind == "out_of_memory"
+        again = smaller(attempt.task, self._machine) if retried else None
+        if again is not None:
+            self._display.say(f"{again.id}: out of memory; again with {' '.join(again.words[-2:-1])}")
+            self._start(again, attempt.state, attempt.claims)
+            return
+        state = replace(
+            attempt.state,
+            state="done" if failure is None else "stopped" if failure.stopped else "failed",
+            kind=failure.kind if failure else None,
+            reason=failure.reason if failure else None,
+            duration_s=round(attempt.child.elapsed_s(), 1),
+            pid=None,
+        )
+        self._queue.write(state)
+        for claim in attempt.claims:
+            claim.release()
+        self._display.ended(state)
+
+    def _failure(self, attempt: _Attempt, exit_code: int) -> Failure | None:
+        """Why the run is not done; None where it is."""
+        task, child = attempt.task, attempt.child
+        if exit_code == 0 and is_complete(task, self._machine, self._limits.retry_smaller):
+            return None
+        step = last_step(task.folder, child.begin_time_s)
+        if attempt.timed_out:
+            after = f" after step {step[0]}" if step else ", before the first step"
+            reason = f"the time limit of {self._limits.time_limit_s:g} s was reached{after}"
+            return Failure("time_limit", reason, step=step[0] if step else None)
+        return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
+
+    def _shown(self, attempt: _Attempt) -> Running:
+        steps = attempt.task.plan.budget.steps if attempt.task.plan else None
+        step = last_step(attempt.task.folder, attempt.child.begin_time_s)
+        return Running(attempt.task.id, attempt.child.elapsed_s(), step, steps)
+
+
+def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
+    """Whether the task's folder holds the complete record of its configuration."""
+    if task.config is None:
+        return False
+    return complete_record(task.folder, task.config, task.micro_batch_size, machine.name, smaller_too) is not None

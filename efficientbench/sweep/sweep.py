@@ -1,0 +1,196 @@
+"""A sweep from its request to its report."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.sweep.estimate import Estimator
+from efficientbench.sweep.machine import Machine, look, parallel_runs, slots
+from efficientbench.sweep.outcome import Failure, write_failure
+from efficientbench.sweep.plan_table import print_plan
+from efficientbench.sweep.progress import Display
+from efficientbench.sweep.queue import Queue, State
+from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
+from efficientbench.sweep.tasks import Request, Task, build_tasks
+from metrics.cgroup import usable_cores
+from metrics.errors import MetricsError
+from metrics.report.load import load_records
+
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep goes about its work."""
+
+    jobs: str = "auto"
+    time_limit_s: float | None = None
+    retry_failed: bool = False
+    dry_run: bool = False
+
+
+def sweep(request: Request, options: Options) -> int:
+    """Run all that is missing of a sweep and report the suite; returns the exit code.
+
+    Returns 0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        ConfigError: what is wrong with the request, or a folder that cannot be written.
+    """
+    machine = look(_device(request))
+    jobs = parallel_runs(options.jobs, machine)
+    tasks = build_tasks(request, machine, jobs)
+    suite = _suite(tasks)
+    queue = Queue(suite)
+    if options.dry_run:
+        states = [_next_state(task, queue.read(task.id), machine, request, options) for task in tasks]
+        estimator = Estimator(machine, load_records(suite)[0] if suite.is_dir() else [], usable_cores())
+        print_plan(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
+        return 0
+    queue.make()
+    display = Display(Console(highlight=False), len(tasks))
+    display.say(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
+    with _received_signals() as signals:
+        try:
+            left = _enter(tasks, queue, machine, request, options, display)
+            limits = Limits(jobs, options.time_limit_s, request.retry_smaller)
+            Scheduler(queue, left, machine, limits, _host(), display).run(signals)
+        finally:
+            display.close()
+    _report(suite)
+    ends = [state.state if (state := queue.read(task.id)) else "queued" for task in tasks]
+    for name in ("failed", "refused", "stopped", "queued"):
+        if count := ends.count(name):
+            print(f"{name}: {count} of {len(tasks)}; the same command {_what_it_does(name)}", file=sys.stderr)
+    if signals:
+        return STOPPED[signal.Signals(signals[0])]
+    return 0 if all(end == "done" for end in ends) else 1
+
+
+def _what_it_does(state: str) -> str:
+    again = {"failed": "with --retry-failed tries them again", "refused": "tries them where they can run"}
+    return again.get(state, "goes on with them")
+
+
+def _device(request: Request) -> str:
+    """The device type that the words name."""
+    named = [each.removeprefix("device=") for each in request.overrides if each.startswith("device=")]
+    if any(axis.startswith("device=") for axis in request.axes):
+        raise ConfigError("--set device: a sweep has one device type: give it as a word, device=TYPE")
+    return named[-1] if named else "auto"
+
+
+def _suite(tasks: Sequence[Task]) -> Path:
+    """The folder that all runs lie in."""
+    first = tasks[0]
+    return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
+
+
+def _next_state(task: Task, state: State | None, machine: Machine, request: Request, options: Options) -> str:
+    """What the sweep takes the run for when it begins: done, failed, refused or queued."""
+    if is_complete(task, machine, request.retry_smaller):
+        return "done"
+    if task.refused is not None:
+        return "refused"
+    failed = state is not None and state.state == "failed" and state.configuration == task.configuration
+    return "failed" if failed and not options.retry_failed else "queued"
+
+
+def _enter(
+    tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, options: Options, display: Display
+) -> list[Task]:
+    """Enter every run into the queue; returns those that are to be done, here or by another sweep.
+
+    Raises ConfigError where another sweep runs one of them in another configuration.
+    """
+    left = []
+    with queue.changing():
+        for task in tasks:
+            state, claim = queue.read(task.id), queue.claim(task.id)
+            if claim is None:
+                if state is not None and state.configuration != task.configuration:
+                    raise ConfigError(
+                        f"{task.id}: another sweep (process {state.pid} on {state.host}) runs it in another "
+                        "configuration: wait for it, or choose another folder with output=FOLDER"
+                    )
+                left.append(task)
+                continue
+            try:
+                entered = _entered(task, state, _next_state(task, state, machine, request, options))
+                if entered != state:
+                    queue.write(entered)
+            finally:
+                claim.release()
+            if entered.state == "queued":
+                left.append(task)
+                continue
+            if task.refused is not None and entered.state == "refused":
+                with contextlib.suppress(MetricsError):
+                    write_failure(task.folder, Failure(task.refused.kind, task.refused.reason))
+            display.kept(entered)
+    return left
+
+
+def _entered(task: Task, before: State | None, name: str) -> State:
+    if before is not None and before.configuration == task.configuration and before.state == name:
+        return before
+    attempts = before.attempts if before is not None and before.configuration == task.configuration else 0
+    return State(
+        id=task.id,
+        state=name,  # type: ignore[arg-type]
+        configuration=task.configuration,
+        command=["efficientbench", *task.words],
+        folder=str(task.folder.path),
+        attempts=attempts,
+        kind=task.refused.kind if task.refused else None,
+        reason=task.refused.reason if task.refused else None,
+    )
+
+
+def _report(suite: Path) -> None:
+    """Write and print the suite's report; nothing where no run has a record yet."""
+    from metrics.report.build import build_report
+    from metrics.report.table import print_table
+
+    try:
+        made = build_report(suite)
+    except MetricsError as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return
+    print_table(made.records, Console())
+    for line in made.damaged:
+        print(f"warning: {line}", file=sys.stderr)
+    for path in made.written:
+        print(path)
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
+
+
+@contextlib.contextmanager
+def _received_signals() -> Iterator[list[int]]:
+    """The stop signals that this process received, in order; those that it was started to ignore stay ignored."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    wanted = [number for number in STOPPED if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
