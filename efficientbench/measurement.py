@@ -165,7 +165,7 @@ def _identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     parameters = cost.parameters(config.model)
     flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
     return {
-        "run": f"{config.variant}_{config.size}",
+        "run": f"{config.variant}_{config.size}" + (f"__{config.label}" if config.label else ""),
         "variant": config.variant,
         "size": config.size,
         "smoke": config.smoke,

@@ -196,6 +196,13 @@ class RunRecord(Metrics, Identity):
     paths: dict[str, str]
     """What the run wrote, relative to the record's folder."""
 
+    @property
+    def micro_batch_size_asked(self) -> int:
+        """The micro-batch that was asked for: another than the one used where memory did not suffice for it."""
+        training = self.config.get("training")
+        asked = training.get("micro_batch_size_asked") if isinstance(training, dict) else None
+        return asked if isinstance(asked, int) else self.micro_batch_size
+
     @model_validator(mode="after")
     def _absent_needs_a_reason(self) -> RunRecord:
         missing = [n for n in Metrics.model_fields if getattr(self, n) is None and not self.unavailable.get(n)]

@@ -15,7 +15,7 @@ from metrics.errors import MetricsError
 from metrics.record import RECORD_NAME, RunRecord, read_record
 from metrics.report.load import PREVIOUS, load_records
 
-_NAMES = ("variant", "size")
+_NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")
 _SEED = "training.seed"
 

@@ -98,11 +98,13 @@ def report(
     from rich.console import Console
 
     from metrics.report.build import build_report
+    from metrics.report.failures import print_failures
     from metrics.report.paper import print_paper
     from metrics.report.table import print_table
 
     made = build_report(folder, paper)
     print_paper(made.records, Console()) if paper else print_table(made.records, Console())
+    print_failures(made.failures, Console())
     for line in made.damaged:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:

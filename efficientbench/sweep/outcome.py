@@ -15,7 +15,6 @@ from metrics.files import write_whole
 STOPPED_STATUSES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 TAIL_BYTES = 16_384
 MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|MemoryError", re.IGNORECASE)
-FAILURE_NAME = "failure.json"
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
     """
     if exit_code in STOPPED_STATUSES:
         return Failure("stopped", "stopped by a signal; it goes on when the sweep is started again")
-    told = _told(folder.path / FAILURE_NAME, since_s)
+    told = _told(folder.failure, since_s)
     if told is not None:
         return told
     line = _last_error(log)
@@ -61,7 +60,7 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
 
 def write_failure(folder: OutputFolder, failure: Failure) -> None:
     """Write `failure.json`. Raises MetricsError where it cannot be written."""
-    write_whole(folder.path / FAILURE_NAME, json.dumps(asdict(failure), indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder.failure, json.dumps(asdict(failure), indent=2, ensure_ascii=False) + "\n")
 
 
 def _told(path: Path, since_s: float) -> Failure | None:

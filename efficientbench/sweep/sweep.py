@@ -161,14 +161,17 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 def _report(suite: Path) -> None:
     """Write and print the suite's report; nothing where no run has a record yet."""
     from metrics.report.build import build_report
+    from metrics.report.failures import load_failures, print_failures
     from metrics.report.table import print_table
 
     try:
         made = build_report(suite)
     except MetricsError as error:
+        print_failures(load_failures(suite), Console())
         print(f"no report: {error}", file=sys.stderr)
         return
     print_table(made.records, Console())
+    print_failures(made.failures, Console())
     for line in made.damaged:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:

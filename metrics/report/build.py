@@ -11,6 +11,7 @@ from metrics.errors import MetricsError
 from metrics.files import write_whole
 from metrics.record import RECORD_NAME, RunRecord
 from metrics.report.csv import write_csv
+from metrics.report.failures import FailedRun, load_failures
 from metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from metrics.report.html.page import write_html
 from metrics.report.load import load_records
@@ -24,6 +25,7 @@ class Report:
 
     records: list[RunRecord]
     """One for each run, and for each group of repeats."""
+    failures: list[FailedRun]
     damaged: list[str]
     """A message for each file that is no record."""
     written: list[Path]
@@ -39,16 +41,16 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     if not records:
         raise MetricsError(_nothing(folder, damaged))
     html, markdown, csv = folder / "report.html", folder / "report.md", folder / "report.csv"
-    rows = combine_repeats(records)
-    write_html(rows, damaged, html)
-    write_markdown(rows, damaged, markdown)
+    rows, failures = combine_repeats(records), load_failures(folder)
+    write_html(rows, damaged, html, failures)
+    write_markdown(rows, damaged, markdown, failures)
     write_csv(rows, csv)
     write_hparams(records, folder / HPARAMS_FOLDER)
     written = [html, markdown, folder / HPARAMS_FOLDER, csv]
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows))
         written.insert(0, folder / "paper.md")
-    return Report(rows, damaged, written)
+    return Report(rows, failures, damaged, written)
 
 
 def _nothing(folder: Path, damaged: Sequence[str]) -> str:

@@ -29,7 +29,11 @@ class Column:
 
 
 DESCRIPTIONS: Mapping[str, Column] = {
-    "run": Column("", "the run's name, `<variant>_<size>` in the harness", "llm-foundry Model"),
+    "run": Column(
+        "",
+        "the run's name, `<variant>_<size>` in the harness, `__<key>=<value>` after it in a sweep",
+        "llm-foundry Model",
+    ),
     "variant": Column("", "the architectural choice that the run stands for"),
     "size": Column("", "the backbone's size"),
     "smoke": Column("", "true: a scaled-down model, whose figures do not stand for the named one's"),
@@ -127,6 +131,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     ),
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
+    "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
 
@@ -169,6 +174,7 @@ def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
         "model_tflops_per_device": _times(record.tokens_per_s_per_device, record.flops_per_token / 1e12),
         "hardware_tflops_per_device": _times(record.hfu, record.peak_flops, 1e-12),
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
+        "micro_batch_size_asked": record.micro_batch_size_asked,
     }
     needed = {
         "elapsed_time_per_iteration_ms": "al_s",

@@ -8,6 +8,8 @@ from pathlib import Path
 from metrics.files import write_whole
 from metrics.record import RunRecord
 from metrics.report.environment import environments
+from metrics.report.failures import HEADER as FAILURES_HEADER
+from metrics.report.failures import FailedRun
 from metrics.report.noise import noise_floors
 from metrics.report.paper import paper_tables, verdict
 from metrics.report.quality import HEADER as COST_HEADER
@@ -16,18 +18,26 @@ from metrics.report.shown import ABSENT, SHOWN, absences, cell, notes, unique_na
 from metrics.report.text import escape, markdown_table
 
 
-def write_markdown(records: Sequence[RunRecord], damaged: Sequence[str], path: Path) -> None:
+def write_markdown(
+    records: Sequence[RunRecord], damaged: Sequence[str], path: Path, failures: Sequence[FailedRun] = ()
+) -> None:
     """Write the report as Markdown. Raises MetricsError where it cannot be written."""
-    write_whole(path, markdown(records, damaged))
+    write_whole(path, markdown(records, damaged, failures))
 
 
-def markdown(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
+def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
     """The whole text."""
     header = ["run", *(column.title for column in SHOWN)]
     named = zip(unique_names(records), records, strict=True)
     rows = [[shown, *(cell(column, record) for column in SHOWN)] for shown, record in named]
     parts = ["# EfficientBench report", markdown_table(header, rows)]
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
+    if failures:
+        failed = [failure.row for failure in failures]
+        parts += [
+            "## Runs that did not come to their end",
+            markdown_table(FAILURES_HEADER, failed, left=len(failed[0])),
+        ]
     for costs in cost_tables(records):
         parts += [f"## Cost, {escape(costs.title)}", markdown_table(COST_HEADER, costs.rows)]
         parts += [f"{ABSENT}: {escape(reason)}" for reason in costs.reasons]

@@ -113,7 +113,7 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
     accelerated = record.device_scope in ("gpu", "npu")
     hours = record.devices * record.duration_s / 3600 if accelerated else None
     return (
-        layout.methods[record.variant] + name(record).removeprefix(record.run),
+        layout.methods[record.variant] + name(record).removeprefix(f"{record.variant}_{record.size}"),
         record.size.replace("x", "×"),
         layout.setting_of(record),
         _text(record.perplexity, ",.2f"),

@@ -13,6 +13,7 @@ from metrics.report.findings import slow_steps, speed_only
 ABSENT = "n/a"
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
+SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
 
@@ -64,7 +65,9 @@ def name(record: RunRecord) -> str:
     """The run's name, with what a reader must know before its figures."""
     status = "" if record.status == "completed" else f" ({record.status})"
     repeats = f" × {record.repeats}" if record.repeats > 1 else ""
-    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{status}"
+    used, asked = record.micro_batch_size, record.micro_batch_size_asked
+    smaller = f" (micro-batch {used} for {asked})" if used != asked else ""
+    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{smaller}{status}"
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
@@ -133,6 +136,8 @@ def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """What a reader must know before comparing these runs."""
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
+    if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
+        found.append(SMALLER_NOTE)
     if any(record.repeats > 1 for record in records):
         found.append(REPEATS_NOTE)
     sparse: dict[tuple[float, float, int], list[str]] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from metrics.files import write_whole
 from metrics.record import RunRecord
+from metrics.report.failures import FailedRun
 from metrics.report.html import plots, tables
 
 _FOLDER = Path(__file__).parent
@@ -22,16 +23,19 @@ class _Section:
     body: str
 
 
-def write_html(records: Sequence[RunRecord], damaged: Sequence[str], path: Path) -> None:
+def write_html(
+    records: Sequence[RunRecord], damaged: Sequence[str], path: Path, failures: Sequence[FailedRun] = ()
+) -> None:
     """Write the report as one page that needs nothing beside it. Raises MetricsError where it cannot be written."""
-    write_whole(path, page(records, damaged))
+    write_whole(path, page(records, damaged, failures))
 
 
-def page(records: Sequence[RunRecord], damaged: Sequence[str]) -> str:
+def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
     """The whole page."""
     runs = plots.number(records)
     sections = [
         _Section("results", "Results", tables.results(runs)),
+        _Section("failures", "Runs that did not come to their end", tables.failed(failures)),
         _Section("cost", "What a loss costs", plots.costs(runs)),
         _Section("metrics", "Metrics", plots.metrics(runs)),
         _Section("steps", "Step times", plots.step_times(runs)),

@@ -8,6 +8,8 @@ from html import escape
 from metrics.record import RunRecord
 from metrics.report.columns import DESCRIPTIONS, names
 from metrics.report.environment import environments
+from metrics.report.failures import HEADER as FAILURES_HEADER
+from metrics.report.failures import FailedRun
 from metrics.report.html.plots import Run
 from metrics.report.html.svg import mark, svg
 from metrics.report.noise import noise_floors
@@ -133,6 +135,11 @@ def absent(records: Sequence[RunRecord]) -> str:
             f"{escape(runs)}</span></li>"
         )
     return f"<ol>{''.join(items)}</ol>" if items else ""
+
+
+def failed(failures: Sequence[FailedRun]) -> str:
+    """Runs that failed, were stopped, or could not begin, with their reasons."""
+    return _table(FAILURES_HEADER, [failure.row for failure in failures], words=(0, 1, 3)) if failures else ""
 
 
 def damaged(messages: Sequence[str]) -> str:

@@ -1,0 +1,69 @@
+"""Runs that did not come to their end, and why: what `failure.json` in their folders says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from metrics.report.load import PREVIOUS
+
+FAILURE_NAME = "failure.json"
+HEADER = ("run", "kind", "step", "reason")
+_MOST_REASON = 600
+"""Characters of a reason that are shown; the file has all of it."""
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """Why one run ended before its time, or could not begin."""
+
+    folder: str
+    """Relative to the reported one."""
+    kind: str
+    """As out_of_memory, non_finite, time_limit, mistake, crash."""
+    step: int | None
+    reason: str
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """As text, in the order of HEADER."""
+        reason = " ".join(self.reason.split())
+        shown = reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"
+        return self.folder, self.kind.replace("_", " "), "n/a" if self.step is None else f"{self.step:,}", shown
+
+
+def load_failures(folder: Path) -> list[FailedRun]:
+    """The failures below a folder, by run; files that cannot be read are passed over, as are replaced attempts."""
+    found = []
+    for path in sorted(folder.rglob(FAILURE_NAME)):
+        if PREVIOUS in path.relative_to(folder).parts:
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            step, rank = content.get("step"), content.get("rank")
+            reason = f"rank {rank}: {content['reason']}" if rank is not None else str(content["reason"])
+            kind = str(content["kind"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found.append(FailedRun(str(path.parent.relative_to(folder)), kind, step if type(step) is int else None, reason))
+    return found
+
+
+def print_failures(failures: Sequence[FailedRun], console: Console) -> None:
+    """Print a row for each; nothing where none failed."""
+    if not failures:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
+    table.title = "Runs that did not come to their end"
+    for title in HEADER:
+        table.add_column(title, overflow="fold", justify="right" if title == "step" else "left")
+    for failure in failures:
+        table.add_row(*map(Text, failure.row))
+    console.print(table)
+    console.print()

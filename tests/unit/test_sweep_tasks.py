@@ -1,0 +1,182 @@
+"""Which runs a sweep has, what they are called, and that no name leaves the output folder or reaches a shell."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.sweep.axes import combinations, label_of, parse_axes
+from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.select import select
+from efficientbench.sweep.tasks import Request, build_tasks, smaller
+
+CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
+GPUS = Machine("cuda", "NVIDIA A100-SXM4-80GB", tuple("01234567"), 80 * 10**9, 1_500_000_000, "CUDA_VISIBLE_DEVICES")
+HOSTILE = ("$(touch pwned)", "../..", "a'b\"c", "x\ny", "; rm -rf .", "`id`", "con", "A" * 300, " ", "é/ü", "..", "-rf")
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=~-]*[A-Za-z0-9]")
+
+
+@pytest.mark.parametrize(
+    ("only", "sizes", "count"),
+    [
+        ((), (), 21),
+        (("attention",), (), 12),
+        (("attention_variants",), ("0.5B",), 4),
+        (("moe",), (), 2),
+        (("gqa", "moe_variants"), ("1.5B", "1.5Bx8"), 3),
+        (("gqa_3B",), (), 1),
+    ],
+)
+def test_names_choose_runs(only: tuple[str, ...], sizes: tuple[str, ...], count: int) -> None:
+    assert len(select(load_matrix(), only, sizes)) == count
+
+
+@pytest.mark.parametrize(
+    ("only", "sizes", "message"),
+    [
+        (("atention",), (), "did you mean attention?"),
+        (("$(id)",), (), "'$(id)'"),
+        ((), ("0.5b",), "did you mean 0.5B?"),
+        (("moe",), ("3B",), "no chosen run has the size 3B; theirs are 0.5Bx8, 1.5Bx8"),
+    ],
+)
+def test_names_that_mean_nothing(only: tuple[str, ...], sizes: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        select(load_matrix(), only, sizes)
+
+
+def test_axes_split_at_commas_outside_brackets() -> None:
+    axes = parse_axes(["training.seq_len=1024,2048,1024", "data.split=[99,1,0],[98,2,0]"])
+    assert [(axis.key, axis.values) for axis in axes] == [
+        ("data.split", ("[99,1,0]", "[98,2,0]")),
+        ("training.seq_len", ("1024", "2048")),
+    ]
+    assert len(list(combinations(axes))) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training.seq_len", "an axis is written key=value,value"),
+        ("seq_len=1", "did you mean training.seq_len?"),
+        ("training.seq_len=1,,2", "has an empty value"),
+        ("data.split=[99,1", "brackets are not closed"),
+        ("data.split=]99[", "brackets are not closed"),
+        ("output=a,b", "cannot be swept"),
+        ("label=a", "cannot be swept"),
+        ("variant=mqa", "is decided by the run's name"),
+    ],
+)
+def test_axes_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_axes([text])
+
+
+def test_a_combination_has_one_name_however_it_is_written() -> None:
+    def label(*words: str) -> str | None:
+        return label_of(dict(word.split("=") for word in words), resolve("gqa_0.5B", False, words))
+
+    assert label("training.seq_len=2048", "parallel.tp=2") == "tp=2__seq_len=2048"
+    assert label("parallel.tp=2", "training.seq_len=02048") == "tp=2__seq_len=2048"
+    assert label("training.learning_rate=1e-3") == label("training.learning_rate=0.0010") == "learning_rate=0.001"
+    assert label("parallel.sp=yes", "parallel.tp=2") == "sp=true__tp=2"
+    # Two sections have a kind: the name says of which.
+    assert label("model.position.kind=alibi") == "position.kind=alibi"
+    assert label("data.path=A") != label("data.path=a")
+
+
+@given(st.text(min_size=1).filter(lambda text: "\0" not in text))
+def test_any_value_gives_a_name_that_any_file_system_takes(value: str) -> None:
+    label = label_of({"data.path": value, "data.tokenizer": value * 3}, None, None)
+    assert label is not None
+    assert SAFE.fullmatch(label)
+    assert len(label) <= 100
+    # Windows and macOS do not tell capitals apart.
+    other = label_of({"data.path": value.swapcase(), "data.tokenizer": value * 3}, None, None)
+    assert (label.lower() == other.lower()) == (value == value.swapcase())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_values_stay_words_and_inside_the_folder(value: str, tmp_path: Path) -> None:
+    request = Request(only=("gqa_0.5B",), axes=(f"data.path={value}",), overrides=(f"output={tmp_path}",), smoke=True)
+    (task,) = build_tasks(request, CPU, None)
+    assert f"data.path={value}" in task.words
+    assert task.folder.path.parent == tmp_path
+    assert SAFE.fullmatch(task.id)
+    assert len(f"run_{task.id}.lock") < 255
+
+
+def test_every_run_has_its_own_folder_and_command() -> None:
+    request = Request(only=("gqa", "mqa"), sizes=("0.5B",), axes=("training.seq_len=64,128",), smoke=True, repeat=2)
+    tasks = build_tasks(request, CPU, None)
+    assert len(tasks) == len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 8
+    first = tasks[0]
+    assert first.id == "mqa_0.5B_smoke__seq_len=64__seed_1234"
+    assert first.folder.path.parts[-2:] == ("mqa_0.5B_smoke__seq_len=64", "seed_1234")
+    assert first.words == (
+        *("run", "mqa_0.5B", "--smoke", "training.seq_len=64", "label=seq_len=64"),
+        *("--repeat", "1", "training.seed=1234"),
+    )
+
+
+def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
+    request = Request(only=("gqa_0.5B",), axes=("parallel.tp=1,4",), smoke=True)
+    one, four = build_tasks(request, CPU, None)
+    assert one.refused is None
+    assert four.refused is not None
+    assert four.refused.kind == "mistake"
+    assert "4 does not divide the 14 heads" in four.refused.reason
+    with pytest.raises(ConfigError, match="4 does not divide the 14 heads"):
+        build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=4",), smoke=True), CPU, None)
+
+
+def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
+    (task,) = build_tasks(Request(only=("gqa_0.5B",), smoke=True), CPU, None)
+    tried = []
+    while (task := smaller(task, CPU)) is not None:  # type: ignore[assignment]
+        assert task.plan is not None
+        training = task.plan.config.training
+        tried.append(training.micro_batch_size)
+        assert training.global_batch_size == 8
+        assert (training.micro_batch_size_asked, task.asked) == (4, 4)
+        assert task.words[-2:] == (
+            f"training.micro_batch_size={training.micro_batch_size}",
+            "training.micro_batch_size_asked=4",
+        )
+    assert tried == [2, 1]
+
+
+def test_devices_are_shared_out() -> None:
+    wide = Request(only=("gqa_0.5B",), overrides=("parallel.tp=2", "parallel.dp=1"))
+    assert build_tasks(wide, GPUS, None)[0].slots == 2
+    # What leaves data parallelism to the devices takes all of them, or with a number of jobs its part.
+    assert build_tasks(Request(only=("gqa_0.5B",)), GPUS, None)[0].slots == 8
+    (part,) = build_tasks(Request(only=("gqa_0.5B",)), GPUS, 4)
+    assert part.slots == 2
+    assert part.plan is not None
+    assert part.plan.layout.dp == 2
+    (refused,) = [
+        task
+        for task in build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=1,2", "parallel.dp=2")), GPUS, 4)
+        if task.refused
+    ]
+    assert "each rank needs one of its own" in refused.refused.reason  # type: ignore[union-attr]
+
+
+def test_what_does_not_fit_is_refused_or_made_smaller() -> None:
+    small = Machine("cuda", "a GPU", ("0",), 24 * 10**9, 1_500_000_000, "CUDA_VISIBLE_DEVICES")
+    words = ("training.micro_batch_size=16", "training.seq_len=2048")
+    with pytest.raises(ConfigError, match="does not fit"):
+        build_tasks(Request(only=("gqa_0.5B",), overrides=words), small, None)
+    (task,) = build_tasks(Request(only=("gqa_0.5B",), overrides=words, retry_smaller=True), small, None)
+    assert task.refused is None
+    assert task.asked == 16
+    assert task.plan is not None
+    assert task.plan.config.training.micro_batch_size < 16
