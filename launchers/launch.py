@@ -19,6 +19,7 @@ from types import FrameType
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
 from launchers.failure import Failure
+from launchers.process_record import recorded_processes
 from launchers.supervision import STOPPED, Supervision, end_all
 from launchers.worker_process import WorkerProcess
 
@@ -65,6 +66,7 @@ def launch(
         stack.callback(end_all, workers)
         for local_rank in range(local_ranks):
             workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
+        stack.enter_context(recorded_processes(log_folder, cluster.node_rank, [worker.pid for worker in workers]))
         failure = Supervision(workers, signals, cluster.node_rank, stop_grace_s, FAILURE_GRACE_S).run()
     if failure is None:
         return 0

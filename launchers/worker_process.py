@@ -61,6 +61,11 @@ class WorkerProcess:
                 preexec_fn=_end_with_parent,
             )
 
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
     def exit_code(self) -> int | None:
         """``None`` while the rank runs; minus the signal's number where a signal ended it."""
         if self._process.returncode is None and self._process.poll() is not None:

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Ends the processes that runs have recorded and that still run; no other process is touched, none is found by name.
+#
+#   bash launchers/cleanup.sh [--dry-run] [FOLDER ...]     folders of output; ./output by default
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+if ! command -v python3 >/dev/null; then
+    echo "error: python3 is not on the PATH" >&2
+    exit 2
+fi
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m launchers.cleanup "$@"
