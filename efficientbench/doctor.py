@@ -6,18 +6,19 @@ import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from efficientbench.ascend_check import ascend_findings
 from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
-from efficientbench.devices.base import DTYPES, Device, all_devices
+from efficientbench.devices.base import DTYPES, Device, all_devices, device_called
+from efficientbench.finding import Finding, print_findings
+from efficientbench.step_check import step_findings
 from metrics import AllocatorSensor, HostSensor, NvmlSensor, RaplSensor
 from metrics.cgroup import memory_limit_bytes, usable_cores
 from metrics.hardware import peak_flops
@@ -46,32 +47,22 @@ REMEDIES = {"nvml": "a whole GPU instead of a slice, and a driver and container 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, whether it serves, what was found, and what would mend it."""
-
-    name: str
-    serves: bool
-    text: str
-    remedy: str = ""
-
-
 def doctor() -> int:
     """Print what was found; returns 0 where something can be trained here, else 1."""
     console = Console()
     packages = _packages()
-    _print(console, "Packages", packages)
+    print_findings(console, "Packages", packages)
     missing = [finding.name for finding in packages if not finding.serves]
     usable: list[Device] = []
     if _import_problem("torch") is None:
         every = all_devices()
         found = [device for device in every if device.unavailable_reason() is None]
         usable = [device for device in found if device.backend_unavailable_reason() is None]
-        _print(console, "Devices", [_device(device) for device in every])
-        _print(console, "Collective backends", [_backend(device) for device in every])
+        print_findings(console, "Devices", [_device(device) for device in every])
+        print_findings(console, "Collective backends", [_backend(device) for device in every])
         measures = [finding for device in every for finding in _measurement(device, device in found)]
-        _print(console, "Measurement", measures)
-    _print(console, "Host", _host())
+        print_findings(console, "Measurement", measures)
+    print_findings(console, "Host", _host())
     if missing or not usable:
         lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
         console.print(Text(f"Nothing can be trained here: {lacking}.", style="bold red"), soft_wrap=True)
@@ -81,19 +72,30 @@ def doctor() -> int:
     return 0
 
 
-def _print(console: Console, title: str, findings: Sequence[Finding]) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
-    for finding in findings:
-        mark = Text("✓", style="green") if finding.serves else Text("✗", style="yellow")
-        table.add_row(mark, finding.name, Text(finding.text))
-        if finding.remedy:
-            table.add_row("", "", Text(f"needs: {finding.remedy}", style="dim"))
-    console.print(Text(title, style="bold"))
-    console.print(table)
-    console.print()
+def examine_device(name: str) -> int:
+    """Print whether this machine can train on one device type, a step on each device included; 0 where it can, else 1.
+
+    Raises:
+        DeviceError: there is no device type of this name.
+    """
+    console = Console()
+    device = device_called(name)
+    findings = list(ascend_findings()) if device.telemetry == "ascend" else []
+    findings += [_device(device), _backend(device)]
+    measures = list(_measurement(device, findings[-2].serves))
+    if findings[-2].serves:
+        findings += step_findings(device)
+    else:
+        findings.append(Finding("step", False, "not tried, since the device type cannot be used"))
+    print_findings(console, f"Training on {device.type}", findings)
+    print_findings(console, "Measurement", measures)
+    failed = [finding.name for finding in findings if not finding.serves]
+    if failed:
+        text = f"{device.type} cannot be trained on here: see {', '.join(dict.fromkeys(failed))} above."
+        console.print(Text(text, style="bold red"), soft_wrap=True)
+        return 1
+    console.print(Text(f"Runs train here on {device.type}.", style="bold green"), soft_wrap=True)
+    return 0
 
 
 def _packages() -> list[Finding]:

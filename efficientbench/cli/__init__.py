@@ -146,11 +146,17 @@ def scripts(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="TYPE", help="examine one device type, with a training step on each"),
+    ] = None,
+) -> None:
     """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
     from efficientbench.doctor import doctor as examine
+    from efficientbench.doctor import examine_device
 
-    raise typer.Exit(examine())
+    raise typer.Exit(examine() if device is None else examine_device(device))
 
 
 def main() -> None:

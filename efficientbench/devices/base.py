@@ -113,14 +113,24 @@ def find_device(name: str = "auto") -> Device:
     Raises:
         DeviceError: an unknown name, or a device type that this machine cannot use, with the reason.
     """
-    devices = {device.type: device for device in all_devices()}
     if name == "auto":
-        return next(device for device in devices.values() if device.unavailable_reason() is None)
+        return next(device for device in all_devices() if device.unavailable_reason() is None)
+    device = device_called(name)
+    reason = device.unavailable_reason()
+    if reason is not None:
+        raise DeviceError(f"device={name} cannot be used here: {reason}")
+    return device
+
+
+def device_called(name: str) -> Device:
+    """The device type called `name`, whether or not this machine has one.
+
+    Raises:
+        DeviceError: there is none of this name.
+    """
+    devices = {device.type: device for device in all_devices()}
     if name not in devices:
         near = difflib.get_close_matches(name, [*devices, "auto"], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise DeviceError(f"device={name} is not one of auto, {', '.join(devices)}{hint}")
-    reason = devices[name].unavailable_reason()
-    if reason is not None:
-        raise DeviceError(f"device={name} cannot be used here: {reason}")
     return devices[name]

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Where CANN lies on this machine, and how it comes into a shell. To be sourced; it changes nothing by itself.
+#
+# Looked for, in this order: where the environment says it is (ASCEND_TOOLKIT_HOME, ASCEND_HOME_PATH), the folder that
+# ASCEND_INSTALL_PATH names, /usr/local/Ascend, ~/Ascend, /opt/Ascend. Below each: ascend-toolkit, cann (the name since
+# CANN 8.5), latest, cann-<version> (the newest).
+
+# Prints the path of every set_env.sh that was found, the one to use first.
+ascend_find_cann() {
+    local home root file versions=() found=()
+    for home in "${ASCEND_TOOLKIT_HOME:-}" "${ASCEND_HOME_PATH:-}"; do
+        [[ -n "$home" ]] || continue
+        for file in "$home/set_env.sh" "$home/../set_env.sh"; do
+            [[ ! -r "$file" ]] || found+=("$(readlink -f "$file")")
+        done
+    done
+    for root in "${ASCEND_INSTALL_PATH:-}" /usr/local/Ascend "$HOME/Ascend" /opt/Ascend; do
+        [[ -n "$root" && -d "$root" ]] || continue
+        mapfile -t versions < <(compgen -G "$root/cann-*/set_env.sh" | sort -rV)
+        for file in "$root/set_env.sh" "$root/ascend-toolkit/set_env.sh" "$root/cann/set_env.sh" \
+            "$root/latest/set_env.sh" "$root/ascend-toolkit/latest/set_env.sh" "${versions[@]}"; do
+            [[ ! -r "$file" ]] || found+=("$file")
+        done
+    done
+    [[ ${#found[@]} -gt 0 ]] || return 1
+    printf '%s\n' "${found[@]}" | awk '!seen[$0]++'
+}
+
+# Whether CANN's environment is set and lies where it says.
+ascend_is_sourced() {
+    local home="${ASCEND_TOOLKIT_HOME:-${ASCEND_HOME_PATH:-}}"
+    [[ -n "$home" && -d "$home" && ":${LD_LIBRARY_PATH:-}:" == *":$home/"* ]]
+}
+
+# Brings CANN's environment into this shell, once. Returns 1, with what was looked for, where there is none.
+ascend_source() {
+    local file flags=$- status=0
+    ascend_is_sourced && return 0
+    if ! file="$(ascend_find_cann | head -n 1)" || [[ -z "$file" ]]; then
+        echo "error: CANN was not found in ASCEND_INSTALL_PATH, /usr/local/Ascend, ~/Ascend or /opt/Ascend: install its" \
+            "toolkit and kernels, or start the container from an image that has them" >&2
+        return 1
+    fi
+    # The vendor's script reads variables that may be unset, and may end with a test that fails.
+    set +eu
+    # shellcheck disable=SC1090  # found at run time
+    source "$file" || status=$?
+    [[ "$flags" != *e* ]] || set -e
+    [[ "$flags" != *u* ]] || set -u
+    ascend_add_driver
+    if ! ascend_is_sourced; then
+        echo "error: $file was sourced (status $status) and did not set ASCEND_TOOLKIT_HOME or ASCEND_HOME_PATH with its" \
+            "libraries: this CANN is not installed completely" >&2
+        return 1
+    fi
+}
+
+# The driver's libraries, which CANN's script leaves to the system's configuration, and containers often lack.
+ascend_add_driver() {
+    local root="${ASCEND_DRIVER_PATH:-/usr/local/Ascend/driver}" folder
+    for folder in "$root/lib64/common" "$root/lib64/driver"; do
+        [[ -d "$folder" && ":${LD_LIBRARY_PATH:-}:" != *":$folder:"* ]] || continue
+        export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+    done
+}
+
+# Whether this machine shows an NPU at all.
+ascend_has_device() { compgen -G "${ASCEND_DEVICE_FILES:-/dev/davinci[0-9]*}" >/dev/null; }

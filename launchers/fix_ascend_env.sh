@@ -1,0 +1,171 @@
+#!/usr/bin/env bash
+# Tells what in this environment keeps Ascend NPUs from training, or slows it, and what it would change.
+#
+#   bash launchers/fix_ascend_env.sh                       tells; changes nothing
+#   bash launchers/fix_ascend_env.sh --apply [--file F]    writes its block into F (~/.bashrc), once, whatever it held
+#
+# Nothing else is written: what needs an administrator, or another image, is told with the command for it.
+# Exit status: 0 nothing is left to do, 1 something is, 2 wrong words.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+# shellcheck source=launchers/ascend_env.sh
+source "$root/launchers/ascend_env.sh"
+
+begin="# >>> efficientbench: Ascend >>>"
+end="# <<< efficientbench: Ascend <<<"
+apply=false
+file="$HOME/.bashrc"
+lines=()
+others=0
+
+usage() {
+    echo "usage: bash launchers/fix_ascend_env.sh [--apply] [--file FILE]" >&2
+    exit 2
+}
+
+while [[ $# -gt 0 ]]; do
+    case "$1" in
+    --apply) apply=true && shift ;;
+    --file) [[ $# -ge 2 ]] || usage && file="$2" && shift 2 ;;
+    *) usage ;;
+    esac
+done
+
+# $1 what is wrong, $2 the line that mends it in every new shell
+mend() {
+    printf '✗ %s\n    would write: %s\n' "$1" "$2"
+    lines+=("$2")
+}
+
+# $1 what is wrong, the rest what somebody has to do
+tell() {
+    printf '✗ %s\n    needs: %s\n' "$1" "${*:2}"
+    others=$((others + 1))
+}
+
+look_at_cann() {
+    local found
+    if ascend_is_sourced; then
+        printf '✓ CANN is in the environment: %s\n' "${ASCEND_TOOLKIT_HOME:-$ASCEND_HOME_PATH}"
+    elif found="$(ascend_find_cann | head -n 1)" && [[ -n "$found" ]]; then
+        mend "CANN's environment is not set" "source '$root/launchers/ascend_env.sh' && ascend_source"
+    else
+        tell "CANN is not installed where it usually is" "CANN's toolkit and kernels, or an image that has them"
+    fi
+}
+
+look_at_devices() {
+    local device
+    if ! ascend_has_device; then
+        tell "no NPU: no file /dev/davinci0" "the driver; in a container --device /dev/davinci0 (and so on)," \
+            "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc"
+        return
+    fi
+    for device in $(compgen -G "${ASCEND_DEVICE_FILES:-/dev/davinci[0-9]*}"); do
+        [[ -r "$device" && -w "$device" ]] && continue
+        tell "$device cannot be opened by $(id -un)" "sudo usermod -aG HwHiAiUser $(id -un), then a new login"
+        return
+    done
+    printf '✓ the NPUs can be opened\n'
+}
+
+# $1 variable, $2 values that are wrong (a pattern), $3 why, $4 the line that mends it
+look_at_variable() {
+    local value="${!1:-}"
+    [[ -n "$value" && "$value" =~ ^($2)$ ]] || return 0
+    mend "$1=$value: $3" "$4"
+}
+
+look_at_variables() {
+    look_at_variable ASCEND_LAUNCH_BLOCKING 1 "every operator is waited for; it is for debugging, and slow" \
+        "unset ASCEND_LAUNCH_BLOCKING"
+    look_at_variable ASCEND_GLOBAL_LOG_LEVEL '0|1' "debug and info logs of every operator are written, which is slow" \
+        "export ASCEND_GLOBAL_LOG_LEVEL=3"
+    look_at_variable ASCEND_SLOG_PRINT_TO_STDOUT 1 "the runtime's log goes to the terminal" \
+        "unset ASCEND_SLOG_PRINT_TO_STDOUT"
+    look_at_variable TASK_QUEUE_ENABLE 0 "operators are prepared and started in turn, which is slow" \
+        "unset TASK_QUEUE_ENABLE"
+    look_at_variable ASCEND_RT_VISIBLE_DEVICES '[^0-9].*' "no NPU is visible by that; ids are numbers and commas" \
+        "unset ASCEND_RT_VISIBLE_DEVICES"
+    if [[ -n "${RANK_TABLE_FILE:-}" && ! -r "$RANK_TABLE_FILE" ]]; then
+        mend "RANK_TABLE_FILE=$RANK_TABLE_FILE cannot be read, and HCCL would insist on it" "unset RANK_TABLE_FILE"
+    fi
+    if [[ "${HCCL_WHITELIST_DISABLE:-1}" == 0 && ! -r "${HCCL_WHITELIST_FILE:-}" ]]; then
+        mend "HCCL_WHITELIST_DISABLE=0 without a readable HCCL_WHITELIST_FILE: no node may talk to another" \
+            "unset HCCL_WHITELIST_DISABLE"
+    fi
+}
+
+look_at_ports() {
+    local base="${HCCL_IF_BASE_PORT:-60000}" low high reserved
+    [[ -r /proc/sys/net/ipv4/ip_local_port_range && "$base" =~ ^[0-9]+$ ]] || return 0
+    read -r low high </proc/sys/net/ipv4/ip_local_port_range
+    reserved="$(cat /proc/sys/net/ipv4/ip_local_reserved_ports 2>/dev/null || true)"
+    if ((base + 15 >= low && base <= high)) && [[ "$reserved" != *"$base"* ]]; then
+        printf "· for several nodes, keep HCCL's ports for it: %s\n" \
+            "sudo sysctl -w net.ipv4.ip_local_reserved_ports=$base-$((base + 15))"
+    fi
+}
+
+look_at_torch() {
+    local found
+    if ! found="$(cd / && python3 - 2>/dev/null <<'PYTHON'
+from importlib import metadata
+try:
+    pair = [metadata.version(name).split("+")[0].split(".")[:3] for name in ("torch", "torch-npu")]
+except metadata.PackageNotFoundError as error:
+    print(f"{error.name} is not installed for python3")
+else:
+    if pair[0] != pair[1]:
+        print(f"torch {'.'.join(pair[0])} and torch-npu {'.'.join(pair[1])} do not belong together")
+PYTHON
+    )"; then
+        tell "python3 does not run" "Python 3.10 to 3.12"
+    elif [[ -n "$found" ]]; then
+        tell "$found" "an image whose torch and torch-npu are of one version, or bash launchers/setup_ascend.sh"
+    else
+        printf '✓ torch and torch-npu belong together\n'
+    fi
+}
+
+# The file with our block as it should be; without one where there is nothing to write.
+new_content() {
+    if [[ -e "$file" ]]; then
+        awk -v begin="$begin" -v end="$end" '$0 == begin {skip = 1} !skip {print} $0 == end {skip = 0}' "$file"
+    fi
+    if [[ ${#lines[@]} -gt 0 ]]; then
+        printf '%s\n' "$begin" "${lines[@]}" "$end"
+    fi
+}
+
+# The lines that an earlier call wrote and that are still wanted: what they mend is mended in this shell, too.
+keep_earlier() {
+    local line
+    [[ -e "$file" ]] || return 0
+    while IFS= read -r line; do
+        [[ " ${lines[*]} " == *" $line "* ]] || lines+=("$line")
+    done < <(awk -v begin="$begin" -v end="$end" '$0 == end {inside = 0} inside {print} $0 == begin {inside = 1}' "$file")
+}
+
+look_at_cann
+look_at_devices
+look_at_variables
+look_at_ports
+look_at_torch
+
+wanted=${#lines[@]}
+if ! $apply; then
+    [[ $wanted -eq 0 ]] || echo "nothing was changed; --apply writes the $wanted lines above into $file"
+elif [[ $wanted -gt 0 ]]; then
+    keep_earlier
+    target="$(readlink -f "$file")"
+    [[ ! -e "$target" ]] || cp -p "$target" "$target.efficientbench.$$"
+    content="$(new_content)"
+    printf '%s\n' "$content" >"$target.efficientbench.$$"
+    mv "$target.efficientbench.$$" "$target"
+    echo "written to $file: open a new shell, or source it"
+    wanted=0
+fi
+[[ $wanted -eq 0 && $others -eq 0 ]] && echo "nothing else is left to do"
+[[ $wanted -eq 0 && $others -eq 0 ]]

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Finds CANN, brings its environment into the shell, makes the Python environment and checks all of it.
+#
+#   source launchers/setup_ascend.sh      for this shell; the runs that it starts need nothing more
+#   bash launchers/setup_ascend.sh        the same for a look: its own environment ends with it
+#
+# Where python3 has torch and torch-npu (a vendor's image), they are used as they are; else torch-npu is installed into
+# .venv in the version that constraints.txt pairs with torch. Called again, it finds what is done.
+
+_setup_ascend() {
+    local root extras=()
+    root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)" || return 1
+    # shellcheck source=launchers/ascend_env.sh
+    source "$root/launchers/ascend_env.sh" || return 1
+    # shellcheck source=launchers/bootstrap.sh
+    source "$root/launchers/bootstrap.sh" || return 1
+    ascend_source || return 1
+    echo "CANN: ${ASCEND_TOOLKIT_HOME:-$ASCEND_HOME_PATH}"
+    if ! (cd / && python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch_npu") is None)'); then
+        extras=(npu)
+    fi
+    bootstrap "${extras[@]}" || return 1
+    efficientbench doctor --device npu
+}
+
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
+    set -euo pipefail
+    _setup_ascend || exit 1
+    echo "to have this environment in your shell: source ${BASH_SOURCE[0]}"
+else
+    _setup_ascend
+fi

@@ -1,0 +1,112 @@
+"""What the check of an Ascend machine makes of its driver, CANN, torch and HCCL; on a machine that has none."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.ascend_machine import ROOT, fake_npu_smi, install_cann
+from support.command_line import efficientbench, environment
+
+from efficientbench import ascend_check
+from efficientbench.devices.cpu import CPU
+from efficientbench.finding import Finding
+from efficientbench.step_check import step_findings
+
+OUTPUTS = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
+TABLES = {entry["what"]: entry["text"] for entry in OUTPUTS["tables"]}
+
+
+def npu_smi_findings(monkeypatch: pytest.MonkeyPatch, folder: Path, table: str, status: int = 0) -> list[Finding]:
+    fake_npu_smi(folder, table, status)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return [finding for finding in ascend_check.ascend_findings({}) if finding.name in ("npu-smi", "chips")]
+
+
+def test_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4-1 (A2)"])
+    assert finding == Finding("npu-smi", True, "2 × 910B4-1 (npu-smi 25.2.0, driver 25.2.0)")
+
+
+def test_an_ill_npu_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4 (A2), in use, the numbers touch the slash"])
+    assert not finding.serves
+    assert finding.remedy == "NPU 1 healthy again, which is 'Alarm'"
+
+
+def test_a_310p_is_for_inference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _, chips = npu_smi_findings(monkeypatch, tmp_path, TABLES["310P3 (300I Duo), no power, DDR"])
+    assert not chips.serves
+    assert "made for inference" in chips.text
+
+
+def test_a_device_that_another_container_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["a device in use"], status=1)
+    assert not finding.serves
+    assert finding.text.endswith("because the device is used. ret is -8020")
+    assert finding.remedy == "another container holds the device"
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_npu", "together"),
+    [
+        ("2.13.0", "2.13.0", True),
+        ("2.6.0+cpu", "2.6.0", True),
+        ("2.6.0", "2.6.0.post3", True),
+        ("2.6.0", "2.6.0rc1", True),
+        ("2.6.0", "2.5.1.post2", False),
+        ("2.7.1", "2.7.0", False),
+        ("2.13.0", "git", False),
+    ],
+)
+def test_torch_and_torch_npu_are_of_one_release(torch: str, torch_npu: str, together: bool) -> None:
+    assert ascend_check.paired(torch, torch_npu) == together
+
+
+def test_cann_is_found_by_its_environment(tmp_path: Path) -> None:
+    home = install_cann(tmp_path / "Ascend")
+    by_name = {finding.name: finding for finding in ascend_check.ascend_findings({"ASCEND_HOME_PATH": str(home)})}
+    assert by_name["CANN"] == Finding("CANN", True, f"8.2.RC1 in {home}")
+    shutil.rmtree(home)
+    by_name = {finding.name: finding for finding in ascend_check.ascend_findings({"ASCEND_HOME_PATH": str(home)})}
+    assert by_name["CANN"].text == f"{home} is no folder any more"
+
+
+def test_a_missing_hccl_is_a_failure() -> None:
+    (finding,) = [finding for finding in ascend_check.ascend_findings({}) if finding.name == "HCCL"]
+    if finding.serves:
+        pytest.skip("this machine has HCCL")
+    assert "libhccl.so cannot be loaded" in finding.text
+
+
+def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = step_findings(CPU())
+    assert finding.serves
+    assert finding.text.startswith("bf16: loss ")
+    answer = '{"loss": 7.1, "next_loss": 7.0, "wanted": 6.24, "free_bytes": 0, "total_bytes": 0}\n'
+    done = subprocess.CompletedProcess([], 0, f"noise of a library\n{answer}", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    (finding,) = step_findings(CPU())
+    assert not finding.serves
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -11, "", "boom\n"))
+    (finding,) = step_findings(CPU())
+    assert finding.text == "the bf16 step failed: boom"
+
+
+def test_the_doctor_refuses_a_machine_without_npus() -> None:
+    if Path("/dev/davinci0").exists():
+        pytest.skip("this machine has an NPU")
+    command = [sys.executable, str(ROOT / "launchers" / "check_npu.py")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "no device file /dev/davinci0 on this machine" in done.stdout
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("npu cannot be trained on here: see ")
+    assert "HCCL" in last
+    wrong = efficientbench("doctor", "--device", "npux")
+    assert wrong.returncode == 2
+    assert "did you mean npu?" in wrong.stderr

@@ -1,0 +1,156 @@
+"""The scripts for Ascend on made-up machines: they find CANN, say what is missing, change what they were asked to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.ascend_machine import ROOT, clean_environment, clone_with_environment, install_cann
+
+SCRIPTS = sorted((ROOT / "launchers").glob("*.sh"))
+
+
+def bash(command: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command, "bash", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script.name for script in SCRIPTS])
+def test_a_script_parses_and_can_be_called(script: Path) -> None:
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+
+
+def test_shellcheck() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed")
+    command = [shellcheck, "--external-sources", *(script.name for script in SCRIPTS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # Paths in `source` directives are those of the repository.
+    command = [shellcheck, "--external-sources", *map(str, SCRIPTS)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+SOURCE = 'set -euo pipefail; source "$1/launchers/ascend_env.sh"; ascend_source; ascend_source; '
+SHOW = 'printf "%s\\n" "$ASCEND_TOOLKIT_HOME" "$LD_LIBRARY_PATH" "$-"'
+
+
+@pytest.mark.parametrize("place", ["Ascend", "named"])
+def test_cann_is_found_and_sourced_once(tmp_path: Path, place: str) -> None:
+    home = install_cann(tmp_path / place)
+    more = {"ASCEND_INSTALL_PATH": str(tmp_path / place)} if place == "named" else {}
+    done = bash(SOURCE + SHOW, clean_environment(tmp_path, **more), str(ROOT))
+    assert done.returncode == 0, done.stderr
+    toolkit, libraries, options = done.stdout.splitlines()
+    assert toolkit == str(home)
+    assert libraries.count(f"{home}/lib64:") == 1
+    assert {"e", "u"} <= set(options), "the caller's options are as before"
+
+
+def test_the_newest_cann_is_taken_and_the_drivers_libraries_are_added(tmp_path: Path) -> None:
+    for version in ("8.5.0", "9.0.0", "10.0.0"):
+        install_cann(tmp_path / "Ascend", f"cann-{version}", version)
+    driver = tmp_path / "driver" / "lib64" / "driver"
+    driver.mkdir(parents=True)
+    environment = clean_environment(tmp_path, ASCEND_DRIVER_PATH=str(tmp_path / "driver"))
+    done = bash(SOURCE + SHOW, environment, str(ROOT))
+    assert done.stdout.splitlines()[0].endswith("cann-10.0.0")
+    assert done.stdout.splitlines()[1].endswith(f":{driver}")
+
+
+def test_without_cann_it_says_where_it_looked(tmp_path: Path) -> None:
+    done = bash('source "$1/launchers/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT))
+    if Path("/usr/local/Ascend").exists() or Path("/opt/Ascend").exists():
+        pytest.skip("this machine has an Ascend folder")
+    assert done.returncode == 1
+    assert "CANN was not found in ASCEND_INSTALL_PATH, /usr/local/Ascend, ~/Ascend or /opt/Ascend" in done.stderr
+
+
+def test_an_incomplete_cann_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "Ascend" / "ascend-toolkit"
+    folder.mkdir(parents=True)
+    (folder / "set_env.sh").write_text("false\n")
+    done = bash('source "$1/launchers/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT))
+    assert done.returncode == 1
+    assert "this CANN is not installed completely" in done.stderr
+
+
+@pytest.mark.parametrize("sourced", [False, True])
+def test_setup_sources_cann_makes_the_environment_and_checks(tmp_path: Path, sourced: bool) -> None:
+    clone = clone_with_environment(tmp_path / "a clone")
+    home = install_cann(tmp_path / "Ascend")
+    script = f"{clone}/launchers/setup_ascend.sh"
+    command = 'source "$1"; echo "$ASCEND_TOOLKIT_HOME"; type -p efficientbench' if sourced else 'bash "$1"'
+    for _ in range(2):
+        done = bash(command, clean_environment(tmp_path), script)
+        assert done.returncode == 0, done.stderr
+        assert f"CANN: {home}" in done.stdout
+        if sourced:
+            assert done.stdout.splitlines()[-2:] == [str(home), f"{clone}/.venv/bin/efficientbench"]
+    calls = (clone / "calls").read_text().splitlines()
+    assert calls.count("efficientbench doctor --device npu") == 2
+
+
+def fix(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "launchers" / "fix_ascend_env.sh"), *words]
+    environment = clean_environment(home, **more)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_fix_tells_and_changes_nothing(tmp_path: Path) -> None:
+    install_cann(tmp_path / "Ascend")
+    (tmp_path / ".bashrc").write_text("alias ll='ls -l'\n")
+    done = fix(tmp_path, ASCEND_LAUNCH_BLOCKING="1")
+    assert done.returncode == 1
+    assert "CANN's environment is not set" in done.stdout
+    assert "ASCEND_LAUNCH_BLOCKING=1: every operator is waited for" in done.stdout
+    assert "nothing was changed; --apply writes the 2 lines above" in done.stdout
+    assert (tmp_path / ".bashrc").read_text() == "alias ll='ls -l'\n"
+    assert fix(tmp_path, "--frobnicate").returncode == 2
+
+
+def test_fix_writes_its_block_once_and_the_next_shell_has_cann(tmp_path: Path) -> None:
+    home = install_cann(tmp_path / "Ascend")
+    bashrc = tmp_path / ".bashrc"
+    bashrc.write_text("alias ll='ls -l'\n")
+    bashrc.chmod(0o600)
+    wrong = {"RANK_TABLE_FILE": "/nowhere", "ASCEND_GLOBAL_LOG_LEVEL": "1", "HCCL_WHITELIST_DISABLE": "0"}
+    fix(tmp_path, "--apply", **wrong)
+    first = bashrc.read_text()
+    assert first.startswith("alias ll='ls -l'\n# >>> efficientbench: Ascend >>>\n")
+    # Called with what it mended still wrong, and called with all of it mended: the same file.
+    fix(tmp_path, "--apply", **wrong)
+    assert bashrc.read_text() == first
+    mended = bash('source "$HOME/.bashrc"; env', clean_environment(tmp_path, **wrong)).stdout
+    assert f"ASCEND_TOOLKIT_HOME={home}\n" in mended
+    assert "ASCEND_GLOBAL_LOG_LEVEL=3\n" in mended
+    assert "RANK_TABLE_FILE=" not in mended
+    assert "HCCL_WHITELIST_DISABLE=" not in mended
+    fix(
+        tmp_path,
+        "--apply",
+        **dict(line.split("=", 1) for line in mended.splitlines() if line.startswith(("ASCEND", "LD_"))),
+    )
+    assert bashrc.read_text() == first
+    assert bashrc.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir() if "efficientbench" in path.name] == []
+
+
+def test_fix_names_what_only_others_can_mend(tmp_path: Path) -> None:
+    done = fix(tmp_path)
+    assert done.returncode == 1
+    assert "no NPU: no file /dev/davinci0" in done.stdout
+    assert "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc" in done.stdout
+    (tmp_path / "davinci0").touch()
+    assert "the NPUs can be opened" in fix(tmp_path).stdout
