@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEEDED = "import efficientbench.doctor, typer"
 
 
-def main():
+def main() -> int:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]))
     for python in (sys.executable, os.path.join(ROOT, ".venv", "bin", "python")):
         if not os.path.exists(python):
