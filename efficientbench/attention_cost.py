@@ -31,6 +31,10 @@ class AttentionCost:
     """(model, t) → of these, what selective recomputation does not keep."""
     gathered: Callable[[ModelConfig, int], int]
     """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
+    exchanged: Callable[[ModelConfig, int], int]
+    """(model, t) → elements per token of keys and values that context-parallel ranks send one another."""
+    column_inputs: Callable[[ModelConfig], tuple[int, ...]]
+    """Widths of what goes into each projection that tensor-parallel ranks split by its outputs."""
     causal_score_flops: Callable[[ModelConfig, int], int] | None = None
     """The same as score_flops over the keys that a query sees; None: half of the full square."""
     keys_read_per_query: Callable[[ModelConfig, int], float] | None = None
@@ -117,6 +121,8 @@ ATTENTION = {
         saved=_gqa_saved,
         recomputed=lambda model, tp: _gqa_key(model, tp),
         gathered=lambda model, tp: 2 * _gqa_key(model, tp),
+        exchanged=lambda model, tp: 2 * _gqa_key(model, tp),
+        column_inputs=lambda model: (model.hidden_size,),
     ),
     "mla": AttentionCost(
         parameters=lambda model: _mla_projections(model) + _mla_latent_norms(model),
@@ -127,6 +133,8 @@ ATTENTION = {
         saved=_mla_saved,
         recomputed=_mla_recomputed,
         gathered=lambda model, tp: model.heads // tp * 2 * _mla_key_dim(model),
+        exchanged=lambda model, tp: model.heads // tp * (_mla_key_dim(model) + _mla(model).v_head_dim),
+        column_inputs=lambda model: (_mla(model).q_lora_rank or model.hidden_size, _mla(model).kv_lora_rank),
     ),
     "nsa": AttentionCost(
         parameters=nsa_cost.parameters,
@@ -137,6 +145,9 @@ ATTENTION = {
         saved=nsa_cost.saved,
         recomputed=nsa_cost.recomputed,
         gathered=lambda model, tp: 0,
+        exchanged=lambda model, tp: 0,
+        # Of queries, keys and values, and of the gates.
+        column_inputs=lambda model: (model.hidden_size, model.hidden_size),
         causal_score_flops=nsa_cost.score_flops,
         keys_read_per_query=nsa_cost.keys_read_per_query,
     ),

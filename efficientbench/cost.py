@@ -140,10 +140,18 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
     square = attention.score_flops(model, seq_len)
-    causal = attention.causal_score_flops(model, seq_len) if attention.causal_score_flops else square // 2
+    causal = causal_score_flops(model, seq_len)
     forward = linear + model.layers * causal
     recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
     return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
+
+
+def causal_score_flops(model: ModelConfig, seq_len: int) -> int:
+    """Forward FLOPs per token of one layer in scores and their product with the values, over the keys in sight."""
+    attention = ATTENTION[model.attention.kind]
+    if attention.causal_score_flops:
+        return attention.causal_score_flops(model, seq_len)
+    return attention.score_flops(model, seq_len) // 2
 
 
 def dense_keys_per_query(seq_len: int) -> float:

@@ -44,7 +44,7 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
     """State as megatron-core's DistributedDataParallel and (distributed) optimizer hold it: weights in the compute
     dtype, one float32 gradient buffer, and per data-parallel rank a share of float32 masters and Adam's moments.
     Experts are shared out over ep ranks, their optimizer states over the ranks that hold the same ones."""
-    common, experts = _rank_parameters(config, layout, stage), _rank_experts(config, layout)
+    common, experts = rank_parameters(config, layout, stage), rank_experts(config, layout)
     replicas = layout.cp * layout.dp
     same_experts = layout.tp * replicas // (layout.ep * config.parallel.expert_tp)
     count = sharded = common + experts
@@ -62,7 +62,7 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
     )
 
 
-def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
+def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """Parameters on one rank besides experts; with several stages, the tied embedding is on the first and on the
     last."""
     model, tp = config.model, layout.tp
@@ -74,13 +74,13 @@ def _rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + 2 * model.hidden_size)
     count += POSITION[model.position.kind].rank_parameters(model, tp, stage == 0)
     if stage in (0, layout.pp - 1):
-        count += _rank_embedding(config, layout)
+        count += rank_embedding(config, layout)
     if stage == layout.pp - 1:
         count += model.hidden_size
     return count
 
 
-def _rank_experts(config: RunConfig, layout: Layout) -> int:
+def rank_experts(config: RunConfig, layout: Layout) -> int:
     """Parameters of the experts on one rank; none in a dense model."""
     model = config.model
     if model.moe is None:
@@ -89,7 +89,7 @@ def _rank_experts(config: RunConfig, layout: Layout) -> int:
     return layout.layers_per_stage * model.moe.experts // layout.ep * each
 
 
-def _rank_embedding(config: RunConfig, layout: Layout) -> int:
+def rank_embedding(config: RunConfig, layout: Layout) -> int:
     return padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp * config.model.hidden_size
 
 
@@ -148,7 +148,7 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     layer = tokens * (_feed_forward_elements(config) + 2 * model.hidden_size) * dtype_bytes
     if training.recompute == "full":
         layer += tokens * _layer_elements(config, layout) * dtype_bytes
-    embedding = _rank_embedding(config, layout) * dtype_bytes
+    embedding = rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
     waiting = embedding if last else 0
     lookup = waiting + embedding if first else 0
@@ -161,7 +161,7 @@ def loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
     training = config.training
     dtype_bytes = BYTES[training.dtype]
     copies = 4 if dtype_bytes == 4 else 4 + 2 * dtype_bytes
-    embedding = _rank_embedding(config, layout)
+    embedding = rank_embedding(config, layout)
     tokens = _rank_tokens(config, layout)
     rows = padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp
     block = min(max(LOSS_BLOCK_ELEMENTS // rows, 1), tokens) * rows

@@ -68,8 +68,21 @@ def plan(
     data: Data = None,
     tokenizer: Tokenizer = None,
     every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
+    world: Annotated[
+        int | None,
+        typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
+    ] = None,
+    devices_per_node: Annotated[
+        int, typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node")
+    ] = 8,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="with --world: a row of metrics/hardware.yaml, like 'H100 SXM'"),
+    ] = None,
 ) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
+    if world is None and device is not None:
+        raise typer.BadParameter("--device goes with --world N: how many of them there are")
     if every:
         from efficientbench.plan_table import print_matrix
 
@@ -80,6 +93,12 @@ def plan(
     config, _ = resolve_words(name, words or [], smoke, data, tokenizer)
     from rich.console import Console
 
+    if world is not None:
+        from efficientbench.scale_plan import make_scale_plan
+        from efficientbench.scale_table import print_scale_plan
+
+        print_scale_plan(make_scale_plan(config, world, devices_per_node, device), Console(width=160))
+        return
     from efficientbench.plan import plan_anywhere
     from efficientbench.plan_table import print_plan
 

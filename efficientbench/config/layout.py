@@ -227,11 +227,12 @@ def _group_problems(tp: int, groups: int, head_dim: int) -> list[str]:
 
 def _batch_problems(config: RunConfig, dp: int) -> list[str]:
     training, parallel = config.training, config.parallel
+    step = training.micro_batch_size * dp
     problems = []
-    if training.global_batch_size % (training.micro_batch_size * dp):
+    if training.global_batch_size % step:
         problems.append(
             f"training.global_batch_size: {training.global_batch_size} is not a multiple of micro_batch_size × dp = "
-            f"{training.micro_batch_size} × {dp}"
+            f"{training.micro_batch_size} × {dp}: {_nearest_multiple(training.global_batch_size, step)} would be"
         )
     elif parallel.vpp > 1 and training.global_batch_size // (training.micro_batch_size * dp) % parallel.pp:
         problems.append(
@@ -242,3 +243,7 @@ def _batch_problems(config: RunConfig, dp: int) -> list[str]:
     if config.data.split[0] == 0:
         problems.append(f"data.split: {list(config.data.split)} leaves nothing to train on: its first part is zero")
     return problems
+
+
+def _nearest_multiple(number: int, of: int) -> int:
+    return max(round(number / of), 1) * of

@@ -5,6 +5,9 @@ S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
@@ -14,6 +17,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
@@ -118,12 +122,35 @@ def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = 
     Needs the process groups of training/groups.py. `vp_stage`: which of this rank's virtual pipeline stages; None where
     it has but one stage.
     """
-    megatron_patches.apply()
     with device:
-        engine = transformer_config(config)
-        first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
-        position = build_position(config.model, engine, first_stage)
-        spec = block_spec(config, position)
-        model = GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)
+        model = _construct(config, vp_stage)
     initialize(model, config.model, config.training.seed)
     return model
+
+
+def stages_on_meta(config: RunConfig) -> list[GPT]:
+    """The same stages as `build_stages` gives, with shapes and no memory: none of their parameters can be computed
+    with."""
+    with torch.device("meta"), _OnMeta():
+        return [_construct(config, index if config.parallel.vpp > 1 else None) for index in range(config.parallel.vpp)]
+
+
+class _OnMeta(TorchFunctionMode):
+    """Puts on the meta device what names another: megatron asks for the accelerator by its name."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs and kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **(kwargs or {}))
+
+
+def _construct(config: RunConfig, vp_stage: int | None) -> GPT:
+    """One stage on torch's default device, its weights as they come."""
+    megatron_patches.apply()
+    engine = transformer_config(config)
+    first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+    position = build_position(config.model, engine, first_stage)
+    spec = block_spec(config, position)
+    return GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)

@@ -7,7 +7,8 @@ import re
 import pytest
 import yaml
 
-from metrics.hardware import TABLE, peak_flops
+from metrics.errors import MetricsError
+from metrics.hardware import TABLE, device_rates, peak_flops
 
 ROWS = yaml.safe_load(TABLE.read_text())["devices"]
 
@@ -93,3 +94,32 @@ def test_rows_are_complete_and_dense(row: dict) -> None:
         assert peaks["bf16"] == peaks["fp16"]
         # On every one of these chips TF32 runs at half the 16-bit rate: a figure "with sparsity" would show here.
         assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.03)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_every_device_has_links_once(row: dict) -> None:
+    links = [each for each in yaml.safe_load(TABLE.read_text())["links"] if row["name"] in each["devices"]]
+    assert len(links) == 1
+    assert set(links[0]) == {"devices", "backend", "in_node_gb_s", "between_nodes_gb_s", "source"}
+    rates = device_rates(row["name"], "fp16")
+    assert rates.peak_flops == row["peak_tflops"]["fp16"] * 1e12
+    assert rates.in_node_bytes_s >= (rates.between_nodes_bytes_s or 0)
+
+
+def test_rates_by_the_drivers_name_and_a_given_peak() -> None:
+    rates = device_rates("NVIDIA H200", "bf16", peak=1e15)
+    assert (rates.name, rates.peak_flops, rates.sources[0]) == ("H200 SXM", 1e15, "peak given")
+    assert (rates.in_node_bytes_s, rates.between_nodes_bytes_s) == (450e9, 50e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"),
+    [
+        ("H100 SMX", "bf16", "did you mean 'H100 SXM'"),
+        ("V100 SXM2", "bf16", "in bf16 is not known .known: fp16, fp32"),
+        ("abacus", "bf16", "'abacus' is not in the table of devices .V100S PCIe,"),
+    ],
+)
+def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> None:
+    with pytest.raises(MetricsError, match=why):
+        device_rates(name, dtype)

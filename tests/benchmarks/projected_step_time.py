@@ -1,0 +1,182 @@
+"""A step's time as `plan` projects it against the time that it takes, on one and two single-threaded gloo ranks.
+
+Measures this machine's rates first, in place of a row of the table of devices: FLOP/s of the model's largest matrix
+product and of its attention, memory bandwidth, and gloo's all-reduce, all ranks at once, since they share memory and
+cores. Then projects and trains each layout, round after round, and prints measured over projected.
+
+    python3 tests/benchmarks/projected_step_time.py [--steps 5] [--rounds 3] [--layouts "one rank" "DP 2"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from support.cells import write_corpus
+from support.ranks import Ranks
+
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.cost import causal_score_flops
+from efficientbench.step_time import Efficiency, Projection, project
+from metrics.hardware import DeviceRates
+
+WITHIN = 0.25
+
+SHAPE = [
+    "model.layers=4",
+    "model.hidden_size=512",
+    "model.heads=8",
+    "model.head_dim=64",
+    "model.attention.query_groups=2",
+    "model.ffn_hidden_size=2048",
+    "model.vocab_size=16384",
+    "training.seq_len=512",
+    "training.micro_batch_size=1",
+    "training.global_batch_size=2",
+    "training.dtype=fp32",
+    "training.steps=1000",
+]
+LAYOUTS = {
+    "one rank": ["parallel.dp=1"],
+    "DP 2": ["parallel.dp=2"],
+    "TP 2": ["parallel.dp=1", "parallel.tp=2"],
+    "PP 2": ["parallel.dp=1", "parallel.pp=2"],
+}
+
+
+def main() -> None:
+    """Print each layout's ratio; exit with 1 where one is off by more than a quarter."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each round")
+    parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    arguments = parser.parse_args()
+    off = False
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.layouts:
+            config = resolve("gqa_1.5B", True, [*SHAPE, f"data.cache={folder}", *LAYOUTS[name]])
+            write_corpus(Path(folder) / "tokens", config.model.vocab_size, documents=40, length=600)
+            off |= not compare(name, config, Path(folder) / "tokens", arguments.rounds, arguments.steps)
+    sys.exit(int(off))
+
+
+def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int) -> bool:
+    """Print a layout's figures; whether the projection is near enough."""
+    layout = Layout.of(config, devices=1, oversubscribe=True)
+    ranks, ratios = Ranks(layout.world_size), []
+    try:
+        for _ in range(rounds):
+            rates, efficiency = slowest(ranks.call(measure_rates, config))
+            projection = project(config, layout, rates, efficiency)
+            step_time_s = statistics.median(
+                max(times) for times in zip(*ranks.call(train, config, prefix, steps), strict=True)
+            )
+            ratios.append(step_time_s / projection.step_time_s)
+    finally:
+        ranks.close()
+    ratio = statistics.median(ratios)
+    print(
+        f"{name}: measured {step_time_s:.3f} s, projected {projection.step_time_s:.3f} s; measured / projected "
+        f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} over {rounds} rounds)\n  {told(rates, efficiency)}\n"
+        f"  {parts(projection)}",
+        flush=True,
+    )
+    return 1 - WITHIN <= ratio <= 1 + WITHIN
+
+
+def slowest(measured: list[tuple[float, float, float, float]]) -> tuple[DeviceRates, Efficiency]:
+    """What the slowest rank reached, as a row of the table of devices of which all is reached."""
+    matmul, attention, memory, link = (min(each) for each in zip(*measured, strict=True))
+    rates = DeviceRates("this machine", "gloo", matmul, memory, None, link, None, ("measured",))
+    return rates, Efficiency(matmul=1, attention=attention / matmul, memory=1, link=1)
+
+
+def told(rates: DeviceRates, efficiency: Efficiency) -> str:
+    return (
+        f"measured rates of a rank: matmul {rates.peak_flops / 1e9:.1f} GFLOP/s, attention "
+        f"{rates.peak_flops * efficiency.attention / 1e9:.1f} GFLOP/s, memory {rates.memory_bytes_s / 1e9:.1f} GB/s, "
+        f"gloo {rates.in_node_bytes_s / 1e9:.2f} GB/s"
+    )
+
+
+def parts(projection: Projection) -> str:
+    named = {**projection.compute_s, **projection.communication_s, "pipeline bubble": projection.bubble_s}
+    return "projected, ms: " + ", ".join(f"{name} {time_s * 1e3:.1f}" for name, time_s in named.items() if time_s)
+
+
+def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
+    """FLOP/s of the feed-forward product and of causal attention (forward and backward, as cost.py counts them), bytes
+    a second of a sum of large tensors, and bytes a second that a rank sends in a large all-reduce."""
+    import torch.distributed as dist
+
+    from efficientbench.model.kernels.attention import causal_attention
+
+    model, training = config.model, config.training
+    tokens, tp = training.micro_batch_size * training.seq_len, config.parallel.tp
+    left = torch.randn(tokens, model.hidden_size)
+    right = torch.randn(2 * model.ffn_hidden_size // tp, model.hidden_size)
+    product_s = typical(lambda: left @ right.t())
+    heads = [model.heads // tp, *[max(model.key_value_heads // tp, 1)] * 2]
+    query, key, value = (
+        torch.randn(training.seq_len, training.micro_batch_size, count, model.head_dim, requires_grad=True)
+        for count in heads
+    )
+    ones = torch.ones(training.seq_len, training.micro_batch_size, heads[0] * model.head_dim)
+    attention_s = typical(lambda: causal_attention(query, key, value, 0.1).backward(ones))
+    big = torch.ones(2**25)
+    sum_s = typical(lambda: torch.add(big, 1.0, out=big))
+    link = float("inf")
+    if dist.get_world_size() > 1:
+        size, sent = dist.get_world_size(), torch.ones(2**21)
+        link = 2 * (size - 1) / size * sent.nbytes / typical(lambda: dist.all_reduce(sent))
+    return (
+        2 * tokens * left.shape[1] * right.shape[0] / product_s,
+        3 * tokens * causal_score_flops(model, training.seq_len) / tp / attention_s,
+        2 * big.nbytes / sum_s,
+        link,
+    )
+
+
+def typical(work: Callable[[], object], times: int = 7) -> float:
+    """The median of several times, s, after one that is not counted."""
+    measured = []
+    for _ in range(times + 1):
+        begin_s = time.perf_counter()
+        work()
+        measured.append(time.perf_counter() - begin_s)
+    return statistics.median(measured[1:])
+
+
+def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
+    """The time of each step on this rank, s, after two that are not counted."""
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    device, times = torch.device("cpu"), []
+    with groups.model_parallel(config.parallel, config.training.seed):
+        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+        batches = Batches(config, 50, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "random"}), device)
+        trainer = Trainer(config, 50, stages, build_optimizer(stages, config), batches, [])
+        for step in range(1, steps + 3):
+            groups.barrier()
+            begin_s = time.perf_counter()
+            trainer.train_step(step)
+            times.append(time.perf_counter() - begin_s)
+    return times[2:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Plans for a cluster: the grid, the parameters of every stage, the projection, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import re
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from support.alone import counted, engine_groups, peak_memory_bytes
+
+from efficientbench import memory_cost
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.rank_grid import RankGrid
+from efficientbench.scale_plan import ScalePlan, layout_of_world, make_scale_plan
+from efficientbench.scale_table import print_scale_plan
+from efficientbench.step_time import Efficiency, bubble_fraction, project
+from metrics.errors import MetricsError
+from metrics.hardware import device_rates
+
+H100 = device_rates("H100 SXM", "bf16")
+TP_SP = ("parallel.tp=2", "parallel.sp=true")
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+def laid_out(name: str, world: int, *overrides: str) -> tuple:
+    config = resolve(name, overrides=("training.global_batch_size=1024", *overrides))
+    return layout_of_world(config, world, 8)
+
+
+LAYOUTS = [
+    (1, ()),
+    (8, TP_SP),
+    (64, ("parallel.tp=4", "parallel.sp=true", "parallel.pp=4")),
+    (32, ("parallel.pp=2", "parallel.vpp=2", "parallel.cp=2")),
+    (64, (*TP_SP, "parallel.pp=2", "parallel.ep=4")),
+    (1024, (*TP_SP, "parallel.pp=4", "parallel.cp=2")),
+]
+
+
+@pytest.mark.parametrize("name", [run.name for run in load_matrix().runs])
+def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPoolExecutor) -> None:
+    tried = 0
+    for world, overrides in LAYOUTS:
+        try:
+            config, layout = laid_out(name, world, *overrides)
+        except ConfigError:
+            continue  # not every variant divides so
+        tried += 1
+        formula = [
+            memory_cost.rank_parameters(config, layout, stage) + memory_cost.rank_experts(config, layout)
+            for stage in range(layout.pp)
+        ]
+        assert alone.submit(counted, config, layout).result() == formula, overrides
+    assert tried >= 2
+
+
+def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
+    config, layout = laid_out("moe_1.5Bx8", 1)
+    (parameters,) = alone.submit(counted, config, layout).result()
+    assert alone.submit(peak_memory_bytes).result() < 1e9 < parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "overrides"),
+    [
+        ("gqa_3B", 64, ("parallel.tp=4", "parallel.sp=true", "parallel.cp=2", "parallel.pp=4")),
+        ("moe_1.5Bx8", 32, (*TP_SP, "parallel.cp=2", "parallel.pp=2", "parallel.ep=4")),
+        ("moe_1.5Bx8", 16, (*TP_SP, "parallel.pp=2")),
+    ],
+)
+def test_groups_are_the_engines(name: str, world: int, overrides: tuple[str, ...], alone: ProcessPoolExecutor) -> None:
+    config, layout = laid_out(name, world, *overrides)
+    grid = RankGrid(layout)
+    for rank in (0, 5, world // 2 + 3, world - 1):
+        for kind, ranks in alone.submit(engine_groups, config, layout, rank).result().items():
+            assert [group for group in grid.groups(kind) if rank in group] == [tuple(ranks)], (rank, kind)
+
+
+def test_what_a_group_reaches() -> None:
+    grid = RankGrid(laid_out("gqa_3B", 1024, "parallel.tp=4", "parallel.pp=4")[1])
+    assert grid.span("tp").nodes == 1
+    assert (grid.span("dp").size, grid.span("dp").nodes, grid.span("dp").per_node) == (64, 32, 2)
+    assert grid.span("pp").nodes == 4
+    assert grid.sends_between_nodes(0)
+    assert not grid.sends_between_nodes(3)
+    # A tensor-parallel group that does not divide a node lies on two of them.
+    config = resolve("gqa_3B", overrides=("parallel.tp=4", "training.global_batch_size=60"))
+    assert RankGrid(layout_of_world(config, 24, 6)[1]).span("tp").nodes == 2
+
+
+@pytest.mark.parametrize(("vpp", "fraction"), [(1, 3 / 64), (3, 1 / 64)])
+def test_bubble_is_narayanans(vpp: int, fraction: float) -> None:
+    config, layout = laid_out("gqa_3B", 64, "parallel.pp=4", f"parallel.vpp={vpp}")
+    assert layout.micro_batches == 64
+    assert bubble_fraction(layout) == pytest.approx(fraction)
+    # Inner stages alone are equal: with no embedding and no loss the projection's bubble is the formula's.
+    projection = project(config, layout, H100)
+    busy_s = projection.step_time_s - projection.bubble_s
+    assert 0 < projection.bubble_s / busy_s < fraction
+
+
+def test_projection_by_hand() -> None:
+    """A single rank whose memory is endless: what is left are the matrix products at the peak."""
+    config, layout = laid_out("gqa_1.5B", 1)
+    rates = replace(H100, memory_bytes_s=1e30)
+    projection = project(config, layout, rates, Efficiency(1, 1, 1, 1))
+    # 1024 sequences of 2048 tokens; FLOPs per token as the table of the matrix has them.
+    assert projection.step_time_s == pytest.approx(1024 * 2048 * 9_789_898_752 / 989.5e12, rel=1e-6)
+    assert projection.bubble_s == 0
+    assert projection.communication_s == {}
+
+
+def test_a_slower_link_makes_a_longer_step() -> None:
+    config, layout = laid_out("gqa_3B", 64, *TP_SP)
+    near = project(config, layout, H100)
+    far = project(config, layout, replace(H100, between_nodes_bytes_s=5e9))
+    assert far.compute_s == near.compute_s
+    assert far.communication_s["gradients of replicas"] > 5 * near.communication_s["gradients of replicas"]
+    activations = "tensor parallelism: activations"
+    assert far.communication_s[activations] == near.communication_s[activations]
+
+
+def scale_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ScalePlan:
+    config = resolve(name, overrides=("training.global_batch_size=1024", *overrides))
+    return alone.submit(make_scale_plan, config, world, 8, device).result()
+
+
+def printed(scale: ScalePlan) -> str:
+    out = io.StringIO()
+    print_scale_plan(scale, Console(file=out, width=160))
+    return re.sub(r"\s+", " ", out.getvalue())
+
+
+def test_printed_figures(alone: ProcessPoolExecutor) -> None:
+    scale = scale_plan(
+        alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
+    )
+    text = printed(scale)
+    for figure in (
+        "1,024 ranks = tp 8 × cp 1 × dp 32 × pp 4; 128 nodes of 8",
+        f"{scale.stage_parameters[0]:,}",
+        "0, largest",
+        "3 / (1 × 32) = 9.4%",
+        "projected step on H100 SXM",
+        "80.00 GB on the fullest rank: fits",
+        "assumed, not measured: 70% of 989.5 TFLOP/s",
+    ):
+        assert figure in text, figure
+    # More than a run on a laptop: an accelerator's context.
+    assert scale.plan.memory[0].runtime == 1_500_000_000
+
+
+def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:
+    text = printed(scale_plan(alone, "gqa_0.5B", 16, None))
+    assert "step time: n/a; --device NAME" in text
+    text = printed(scale_plan(alone, "gqa_0.5B", 16, "L40S"))
+    assert "step time: n/a; what the network of a node of L40S carries" in text
+    assert "projected step on L40S" in printed(scale_plan(alone, "gqa_0.5B", 8, "L40S"))
+
+
+@pytest.mark.parametrize(
+    ("world", "overrides", "message"),
+    [
+        (1020, (), "--world: 1020 ranks are not whole nodes of 8: 1016 or 1024 would be"),
+        (1024, ("parallel.tp=3",), "1024 ranks are not whole replicas of tp × cp × pp = 3 × 1 × 1 = 3: 1023 or 1026"),
+        (1024, ("parallel.tp=2", "parallel.dp=8"), "= 16 ranks, but --world is 1024: leave dp out, or set it to 512"),
+        (4, ("parallel.tp=8",), "4 ranks are not whole replicas of tp × cp × pp = 8 × 1 × 1 = 8: 8 would be"),
+        (
+            1024,
+            ("training.global_batch_size=1000",),
+            "1000 is not a multiple of micro_batch_size × dp = 1 × 1024: 1024",
+        ),
+    ],
+)
+def test_what_cannot_be_laid_out_says_what_could(world: int, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        laid_out("gqa_3B", world, *overrides)
+
+
+def test_an_unknown_device_is_refused_with_the_nearest() -> None:
+    config = resolve("gqa_3B")
+    with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
+        make_scale_plan(config, 8, 8, "H100 SMX")
