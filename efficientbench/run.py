@@ -24,6 +24,7 @@ from efficientbench.output_folder import OutputFolder
 from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
+from launchers.interfaces import check_interfaces
 from launchers.launch import launch
 from launchers.preflight import preflight
 from launchers.supervision import USER_MISTAKE
@@ -45,6 +46,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
+    check_interfaces(os.environ, cluster)
     device = find_device(config.device)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)
     device.check(config.training.dtype)

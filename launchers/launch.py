@@ -44,7 +44,8 @@ def launch(
 
     Returns 0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after
     SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
-    ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a second signal, is killed.
+    ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a further Ctrl-C, is killed. A
+    further SIGTERM changes nothing: schedulers send it to the job and to its processes, and again at a time limit.
     ``tell`` is called with the reason where it is not 0.
 
     Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
@@ -78,7 +79,8 @@ def launch(
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
     """``base`` with what ``torch.distributed`` and the worker read: every node runs the same number of ranks."""
     environment = {
-        **base,
+        # With torchrun's own store below them, a second run of one launcher would read what the first left there.
+        **{name: value for name, value in base.items() if name != "TORCHELASTIC_USE_AGENT_STORE"},
         "RANK": str(cluster.node_rank * local_ranks + local_rank),
         "WORLD_SIZE": str(cluster.nodes * local_ranks),
         "LOCAL_RANK": str(local_rank),

@@ -15,20 +15,21 @@ import time
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
 
-# Nodes set themselves up before they come here, and schedulers do not start them all at once.
-TIME_LIMIT_S = 600.0
 RETRY_S = 0.2
 TELL_AFTER_S = 30.0
 GREETING = "efficientbench"
 
 
-def preflight(cluster: Cluster, time_limit_s: float = TIME_LIMIT_S) -> None:
+def preflight(cluster: Cluster, time_limit_s: float | None = None) -> None:
     """Returns when every node of the run is there and has reached node 0.
 
-    Raises LaunchError, which names the host, the port or the nodes that could not be reached within the limit.
+    Raises LaunchError, which names the host, the port or the nodes that could not be reached within the limit (unset:
+    the cluster's).
     """
     if cluster.nodes == 1:
         return
+    if time_limit_s is None:
+        time_limit_s = cluster.rendezvous_timeout_s
     deadline_s = time.monotonic() + time_limit_s
     if cluster.node_rank == 0:
         _gather(cluster, deadline_s, time_limit_s)

@@ -53,13 +53,20 @@ class Supervision:
         while any(worker.exit_code() is None for worker in self._workers):
             self._look_for_stop()
             self._look_for_failure()
-            if len(self._signals) > 1 or (self._deadline_s is not None and time.monotonic() > self._deadline_s):
+            if self._is_overdue():
                 self._kill_the_rest()
                 break
             time.sleep(POLL_S)
         self._look_for_stop()
         self._look_for_failure()
         return self._conclusion()
+
+    def _is_overdue(self) -> bool:
+        """Whether who still runs has had its time, or somebody presses Ctrl-C once more; schedulers repeat SIGTERM, to a
+        job and to its processes."""
+        return signal.SIGINT in self._signals[1:] or (
+            self._deadline_s is not None and time.monotonic() > self._deadline_s
+        )
 
     def _look_for_stop(self) -> None:
         if self._stop is not None:
@@ -78,7 +85,7 @@ class Supervision:
         self._stop = number
         say(
             f"{signal.Signals(number).name}: the ranks have {self._stop_grace_s:.0f} s to save and end; "
-            "a second one ends them at once"
+            "Ctrl-C from now on ends them at once"
         )
         self._shorten_deadline(self._stop_grace_s)
         for worker in self._workers:

@@ -20,6 +20,8 @@ from efficientbench.cli.options import (
     resolve_words,
 )
 from efficientbench.cli.sweep import sweep as sweep_command
+from efficientbench.cli.launch import launch
+from efficientbench.cli.options import RUN, Data, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -176,6 +178,9 @@ def doctor(
     from efficientbench.doctor import examine_device
 
     raise typer.Exit(examine() if device is None else examine_device(device))
+
+
+app.command()(launch)
 
 
 def main() -> None:

@@ -1,0 +1,80 @@
+"""`efficientbench launch`."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efficientbench.cli.options import MODES, Data, Name, Smoke, Tokenizer, Words, overrides_of
+
+
+class Starter(str, Enum):
+    """Who starts the nodes of a run."""
+
+    TORCHRUN = "torchrun"
+    SLURM = "slurm"
+
+
+class Rendezvous(str, Enum):
+    """How torchrun's agents find each other."""
+
+    C10D = "c10d"
+    STATIC = "static"
+
+
+def launch(
+    name: Name,
+    to: Annotated[Starter, typer.Option("--to", help="who starts the nodes")],
+    words: Words = None,
+    smoke: Smoke = False,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that the run takes")] = 1,
+    devices_per_node: Annotated[
+        int, typer.Option("--devices-per-node", metavar="N", help="accelerators of a node; 0: its processors train")
+    ] = 8,
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")] = "-",
+    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="as of `run`")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"
+        ),
+    ] = None,
+    rendezvous: Annotated[Rendezvous, typer.Option("--rendezvous", help="torchrun: its kind")] = Rendezvous.C10D,
+    rendezvous_id: Annotated[
+        str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")
+    ] = "",
+    rendezvous_timeout: Annotated[
+        int,
+        typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others"),
+    ] = 600,
+    port: Annotated[
+        int,
+        typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one"),
+    ] = 29500,
+) -> None:
+    """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch."""
+    from efficientbench.launch_script import Machines, NamedRun, by_slurm, by_torchrun
+    from launchers.shell_script import checked, write
+    from launchers.torchrun import Meeting
+
+    if surplus := [word for word in words or [] if word in MODES]:
+        raise typer.BadParameter(f"{surplus[0]}: a script for nodes runs in the mode dlc; leave the word out")
+    run = NamedRun(name, tuple(overrides_of(words or [], data, tokenizer)), smoke, repeat)
+    machines = Machines(nodes, devices_per_node)
+    if to is Starter.TORCHRUN:
+        meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
+        script = by_torchrun(run, machines, meeting)
+    else:
+        script = by_slurm([run], machines, sbatch or [])
+    if remark := checked(script):
+        print(f"warning: {remark}", file=sys.stderr)
+    if output == "-":
+        sys.stdout.write(script)
+    else:
+        write(script, Path(output))
