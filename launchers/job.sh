@@ -32,9 +32,19 @@ _job_run() { # how_to_stop command...
     return "$status"
 }
 
-_job_stop_step() { scancel --signal=TERM "$SLURM_JOB_ID" || true; }
+# This job alone: the number of one of an array's tasks is that of the whole array.
+_job_id() {
+    if [[ -n "${SLURM_ARRAY_JOB_ID:-}" ]]; then
+        printf '%s' "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    else
+        printf '%s' "$SLURM_JOB_ID"
+    fi
+}
 
-_job_was_cancelled() { [[ "$(scontrol show job --oneliner "$SLURM_JOB_ID")" == *" JobState=CANCELLED"* ]]; }
+_job_stop_step() { scancel --signal=TERM "$(_job_id)" 2>/dev/null || true; }
+
+# Not so where a user has cancelled the job or its time is over: Slurm sends SIGTERM then too, and the job is completing.
+_job_is_running() { [[ "$(scontrol show job --oneliner "$(_job_id)")" == *" JobState=RUNNING "* ]]; }
 
 job_slurm() { # command...
     local status=0 hosts
@@ -48,9 +58,9 @@ job_slurm() { # command...
     _job_run _job_stop_step srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" \
         bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' node "$@" || status=$?
-    if [[ $status -eq 143 ]] && ! _job_was_cancelled; then
+    if [[ $status -eq 143 ]] && _job_is_running; then
         echo "stopped with its state saved: requeued, to go on from there" >&2
-        scontrol requeue "$SLURM_JOB_ID" || echo "error: job $SLURM_JOB_ID cannot be requeued: submit it again" >&2
+        scontrol requeue "$(_job_id)" || echo "error: job $(_job_id) cannot be requeued: submit it again" >&2
     fi
     return "$status"
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,18 @@ SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A data cache that all runs share, so that each text is prepared once."""
     return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def two_ports() -> int:
+    """A port that was free a moment ago, as was the next one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 @pytest.fixture

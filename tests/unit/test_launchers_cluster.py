@@ -23,6 +23,40 @@ def test_aliases_and_default_port() -> None:
     assert Cluster.from_environment(environ) == Cluster(2, 0, "10.0.0.1", 29500)
 
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "gqa",
+    "MASTER_ADDR": "node-0",
+    "MASTER_PORT": "29500",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "LOCAL_WORLD_SIZE": "1",
+}
+
+
+def test_below_torchrun_its_own_variables_hold() -> None:
+    others = {"NNODES": "7", "NODE_RANK": "5"}
+    assert Cluster.from_environment({**TORCHRUN, **others}) == Cluster(2, 1, "node-0", 29501)
+    port = {"EFFICIENTBENCH_TRAINING_PORT": "4001"}
+    assert Cluster.from_environment({**TORCHRUN, **port}) == Cluster(2, 1, "node-0", 4001)
+
+
+def test_one_process_a_node_is_asked_of_torchrun() -> None:
+    with pytest.raises(LaunchError, match="torchrun started 8 processes on this node: give it --nproc-per-node=1"):
+        Cluster.from_environment({**TORCHRUN, "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16", "RANK": "9"})
+
+
+def test_how_long_nodes_wait_is_set_from_outside(port: int) -> None:
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NNODES": "2", "NODE_RANK": "1"}
+    cluster = Cluster.from_environment({**environ, "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": "0.4"})
+    with pytest.raises(LaunchError, match=f"could not meet node 0 at 127.0.0.1:{port} within 0.4 s"):
+        preflight(cluster)
+    for wrong in ("0", "-1", "soon", "nan", "inf"):
+        with pytest.raises(LaunchError, match=f"EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S is '{wrong}'"):
+            Cluster.from_environment({**environ, "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": wrong})
+
+
 @pytest.mark.parametrize(
     ("environ", "told"),
     [

@@ -194,6 +194,18 @@ def test_sigterm_is_passed_on(tmp_path: Path) -> None:
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
 
 
+def test_a_second_sigterm_lets_the_ranks_save(tmp_path: Path) -> None:
+    """Schedulers send it to a job's script and to its processes, and the script passes it on."""
+    launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
+    launcher.worker_pids()
+    launcher.process.terminate()
+    wait_for(lambda: (tmp_path / "notes_0").exists())
+    launcher.process.terminate()
+    code, message = launcher.finish()
+    assert (code, "killed" in message) == (143, False)
+    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
+
+
 IGNORES = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -259,6 +271,14 @@ def test_cores_are_shared_among_the_ranks_unless_told_otherwise() -> None:
     assert rank_environment(cluster, 0, cores, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
     assert "OMP_NUM_THREADS" not in rank_environment(cluster, 0, 1, {})
     assert rank_environment(cluster, 0, 2, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+
+
+def test_ranks_below_torchrun_have_a_store_of_their_own() -> None:
+    from launchers.cluster_env import Cluster
+
+    environment = rank_environment(Cluster(2, 1, "a", 7), 0, 1, {"TORCHELASTIC_USE_AGENT_STORE": "True", "KEPT": "1"})
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in environment
+    assert (environment["KEPT"], environment["RANK"], environment["MASTER_PORT"]) == ("1", "1", "7")
 
 
 def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""Scripts of `launch --to torchrun`, started as on two nodes: two agents of torchrun that meet on the loopback."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.command_line import LONG, efficientbench, losses, record, until
+from support.places import job_environment, scripts
+
+pytestmark = pytest.mark.proof
+
+Tiny = tuple[str, ...]
+
+
+def script(tiny: Tiny, tmp_path: Path, *words: str) -> list[str]:
+    """The command of a node of two."""
+    place = ("--to", "torchrun", "--nodes", "2", "--devices-per-node", "0", "--rendezvous-timeout", "60")
+    done = efficientbench("launch", *tiny[1:], *place, *words, "--output", "job.sh", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    return ["bash", str(tmp_path / "job.sh")]
+
+
+def variables(port: int, node: int = 0) -> dict[str, str]:
+    # What PAI-DLC or a user's shell sets besides must not be taken for torchrun's own.
+    others = {"WORLD_SIZE": "7", "RANK": "5"}
+    return job_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK=str(node), **others)
+
+
+def test_two_nodes_repeat_a_run_by_c10d(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    """The nodes' order is torchrun's; a second run of the same two launchers meets again."""
+    command = script(tiny, tmp_path, "--repeat", "2")
+    with scripts((command, variables(two_ports, 0)), (command, variables(two_ports, 0))) as nodes:
+        said = [node.communicate(timeout=240) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [err for _, err in said] == ["", ""]
+    for seed in (1234, 1235):
+        content = record(tmp_path / "gqa_1.5B_smoke" / f"seed_{seed}")
+        assert (content["status"], content["dp"]) == ("completed", 2)
+
+
+def test_two_nodes_by_static_rendezvous_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    """A mistake that only the ranks can notice: one message, exit status 2, and no traceback of torchrun's."""
+    (tmp_path / "tokens.bin").write_bytes(b"")
+    command = script(tiny, tmp_path, "--rendezvous", "static", f"data.path={tmp_path / 'tokens'}")
+    with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
+        said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2], said
+    for _, err in said:
+        assert err.count("error: ") == 1
+        assert "Traceback" not in err
+
+
+def test_sigterm_stops_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    command = script(tiny, tmp_path, "--rendezvous", "static", *LONG)
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
+        until(lambda: len(losses(folder)) >= 3 or any(node.poll() is not None for node in nodes), "3 steps")
+        for node in nodes:
+            node.send_signal(signal.SIGTERM)
+        said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [143, 143], said
+    assert record(folder)["status"] == "stopped"
+    assert not any("Traceback" in err for _, err in said)
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_a_node_that_never_comes_is_told(tiny: Tiny, tmp_path: Path, two_ports: int, rendezvous: str) -> None:
+    command = script(tiny, tmp_path, "--rendezvous", rendezvous, "--rendezvous-timeout", "3")
+    with scripts((command, variables(two_ports, 0))) as (node,):
+        _, err = node.communicate(timeout=120)
+    assert node.returncode == 1
+    assert f"error: torchrun did not bring all nodes together at 127.0.0.1:{two_ports}" in err.splitlines()[-1]

@@ -1,0 +1,72 @@
+"""Two hosts: network namespaces of this machine, each with a loopback of its own and one interface to the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import command, efficientbench, record
+from support.places import Host, job_environment, scripts, two_hosts, unplug
+
+pytestmark = pytest.mark.proof
+
+Tiny = tuple[str, ...]
+
+
+def start(
+    host: Host, master: Host, tiny: Tiny, *words: str, interface: str = "", **variables: str
+) -> tuple[list[str], dict[str, str]]:
+    """The command line of one of two nodes, on a host, and its environment."""
+    place = {
+        "MASTER_ADDR": master.address,
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": "2",
+        "RANK": "0" if host is master else "1",
+        "GLOO_SOCKET_IFNAME": interface or host.interface,
+        "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": "60",
+    }
+    return host.command(*command(*tiny, "dlc", *words)), job_environment(**place, **variables)
+
+
+def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> None:
+    place = ("--to", "torchrun", "--nodes", "2", "--devices-per-node", "0", "--rendezvous-timeout", "60")
+    done = efficientbench("launch", *tiny[1:], *place, "--output", "job.sh", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    with two_hosts() as hosts:
+        starts = []
+        for host in hosts:
+            # Both have this machine's name, which leads to neither.
+            place = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address, "GLOO_SOCKET_IFNAME": host.interface}
+            starts.append((host.command("bash", str(tmp_path / "job.sh")), job_environment(**place)))
+        with scripts(*starts) as nodes:
+            said = [node.communicate(timeout=240) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [err for _, err in said] == ["", ""]
+    content = record(tmp_path / "gqa_1.5B_smoke")
+    assert (content["status"], content["dp"]) == ("completed", 2)
+
+
+def test_an_interface_that_is_not_there_or_leads_nowhere_is_named(tiny: Tiny) -> None:
+    with two_hosts() as (first, second):
+        wrong = start(first, first, tiny, interface="cable7")
+        loopback = start(second, first, tiny, interface="lo")
+        with scripts(wrong, loopback) as nodes:
+            said = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2]
+    assert said[0][1] == (
+        "error: GLOO_SOCKET_IFNAME is 'cable7', and node 0 has no interface cable7: it has lo, cable0\n"
+    )
+    assert said[1][1].startswith("error: GLOO_SOCKET_IFNAME is 'lo', by which node 1 reaches itself alone")
+    assert said[1][1].endswith("name the interface that leads to the other nodes, of cable1\n")
+
+
+def test_a_host_that_cannot_be_reached_is_named(tiny: Tiny) -> None:
+    limit = {"EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S": "3"}
+    with two_hosts() as (first, second):
+        unplug(first)
+        starts = [start(host, first, tiny) for host in (first, second)]
+        with scripts(*((words, {**variables, **limit}) for words, variables in starts)) as nodes:
+            said = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [2, 2]
+    assert "error: node 1 of 2 did not reach 192.0.2.1:29500 within 3 s" in said[0][1]
+    assert "error: node 1 could not meet node 0 at 192.0.2.1:29500 within 3 s" in said[1][1]

@@ -1,0 +1,243 @@
+"""Scripts that start runs elsewhere: what they say to torchrun and Slurm, and that no word becomes a command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command_line import efficientbench
+from typer.testing import CliRunner
+
+from efficientbench.cli import app
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.matrix import load_matrix
+from efficientbench.launch_script import Machines, NamedRun, by_slurm, by_torchrun
+from efficientbench.scripts import write_scripts
+from launchers.errors import LaunchError
+from launchers.shell_script import checked, write
+from launchers.slurm import slurm_script
+from launchers.torchrun import Meeting, torchrun_script
+
+HOSTILE = (
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'; touch pwned; '",
+    '"; touch pwned; "',
+    "a\ntouch pwned\n",
+    "a\r\n#SBATCH --wrap=touch",
+    "../../../etc/passwd",
+    "-n --help",
+    "~ * ? [a-z] {a,b} !! \\ \\' # &",
+    "[0]=x",
+    "“quoted” ’ü 中",
+    "\udcff",
+    "",
+)
+"""What a shell would act on, were it not quoted."""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to write scripts in; these call functions that print the words they are given, from a repository and a
+    working directory whose own names are hostile."""
+    root = tmp_path / "a $(touch pwned) 'repository'\nof \"mine\""
+    (root / "launchers").mkdir(parents=True)
+    show = 'printf "%s\\0" "$@"'
+    (root / "launchers" / "job.sh").write_text(
+        f"bootstrap() {{ :; }}\njob_slurm() {{ {show}; }}\njob_torchrun() {{ {show}; }}\njob_c10d() {{ echo conf; }}\n"
+    )
+    monkeypatch.setattr("launchers.shell_script.REPOSITORY", root)
+    folder = tmp_path / "work; $(touch pwned) `touch pwned` \"'\n"
+    folder.mkdir()
+    return folder
+
+
+def said(script: str, folder: Path, **environment: str) -> list[str]:
+    """The words that a script passes on, once it was checked and written; nothing else may have happened."""
+    checked(script)
+    write(script, folder / "job.sh")
+    before = sorted(folder.parent.rglob("*"))
+    clean = {"PATH": os.environ["PATH"], **environment}
+    done = subprocess.run(["bash", folder / "job.sh"], cwd=folder, env=clean, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(folder.parent.rglob("*")) == before
+    return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+
+
+def test_hostile_words_reach_the_run_as_they_are(stub: Path) -> None:
+    assert said(slurm_script("run", [HOSTILE], 1, 0, [], stub), stub) == ["efficientbench", "run", *HOSTILE]
+    script = torchrun_script("run", HOSTILE, 2, Meeting(), stub)
+    words = said(script, stub, MASTER_ADDR="$(touch pwned)")
+    assert words[words.index("--") :] == ["--", "efficientbench", "run", *HOSTILE]
+    assert "--rdzv-endpoint=$(touch pwned):29500" in words
+
+
+@pytest.mark.parametrize("hostile", HOSTILE[:-1])
+def test_a_hostile_rendezvous_id_is_one_word(stub: Path, hostile: str) -> None:
+    words = said(torchrun_script("run", [], 2, Meeting(run_id=hostile), stub), stub, MASTER_ADDR="a")
+    assert f"--rdzv-id={hostile}" in words
+
+
+def test_each_task_of_an_array_has_its_own_words(stub: Path) -> None:
+    script = slurm_script("runs", [["gqa_0.5B", HOSTILE[0]], ["mqa_0.5B", HOSTILE[4]]], 1, 0, [], stub)
+    assert "#SBATCH --array=0-1\n" in script
+    assert said(script, stub, SLURM_ARRAY_TASK_ID="0")[2:] == ["gqa_0.5B", HOSTILE[0]]
+    assert said(script, stub, SLURM_ARRAY_TASK_ID="1")[2:] == ["mqa_0.5B", HOSTILE[4]]
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "SLURM_ARRAY_TASK_ID": "$(touch pwned)"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: no run has the index $(touch pwned)\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("partition=gpu\n#SBATCH --wrap=touch", "has characters that sbatch would not read"),
+        ("comment=a b", "has characters"),
+        ("comment='a'", "has characters"),
+        ('comment="a', "has characters"),
+        ("comment=a#b", "has characters"),
+        ("comment=", "has characters"),
+        ("comment\n=a", "is no option of sbatch"),
+        ("$(touch)", "is no option of sbatch"),
+        ("nodes=4", "nodes is decided by --nodes"),
+        ("array=0-3", "array is decided by the runs that are named"),
+    ],
+)
+def test_what_sbatch_would_read_as_something_else_is_refused(option: str, told: str) -> None:
+    with pytest.raises(LaunchError, match=told):
+        slurm_script("run", [[]], 1, 0, [option], Path("/"))
+
+
+def options(*sbatch: str, devices: int = 8, runs: int = 1) -> list[str]:
+    script = slurm_script("gqa", [[]] * runs, 2, devices, sbatch, Path("/"))
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_what_slurm_is_asked_for() -> None:
+    asked = options()
+    assert {"job-name=gqa", "nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "exclusive", "mem=0"} <= set(asked)
+    assert {"requeue", "open-mode=append", "signal=B:TERM@120", "output=%x-%j.out"} <= set(asked)
+    assert "gpus-per-node=8" not in options(devices=0)
+    asked = options("gres=npu:8", "time=04:00:00", "signal=B:TERM@300", "no-requeue", "cpus-per-task=16")
+    assert {"gres=npu:8", "time=04:00:00", "signal=B:TERM@300", "no-requeue", "cpus-per-task=16"} <= set(asked)
+    assert not {"gpus-per-node=8", "exclusive", "mem=0", "requeue", "signal=B:TERM@120"} & set(asked)
+    assert {"array=0-2", "output=%x-%A_%a.out"} <= set(options(runs=3))
+
+
+def test_sbatch_reads_every_option_before_the_first_command() -> None:
+    lines = by_slurm([NamedRun("gqa_1.5B", (), False)], Machines(1, 8), []).splitlines()
+    first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first:])
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
+    meeting = Meeting(rendezvous, "", 29700, 45)  # type: ignore[arg-type]
+    script = by_torchrun(NamedRun("gqa_1.5B", (), True), Machines(2, 4), meeting)
+    words = said(script.replace(os.fspath(Path.cwd()), os.fspath("/")), stub, MASTER_ADDR="host", NODE_RANK="1")
+    wanted = {
+        "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=host:29700", "--rdzv-conf=conf"],
+        "static": [
+            "--rdzv-backend=static",
+            "--master-addr=host",
+            "--master-port=29700",
+            "--node-rank=1",
+            "--rdzv-conf=timeout=45",
+        ],
+    }
+    begin = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", "--rdzv-id=gqa_1.5B_smoke"]
+    end = ["--", "efficientbench", "run", "gqa_1.5B", "dlc", "--smoke"]
+    assert words == [*begin, *wanted[rendezvous], *end]
+
+
+def test_what_is_missing_is_asked_for(stub: Path) -> None:
+    script = torchrun_script("run", [], 2, Meeting("static"), stub)
+    for environment, told in (({}, "MASTER_ADDR: the host of node 0"), ({"MASTER_ADDR": "a"}, "NODE_RANK: number of")):
+        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert told in done.stderr
+
+
+@pytest.mark.parametrize("script", ["if true; then\n", "echo 'a\n", "#!/usr/bin/env bash\nrm -rf $1/*\ncd $2\n"])
+def test_a_script_that_is_wrong_is_not_written(script: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    with pytest.raises(LaunchError, match="the script was not written"):
+        checked(script)
+
+
+def test_without_shellcheck_bash_alone_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launchers.shell_script.shutil.which", lambda name: None)
+    assert "shellcheck is not installed" in str(checked("echo a\n"))
+    with pytest.raises(LaunchError, match="bash -n does not accept it"):
+        checked("if\n")
+
+
+def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no/such/job.sh cannot be written: No such file"):
+        write("echo a\n", tmp_path / "no" / "such" / "job.sh")
+    write("echo a\n", tmp_path / "$(touch pwned) `x` '.sh")
+    assert [path.name for path in tmp_path.iterdir()] == ["$(touch pwned) `x` '.sh"]
+    assert os.access(tmp_path / "$(touch pwned) `x` '.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["$(touch pwned)", "../../etc", "a'b", 'a"b', "gqa\n", "gqa_1.5B\n", "-n", "", "a b"])
+def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
+    """Names of runs become folders, jobs and words of scripts."""
+    with pytest.raises(ConfigError, match="there is no run called"):
+        NamedRun(name, (), False).check(Machines(1, 8))
+    matrix = tmp_path / "matrix.yaml"
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    for variant, size, suite in ((quoted, "s", "x"), ("v", quoted, "x"), ("v", "s", quoted)):
+        matrix.write_text(
+            f'sizes: {{"{size}": {{}}}}\nvariants: {{"{variant}": {{}}}}\n'
+            f'suites: {{"{suite}": [{{variants: ["{variant}"], sizes: ["{size}"]}}]}}\n'
+        )
+        with pytest.raises(ConfigError, match="should match pattern"):
+            load_matrix(matrix)
+    write_scripts(tmp_path / "experiments")
+    assert not list(tmp_path.rglob("*pwned*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["gqa_1.5B", "--to", "slurm", "--nodes", "0"], "--nodes: 0 nodes are none"),
+        (["gqa_1.5B", "--to", "slurm", "--devices-per-node", "-1"], "--devices-per-node: -1"),
+        (["gqa_1.5B", "--to", "slurm", "parallel.tp=5"], "parallel.tp"),
+        (["gqa_1.5B", "--to", "slurm", "--nodes", "3", "parallel.dp=4"], "cannot be spread evenly over 3 nodes"),
+        (["gqa_1.5B", "--to", "slurm", "training.seqlen=5"], "did you mean training.seq_len"),
+        (["gqa_15B", "--to", "slurm"], "did you mean gqa_1.5B"),
+        (["gqa_1.5B", "--to", "slurm", "--repeat", "0"], "--repeat: 0 runs are none"),
+        (["gqa_1.5B", "--to", "torchrun", "--port", "65535"], "--port: 65535"),
+        (["gqa_1.5B", "--to", "torchrun", "--rendezvous-timeout", "0"], "--rendezvous-timeout: 0 s"),
+        (["gqa_1.5B", "--to", "torchrun", "--output", "/no/such/folder/job.sh"], "cannot be written"),
+    ],
+)
+def test_what_cannot_work_is_told_before_it_waits_in_a_queue(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, ["launch", *words])
+    assert isinstance(done.exception, ConfigError | LaunchError)
+    assert told in str(done.exception)
+    assert done.stdout == ""
+
+
+def test_the_command_prints_or_writes_the_script(tmp_path: Path) -> None:
+    words = ("launch", "gqa_1.5B", "--smoke", "--to", "slurm", "--sbatch", "partition=gpu", "--repeat", "3")
+    printed = efficientbench(*words, "--data", "a $(b)", cwd=tmp_path)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert f"cd -- {tmp_path}\n" in printed.stdout
+    assert "    --repeat\n    3\n    'data.path=a $(b)'\n" in printed.stdout
+    written = efficientbench(*words, "--data", "a $(b)", "--output", "job.sh", cwd=tmp_path)
+    assert (written.returncode, written.stdout, written.stderr) == (0, "", "")
+    assert (tmp_path / "job.sh").read_text() == printed.stdout
+    refused = efficientbench(*words, "dsw", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "dsw: a script for nodes runs in the mode dlc" in refused.stderr
