@@ -28,6 +28,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         {"GLOO_SOCKET_IFNAME": "eth0,ib0"},
         {"NCCL_SOCKET_IFNAME": "eth"},
         {"NCCL_SOCKET_IFNAME": "=ib0"},
+        {"NCCL_SOCKET_IFNAME": "ens,ib"},
         {"NCCL_SOCKET_IFNAME": "^docker,lo"},
         {"NCCL_SOCKET_IFNAME": "^=docker0"},
         {"HCCL_SOCKET_IFNAME": "ib0"},
