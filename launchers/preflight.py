@@ -51,7 +51,7 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
             if time.monotonic() > deadline_s:
                 raise LaunchError(
                     f"node {', '.join(missing)} of {cluster.nodes} did not reach {_place(cluster)} within "
-                    f"{time_limit_s:.0f} s: see what it says, and whether this port is open between the nodes"
+                    f"{time_limit_s:g} s: see what it says, and whether this port is open between the nodes"
                 )
             if time.monotonic() > told_s + TELL_AFTER_S:
                 told_s = time.monotonic()
@@ -119,7 +119,7 @@ def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
             print(f"waiting for node 0 at {_place(cluster)}: {problem}", file=sys.stderr, flush=True)
         time.sleep(RETRY_S)
     raise LaunchError(
-        f"node {cluster.node_rank} could not meet node 0 at {_place(cluster)} within {time_limit_s:.0f} s: {problem}"
+        f"node {cluster.node_rank} could not meet node 0 at {_place(cluster)} within {time_limit_s:g} s: {problem}"
     )
 
 

@@ -62,8 +62,10 @@ class Supervision:
         return self._conclusion()
 
     def _is_overdue(self) -> bool:
-        """Whether who still runs has had its time, or somebody presses Ctrl-C once more; schedulers repeat SIGTERM, to a
-        job and to its processes."""
+        """Whether who still runs has had its time, or somebody presses Ctrl-C again.
+
+        A further SIGTERM says nothing: schedulers send it to a job and to its processes.
+        """
         return signal.SIGINT in self._signals[1:] or (
             self._deadline_s is not None and time.monotonic() > self._deadline_s
         )
