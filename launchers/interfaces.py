@@ -10,10 +10,12 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
+import psutil
+
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
 
-EXACT = "GLOO_SOCKET_IFNAME"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Takes whole names, separated by commas."""
 BY_PREFIX = ("NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
 """Take beginnings of names, of which one has to be there; a leading `=` makes them whole, a leading `^` those to leave
@@ -24,13 +26,13 @@ LOOPBACK = "lo"
 def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> None:
     """Raises LaunchError where a variable names interfaces that this node lacks, or its loopback for several hosts."""
     present = [name for _, name in socket.if_nameindex()]
-    for variable in (EXACT, *BY_PREFIX):
+    for variable in (GLOO_INTERFACE, *BY_PREFIX):
         value = environ.get(variable, "").strip()
         if not value:
             continue
         left_out, whole, names = _parsed(value, variable)
         missing = [name for name in names if not _matching(name, present, whole)]
-        enough = not missing or (variable != EXACT and missing != names)
+        enough = not missing or (variable != GLOO_INTERFACE and missing != names)
         if not enough and not left_out:
             where = f"node {cluster.node_rank}" if cluster is not None else "this machine"
             raise LaunchError(
@@ -45,9 +47,38 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
             )
 
 
+def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
+    """The interface to name to gloo, which else listens where this host's own name leads; None: it needs no name.
+
+    On many machines that is the loopback (Debian writes so into /etc/hosts), where no other host finds the rank.
+    """
+    if environ.get(GLOO_INTERFACE, "").strip() or _on_loopback(cluster):
+        return None
+    try:
+        own = {address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)}
+    except OSError:
+        own = set()
+    if any(not ipaddress.ip_address(address).is_loopback for address in own):
+        return None
+    towards_master = _address_towards(cluster)
+    found = psutil.net_if_addrs().items()
+    return next((name for name, each in found if towards_master in {address.address for address in each}), None)
+
+
+def _address_towards(cluster: Cluster) -> str | None:
+    """This node's address on the way to the master; no packet is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((cluster.master_address, cluster.master_port))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError:
+        return None
+
+
 def _parsed(value: str, variable: str) -> tuple[bool, bool, list[str]]:
     """Whether the names are those to leave out, whether they are whole, and the names."""
-    if variable == EXACT:
+    if variable == GLOO_INTERFACE:
         return False, True, value.split(",")
     names = value.lstrip("^=")
     signs = value[: len(value) - len(names)]

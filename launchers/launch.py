@@ -18,6 +18,7 @@ from types import FrameType
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
+from launchers.interfaces import GLOO_INTERFACE, gloo_interface
 from launchers.failure import Failure
 from launchers.process_record import recorded_processes
 from launchers.supervision import STOPPED, Supervision, end_all
@@ -91,6 +92,8 @@ def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: 
         "MASTER_PORT": str(cluster.master_port),
         "PYTHONSAFEPATH": "1",
     }
+    if (interface := gloo_interface(base, cluster)) is not None:
+        environment[GLOO_INTERFACE] = interface
     if local_ranks > 1:
         # Else every rank would take a thread for each of the machine's cores.
         cores = len(os.sched_getaffinity(0))

@@ -35,8 +35,8 @@ def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> Non
     with two_hosts() as hosts:
         starts = []
         for host in hosts:
-            # Both have this machine's name, which leads to neither.
-            place = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address, "GLOO_SOCKET_IFNAME": host.interface}
+            # Both have this machine's name, which leads to the loopback of each.
+            place = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address}
             starts.append((host.command("bash", str(tmp_path / "job.sh")), job_environment(**place)))
         with scripts(*starts) as nodes:
             said = [node.communicate(timeout=240) for node in nodes]

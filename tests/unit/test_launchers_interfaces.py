@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 
 import pytest
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
-from launchers.interfaces import check_interfaces
+from launchers.interfaces import check_interfaces, gloo_interface
 
 ELSEWHERE = Cluster(2, 1, "192.0.2.1", 29500)
 HERE = Cluster(2, 1, "127.0.0.1", 29500)
@@ -66,3 +67,23 @@ def test_the_loopback_serves_one_host_alone(variable: str) -> None:
     check_interfaces({variable: "lo"}, HERE)
     with pytest.raises(LaunchError, match=f"{variable} is 'lo', by which node 1 reaches itself alone"):
         check_interfaces({variable: "lo"}, ELSEWHERE)
+
+
+def test_gloo_needs_a_name_where_that_of_the_host_leads_to_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespaces of `tests/end_to_end/test_two_hosts.py` are such hosts."""
+    names = {"192.0.2.1": "192.0.2.1", "127.0.0.1": "127.0.0.1", "own": "127.0.1.1"}
+    monkeypatch.setattr(socket, "gethostname", lambda: "own")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", (names[host], 0))])
+    monkeypatch.setattr("launchers.interfaces._address_towards", lambda cluster: "192.0.2.2")
+    addresses = {"lo": [FakeAddress("127.0.0.1")], "ib0": [FakeAddress("fe80::1"), FakeAddress("192.0.2.2")]}
+    monkeypatch.setattr("launchers.interfaces.psutil.net_if_addrs", lambda: addresses)
+    assert gloo_interface({}, ELSEWHERE) == "ib0"
+    assert gloo_interface({}, HERE) is None
+    assert gloo_interface({"GLOO_SOCKET_IFNAME": "eth0"}, ELSEWHERE) is None
+    names["own"] = "192.0.2.2"
+    assert gloo_interface({}, ELSEWHERE) is None
+
+
+@dataclass
+class FakeAddress:
+    address: str
