@@ -18,8 +18,8 @@ from types import FrameType
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
-from launchers.interfaces import GLOO_INTERFACE, gloo_interface
 from launchers.failure import Failure
+from launchers.interfaces import GLOO_INTERFACE, gloo_interface
 from launchers.process_record import recorded_processes
 from launchers.supervision import STOPPED, Supervision, end_all
 from launchers.worker_process import WorkerProcess

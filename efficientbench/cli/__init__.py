@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
     RUN,
     Data,
@@ -20,8 +21,6 @@ from efficientbench.cli.options import (
     resolve_words,
 )
 from efficientbench.cli.sweep import sweep as sweep_command
-from efficientbench.cli.launch import launch
-from efficientbench.cli.options import RUN, Data, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
