@@ -22,6 +22,8 @@ class Job:
     corpora: tuple[Path, ...]
     """The manifest of each source's corpus, in the order of `config.data.sources`."""
     output: Path
+    resume: Path | None = None
+    """The checkpoint to go on from; None: begin with the first step. The first node's job decides for all."""
 
     def write(self, path: Path) -> None:
         """As JSON, beside its place and then renamed."""
@@ -31,6 +33,7 @@ class Job:
             "budget": asdict(self.budget),
             "corpora": [str(manifest) for manifest in self.corpora],
             "output": str(self.output),
+            "resume": str(self.resume) if self.resume is not None else None,
         }
         beside = path.with_suffix(".partial")
         beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -46,4 +49,5 @@ class Job:
             budget=Budget(**content["budget"]),
             corpora=tuple(Path(manifest) for manifest in content["corpora"]),
             output=Path(content["output"]),
+            resume=Path(content["resume"]) if content["resume"] is not None else None,
         )

@@ -32,15 +32,18 @@ from metrics.summarize import Quality, RunFacts, nothing_measured, summarize
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
 
-WRITTEN = {"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log"}
+WRITTEN = {"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log", "checkpoint": "checkpoint"}
 """What a run writes beside its record."""
 
 MAXIMUM_DISTURBANCES = 500
 """A record holds the longest so many."""
 
 
-def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> EfficiencyMonitor:
-    """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank."""
+def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_before: int = 0) -> EfficiencyMonitor:
+    """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank.
+
+    `steps_before`: steps that earlier attempts of the run have trained.
+    """
     from efficientbench.training import groups
 
     # By host and not by node: nothing keeps the nodes of a trial from sharing one.
@@ -66,6 +69,7 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int) -> Effic
         warmup_steps=job.budget.warmup_steps,
         sample_interval_s=measurement.sample_interval_s,
         rank=rank,
+        steps_before=steps_before,
     )
 
 
@@ -129,6 +133,7 @@ def build_record(
         fallback_kernels=fallback_kernels(config, device.type),
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_outlier_steps(summary.outliers),
+        resumed_after_steps=recorder.resumed,
         config=config.model_dump(mode="json"),
         environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": tell_sensors(run.sensors)},
         paths=WRITTEN,

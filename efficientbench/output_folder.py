@@ -40,7 +40,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder and hold it for this run; what an earlier run wrote moves to `previous/<time>/`.
+        """Make the folder and hold it for this run.
 
         Raises:
             ConfigError: the folder cannot be written, or another run holds it.
@@ -63,11 +63,11 @@ class OutputFolder:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
-            self._set_aside()
             self.failure.unlink(missing_ok=True)
             yield
 
-    def _set_aside(self) -> None:
+    def set_aside(self) -> None:
+        """Move what an earlier run wrote to `previous/<time>/`."""
         found = [self.path / name for name in WRITTEN if (self.path / name).exists()]
         if not found:
             return

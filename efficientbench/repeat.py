@@ -19,7 +19,7 @@ from metrics.repeats import group_repeats
 from metrics.report.repeats import print_spread
 
 
-def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool) -> int:
+def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: bool = False) -> int:
     """Train, measure and record `config` so many times; returns the exit code of the first that did not end well.
 
     The first has the configured seed, each further one the next. A repeat whose folder holds its complete record is
@@ -30,6 +30,7 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool) -> int:
         mode: as of `run`.
         repeats: how many, 1 or more.
         again: train complete repeats again as well; their records move to `previous/`.
+        fresh: begin those that were interrupted anew, whatever checkpoint there is.
 
     Raises:
         ConfigError: fewer than one repeat, and what `run` raises.
@@ -47,7 +48,7 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool) -> int:
         state = f"complete, kept ({OutputFolder.of_repeat(each).record})" if done else "trains"
         print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}")
         sys.stdout.flush()
-        if not done and (exit_code := run(each, mode, OutputFolder.of_repeat(each))):
+        if not done and (exit_code := run(each, mode, OutputFolder.of_repeat(each), fresh)):
             return exit_code
     if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
         # The first node writes the records, perhaps later than this one ends.

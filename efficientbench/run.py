@@ -22,6 +22,7 @@ from efficientbench.failure_files import FailureFiles
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
 from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
+from efficientbench.resume import prepare_folder
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
 from launchers.interfaces import check_interfaces
@@ -34,13 +35,16 @@ from metrics.record import read_record
 from metrics.report.table import print_table
 
 
-def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int:
+def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
     """Train, measure and record `config`; returns the exit code.
+
+    A run that an earlier attempt did not bring to its end goes on from its last good checkpoint.
 
     Args:
         config: the run.
         mode: `dsw`, this machine alone, or `dlc`, the nodes that the environment describes.
         folder: where the run writes; None: the folder of its name.
+        fresh: begin anew, whatever checkpoint there is.
 
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
@@ -62,7 +66,8 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int
     # The first node's parent holds the folder for all.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            return _train(plan, device, folder, cluster, files)
+            resume = prepare_folder(folder, plan.config, fresh) if node == 0 else None
+            return _train(plan, device, folder, cluster, files, resume)
         except Exception as error:
             if files is not None and is_users_mistake(error):
                 files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
@@ -70,9 +75,19 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None) -> int
 
 
 def _train(
-    plan: Plan, device: Device, folder: OutputFolder, cluster: Cluster | None, files: FailureFiles | None
+    plan: Plan,
+    device: Device,
+    folder: OutputFolder,
+    cluster: Cluster | None,
+    files: FailureFiles | None,
+    resume: Path | None,
 ) -> int:
-    """This node's part of the run in its folder; `files`: what the first node leaves where the run fails."""
+    """This node's part of the run in its folder.
+
+    Args:
+        files: what the first node leaves where the run fails.
+        resume: the checkpoint that the first node has found to go on from.
+    """
     config, node = plan.config, cluster.node_rank if cluster is not None else 0
     if cluster is not None:
         preflight(cluster)
@@ -80,7 +95,7 @@ def _train(
     _announce_data(config, corpora)
     job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
     manifests = tuple(corpus.manifest for corpus in corpora)
-    job = Job(config, plan.layout, plan.budget, manifests, folder.path)
+    job = Job(config, plan.layout, plan.budget, manifests, folder.path, resume)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         job.write(job_file)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from data_tools.manifest import Corpus
 from efficientbench.corpora import load_corpora
@@ -16,6 +17,7 @@ from efficientbench.listeners.progress import ProgressDisplay
 from efficientbench.listeners.recorder import Recorder
 from efficientbench.measurement import build_monitor, build_record, run_facts
 from efficientbench.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
 from metrics.record import write_record
 from metrics.summarize import RunFacts
 
@@ -35,14 +37,18 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
     from efficientbench.training import groups
 
     with groups.world(device.backend), groups.model_parallel(job.config.parallel, job.config.training.seed):
-        monitor = build_monitor(job, device, rank, local_rank)
+        # The first node's parent has looked for it, and verified it.
+        resume = groups.gather(job.resume)[0]
+        before = read_manifest(resume) if resume is not None else None
+        monitor = build_monitor(job, device, rank, local_rank, before.step if before is not None else 0)
         monitor.start()
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device)
-        reporter = RankZero(job, measure, facts) if rank == 0 else None
+        reporter = RankZero(job, measure, facts, before) if rank == 0 else None
         listeners: list[Listener] = [measure, *(reporter.listeners if reporter else [])]
         try:
-            stopped = build_trainer(job, torch_device, listeners).train(stop_requested)
+            progress = reporter.recorder.progress if reporter is not None else dict
+            stopped = build_trainer(job, torch_device, listeners, progress, resume).train(stop_requested)
             measured = groups.gather(monitor.finish())
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
@@ -59,12 +65,20 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
 class RankZero:
     """What only rank 0 does: the display and the files."""
 
-    def __init__(self, job: Job, measure: Measure, facts: RunFacts) -> None:
+    def __init__(self, job: Job, measure: Measure, facts: RunFacts, before: Manifest | None) -> None:
+        """`before`: of the checkpoint that the run goes on from."""
         self.folder = OutputFolder(job.output)
-        self.recorder = Recorder(job.config, self.folder, measure)
+        self.recorder = Recorder(job.config, self.folder, measure, before)
         peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None
         steps = job.budget.steps
-        self.display = ProgressDisplay(job.config.training, steps, measure, facts.flops_per_token, peak_flops)
+        self.display = ProgressDisplay(
+            job.config.training,
+            steps,
+            measure,
+            facts.flops_per_token,
+            peak_flops,
+            before.step if before is not None else 0,
+        )
         self.listeners: list[Listener] = [self.recorder, self.display]
 
     def close(self) -> None:
@@ -73,10 +87,24 @@ class RankZero:
         self.recorder.close()
 
 
-def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> Trainer:
-    """Model, optimizer and batches of this rank. All ranks must call it together."""
+def build_trainer(
+    job: Job,
+    device: torch.device,
+    listeners: list[Listener],
+    progress: Callable[[], dict[str, Any]] = dict,
+    resume: Path | None = None,
+) -> Trainer:
+    """Model, optimizer and batches of this rank. All ranks must call it together.
+
+    Args:
+        job, device, listeners: of this rank.
+        progress: what the listeners want to find in a checkpoint.
+        resume: the checkpoint to go on from.
+    """
     from efficientbench.model.gpt import build_stages
+    from efficientbench.model.held import held_parameters
     from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.checkpoints.checkpoints import Checkpoints
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer
 
@@ -85,9 +113,23 @@ def build_trainer(job: Job, device: torch.device, listeners: list[Listener]) -> 
     # Of one tokenizer all, which the parent process has seen to.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
     batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
-    stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+    models = build_stages(config, device)
+    stages = [wrap_data_parallel(model, config) for model in models]
     optimizer = build_optimizer(stages, config)
-    return Trainer(config, job.budget.steps, stages, optimizer, batches, listeners, _token_bytes(corpora[0], device))
+    checkpoints = Checkpoints(
+        config,
+        job.layout,
+        job.budget.steps,
+        [corpus.fingerprint for corpus in corpora],
+        job.output,
+        held_parameters(models, config.model),
+        optimizer,
+        progress,
+    )
+    before = checkpoints.restore(resume) if resume is not None else None
+    token_bytes = _token_bytes(corpora[0], device)
+    steps = job.budget.steps
+    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, before)
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:

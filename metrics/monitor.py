@@ -42,6 +42,7 @@ class EfficiencyMonitor:
         sample_interval_s: the interval between samples, stretched where sampling would cost more than 0.4 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
+        steps_before: steps of the same training before this monitor's first; those it measures are numbered after them.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EfficiencyMonitor:
         sample_interval_s: float = 0.1,
         rank: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        steps_before: int = 0,
     ) -> None:
         if warmup_steps < 0 or sample_interval_s <= 0:
             raise MetricsError(
@@ -73,6 +75,7 @@ class EfficiencyMonitor:
         self._windows: list[tuple[float, float]] = []
         self._window_begin_s: float | None = None
         self._step_begin_s: float | None = None
+        self._steps_before = steps_before
         self._steps_run = 0
         self._steps: list[StepTime] = []
         self._measurement: RankMeasurement | None = None
@@ -120,7 +123,7 @@ class EfficiencyMonitor:
         step_time_s = self._clock() - begin_s
         self._steps_run += 1
         if self._window_begin_s is not None:
-            self._steps.append(StepTime(self._steps_run, step_time_s, tokens, begin_s))
+            self._steps.append(StepTime(self._steps_before + self._steps_run, step_time_s, tokens, begin_s))
         return step_time_s
 
     @contextmanager

@@ -187,6 +187,9 @@ class RunRecord(Metrics, Identity):
     """Those parts of `kernels` that a better kernel would serve on this device type → why it did not."""
     outliers: list[OutlierStep] = []
     """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
+    resumed_after_steps: list[int] = []
+    """Numbers of steps after which the run went on from a checkpoint. What was measured is of the last attempt alone,
+    after a warm-up of its own; `quality_curve` holds the validations of all attempts."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
     config: dict[str, Any]

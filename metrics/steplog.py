@@ -90,6 +90,25 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return read
 
 
+def cut_steps(path: Path, step: int) -> None:
+    """Cut the file off behind step `step`, for a run that goes on from there; what is not there is not cut.
+
+    Raises:
+        MetricsError: the file cannot be read or written, or is damaged.
+    """
+    if not path.exists():
+        return
+    kept_bytes = 0
+    for line, content in zip(path.read_bytes().split(b"\n"), read_steps(path), strict=False):
+        if content.get("kind") == "quality" or content.get("step", 0) > step:
+            break
+        kept_bytes += len(line) + 1
+    try:
+        os.truncate(path, kept_bytes)
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+
+
 def _cut_torn_line(path: Path) -> None:
     content_size = path.stat().st_size
     if content_size == 0:

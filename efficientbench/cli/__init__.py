@@ -44,6 +44,9 @@ def run(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin anew, whatever checkpoint an earlier attempt has left")
+    ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
     config, mode = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
@@ -52,10 +55,10 @@ def run(
     if repeat is not None:
         from efficientbench.repeat import run_repeats
 
-        raise typer.Exit(run_repeats(config, mode, repeat, again))
+        raise typer.Exit(run_repeats(config, mode, repeat, again, fresh))
     from efficientbench.run import run as run_config
 
-    raise typer.Exit(run_config(config, mode))
+    raise typer.Exit(run_config(config, mode, fresh=fresh))
 
 
 app.command("sweep")(sweep_command)

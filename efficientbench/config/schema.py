@@ -190,6 +190,19 @@ class FaultsConfig(Part):
     )
 
 
+class CheckpointConfig(Part):
+    """When the state of a run is saved. A stop signal and the end of a run save in any case."""
+
+    interval: NonNegativeInt = Field(default=1000, description="steps between checkpoints; 0: none between")
+    keep: PositiveInt = Field(default=2, description="how many of the last checkpoints stay")
+    asynchronous: bool = Field(
+        default=False, description="let a forked process write while training goes on; in host memory, one copy more"
+    )
+    time_limit_s: PositiveFloat = Field(
+        default=600.0, description="seconds that a rank may take to write its part; then the run ends and names it"
+    )
+
+
 class RunConfig(Part):
     """One run, resolved: nothing about it is decided elsewhere."""
 
@@ -210,6 +223,7 @@ class RunConfig(Part):
     data: DataConfig = DataConfig()
     measurement: MeasurementConfig = MeasurementConfig()
     faults: FaultsConfig = FaultsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
     def name(self) -> str:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from efficientbench.training.events import Event, StepEnded, StepStarted, ValidationEnded, ValidationStarted
+from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
+    Event,
+    StepEnded,
+    StepStarted,
+    ValidationEnded,
+    ValidationStarted,
+)
 from metrics import EfficiencyMonitor
 
 
 class Measure:
-    """Tells the monitor when steps begin and end, and keeps validations out of its window."""
+    """Tells the monitor when steps begin and end, and keeps validations and checkpoints out of its window."""
 
     def __init__(self, monitor: EfficiencyMonitor, counts_tokens: bool) -> None:
         """`counts_tokens`: whether this rank answers for the tokens of all ranks, which one of them does."""
@@ -21,7 +29,7 @@ class Measure:
             self.monitor.begin_step()
         elif isinstance(event, StepEnded):
             self.step_time_s = self.monitor.end_step(event.tokens if self.counts_tokens else 0)
-        elif isinstance(event, ValidationStarted):
+        elif isinstance(event, ValidationStarted | CheckpointStarted):
             self.monitor.pause()
-        elif isinstance(event, ValidationEnded):
+        elif isinstance(event, ValidationEnded | CheckpointEnded):
             self.monitor.resume()

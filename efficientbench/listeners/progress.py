@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from efficientbench.config.schema import TrainingConfig
 from efficientbench.listeners.measure import Measure
 from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
     Event,
     StepEnded,
     StepStarted,
@@ -30,10 +32,17 @@ class ProgressDisplay:
     """Rank 0's display. A terminal gets a live bar below the lines; a file gets the lines alone."""
 
     def __init__(
-        self, training: TrainingConfig, steps: int, measure: Measure, flops_per_token: float, peak_flops: float | None
+        self,
+        training: TrainingConfig,
+        steps: int,
+        measure: Measure,
+        flops_per_token: float,
+        peak_flops: float | None,
+        steps_before: int = 0,
     ) -> None:
-        """`peak_flops`: of all devices together, FLOP/s; None where it is not known."""
-        self.training, self.steps, self.measure = training, steps, measure
+        """`peak_flops`: of all devices together, FLOP/s; None where it is not known. `steps_before`: trained by earlier
+        attempts of the run."""
+        self.training, self.steps, self.measure, self.steps_before = training, steps, measure, steps_before
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.console = Console()
         self.bar = Progress(
@@ -53,7 +62,7 @@ class ProgressDisplay:
         self._printed_s = float("-inf")
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, StepStarted) and event.step == 1:
+        if isinstance(event, StepStarted) and event.step == self.steps_before + 1:
             self._begin_s = time.monotonic()
             self.bar.start()
         elif isinstance(event, StepEnded):
@@ -62,13 +71,18 @@ class ProgressDisplay:
             logger.info(" | ".join([*state, *times]))
             # The bar of a terminal tells the times already.
             shown = state if self.console.is_terminal else [*state, *times]
-            self._show(" | ".join(shown), always=event.step in (1, self.steps))
+            self._show(" | ".join(shown), always=event.step in (self.steps_before + 1, self.steps))
         elif isinstance(event, ValidationStarted):
             self.bar.update(self.task, description="validating")
         elif isinstance(event, ValidationEnded):
             line = f"validation after step {event.step}: loss {event.loss:.4f} over {event.tokens:,} tokens"
             logger.info(line)
             self._show(line, always=True)
+        elif isinstance(event, CheckpointStarted):
+            self.bar.update(self.task, description="saving")
+        elif isinstance(event, CheckpointEnded):
+            how = "is being written" if event.still_writing else "written"
+            logger.info(f"checkpoint after step {event.step}: {how}")
         elif isinstance(event, TrainingEnded):
             self.close()
 
@@ -84,7 +98,8 @@ class ProgressDisplay:
 
     def _times(self, step: int) -> list[str]:
         elapsed_s = time.monotonic() - self._begin_s
-        return [f"elapsed {_clock(elapsed_s)}", f"ETA {_clock(elapsed_s / step * (self.steps - step))}"]
+        left_s = elapsed_s / (step - self.steps_before) * (self.steps - step)
+        return [f"elapsed {_clock(elapsed_s)}", f"ETA {_clock(left_s)}"]
 
     def _state(self, event: StepEnded) -> list[str]:
         step_time_s = self.measure.step_time_s

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.listeners.measure import Measure
 from efficientbench.output_folder import OutputFolder
-from efficientbench.training.events import Event, StepEnded, TrainingEnded, ValidationEnded
+from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.events import CheckpointEnded, Event, StepEnded, TrainingEnded, ValidationEnded
 from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
 from metrics.quality import Validation
 from metrics.record_parts import QualityPoint
-from metrics.report.tensorboard import TensorBoardLog
-from metrics.steplog import StepLog
+from metrics.report.tensorboard import TensorBoardLog, cut_scalars
+from metrics.steplog import StepLog, cut_steps
 from metrics.summarize import Quality
 
 LARGEST_LOSS = 700.0
@@ -28,9 +30,15 @@ TRAIN_LOSS_STEPS = 10
 class Recorder:
     """Rank 0's files, written as training goes on."""
 
-    def __init__(self, config: RunConfig, folder: OutputFolder, measure: Measure) -> None:
+    def __init__(
+        self, config: RunConfig, folder: OutputFolder, measure: Measure, before: Manifest | None = None
+    ) -> None:
+        """`before`: of the checkpoint that the run goes on from; what was written of later steps is cut off."""
         self.measure = measure
-        self.warmup_steps = config.measurement.warmup_steps
+        self.warmup_steps = config.measurement.warmup_steps + (before.step if before is not None else 0)
+        if before is not None:
+            cut_steps(folder.steps, before.step)
+            cut_scalars(folder.tensorboard, before.step, before.progress["tokens"])
         self.steps = StepLog(folder.steps)
         self.tensorboard = TensorBoardLog(folder.tensorboard)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
@@ -39,6 +47,7 @@ class Recorder:
         self.interruptions: dict[int, str] = {}
         """Number of a step → what came between it and the step before."""
         self.stopped = False
+        self._writing = False
         self.moe = config.model.moe
         self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
@@ -47,14 +56,47 @@ class Recorder:
         self._step_number = 0
         self._tokens = 0
         self._measured_tokens = 0
+        self.resumed: list[int] = []
+        """Numbers of steps after which the run went on from a checkpoint."""
+        if before is not None:
+            self._go_on(before)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEnded):
             self._step(event)
         elif isinstance(event, ValidationEnded):
             self._validation(event)
+        elif isinstance(event, CheckpointEnded):
+            self.interruptions[event.step + 1] = "the first step after a checkpoint"
+            self._writing = event.still_writing
         elif isinstance(event, TrainingEnded):
             self.stopped = event.stopped
+
+    def progress(self) -> dict[str, Any]:
+        """What another attempt of the run must know of this one, as plain data."""
+        return {
+            "tokens": self._tokens,
+            "elapsed_s": time.monotonic() - self._begin_s,
+            "losses": list(self.losses),
+            "auxiliary_losses": list(self.auxiliary_losses),
+            "validation": asdict(self.validation) if self.validation is not None else None,
+            "validations": [asdict(validation) for validation in self.validations],
+            "resumed": self.resumed,
+        }
+
+    def _go_on(self, before: Manifest) -> None:
+        """Take up what `progress` gave the checkpoint."""
+        kept = before.progress
+        self._step_number, self._tokens = before.step, kept["tokens"]
+        self._begin_s -= kept["elapsed_s"]
+        self.losses.extend(kept["losses"])
+        self.auxiliary_losses.extend(kept["auxiliary_losses"])
+        if kept["validation"] is not None:
+            values = kept["validation"]
+            self.validation = ValidationEnded(**{**values, "batch_losses": tuple(values["batch_losses"])})
+        # What earlier attempts measured is not known: their training is charged as the warm-up's is.
+        self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
+        self.resumed = [*kept["resumed"], before.step]
 
     def quality(self) -> Quality:
         """What the model has learned, for the record."""
@@ -99,6 +141,8 @@ class Recorder:
 
     def _step(self, event: StepEnded) -> None:
         self._step_number = event.step
+        if self._writing:
+            self.interruptions.setdefault(event.step, "a checkpoint was being written")
         if event.non_finite is None:
             self.losses.append(event.loss)
         self._tokens += event.tokens
@@ -167,6 +211,8 @@ class Recorder:
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event
         self.interruptions[event.step + 1] = "the first step after an evaluation"
+        # A run that was stopped at its last step is validated when it goes on.
+        self.validations = [validation for validation in self.validations if validation.step < event.step]
         loss_se = standard_error(event.batch_losses)
         windows = self.measure.monitor.closed_windows()
         self.validations.append(

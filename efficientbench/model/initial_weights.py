@@ -32,7 +32,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
                 parameter.fill_(1.0)
             else:
                 tp_rank, tp_size = tensor_parallel_rank(name)
-                shape = _full_shape(name, parameter, config, tp_size)
+                shape = full_shape(name, parameter, config, tp_size)
                 if EXPERTS in name:
                     full = torch.stack(
                         [_draw(expert, shape[1:], config, seed) for expert in expert_names(name, shape[0])]
@@ -99,7 +99,7 @@ def _part(piece: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Te
     return piece.narrow(dim, start, min(size, piece.shape[dim] - start))
 
 
-def _full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
+def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
     shape = list(parameter.shape)
     dim = split_dim(parameter)
     if dim is not None:

@@ -12,3 +12,7 @@ class NonFiniteError(RuntimeError):
         """`rank`: the first on which they are not."""
         super().__init__(message)
         self.step, self.rank = step, rank
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that is damaged, or cannot be gone on from."""

@@ -66,6 +66,22 @@ class ValidationEnded:
 
 
 @dataclass(frozen=True)
+class CheckpointStarted:
+    """A checkpoint after `step` steps begins, or the end of one that was written meanwhile."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class CheckpointEnded:
+    """Training goes on."""
+
+    step: int
+    still_writing: bool
+    """Whether a process beside the training is writing one."""
+
+
+@dataclass(frozen=True)
 class TrainingEnded:
     """No step follows."""
 
@@ -74,5 +90,7 @@ class TrainingEnded:
     """Whether it was asked to stop before its last step."""
 
 
-Event = StepStarted | StepEnded | ValidationStarted | ValidationEnded | TrainingEnded
+Event = (
+    StepStarted | StepEnded | ValidationStarted | ValidationEnded | CheckpointStarted | CheckpointEnded | TrainingEnded
+)
 Listener = Callable[[Event], None]

@@ -13,8 +13,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from efficientbench.config.schema import RunConfig
 from efficientbench.training import finite, groups
 from efficientbench.training.batches import Batch, Batches
+from efficientbench.training.checkpoints.checkpoints import Checkpoints
+from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.errors import NonFiniteError
 from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
     Event,
     Listener,
     Routing,
@@ -42,6 +46,8 @@ class Trainer:
         batches: Batches,
         listeners: list[Listener],
         token_bytes: torch.Tensor | None = None,
+        checkpoints: Checkpoints | None = None,
+        before: Manifest | None = None,
     ) -> None:
         """
         Args:
@@ -50,30 +56,53 @@ class Trainer:
             stages, optimizer, batches: of this rank; several stages where the pipeline is interleaved.
             listeners: called with every event, in order.
             token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell.
+            checkpoints: saves the state; None: it is not saved.
+            before: of the checkpoint that all state is of; None: training begins.
         """
         self.config, self.steps = config, steps
+        self.steps_before = before.step if before is not None else 0
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
-        self.listeners, self.token_bytes = listeners, token_bytes
+        self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
         self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
-        self.skipped = 0
+        self.skipped = before.steps_left_out if before is not None else 0
         """Steps left out because loss or gradients were not finite."""
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
             stage.config.finalize_model_grads_func = self.finite.finalize_gradients
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
-        """All steps, with validation at intervals and at the end; ends early once any rank is asked to stop.
+        """All steps that are left, with validation and checkpoints at intervals and at the end; ends early once any
+        rank is asked to stop.
 
         Returns whether it was.
         """
-        step, stopped = 0, False
+        step, stopped = self.steps_before, False
+        if step == self.steps:
+            # Stopped at its last step, it was not validated.
+            self.validate(step)
         while step < self.steps and not stopped:
             step += 1
             stopped = self.train_step(step, stop_requested())
             if not stopped and self._is_validated(step):
                 self.validate(step)
+            self._checkpoint(step, stopped)
         self._emit(TrainingEnded(step, stopped))
         return stopped
+
+    def _checkpoint(self, step: int, stopped: bool) -> None:
+        """Save, and end what a process beside the training has written."""
+        if self.checkpoints is None:
+            return
+        due = self.checkpoints.is_due(step, stopped)
+        if not due and not self.checkpoints.is_written():
+            return
+        self._emit(CheckpointStarted(step))
+        self.checkpoints.finish()
+        if due:
+            self.checkpoints.save(step, stopped, self.skipped)
+        if step == self.steps or stopped:
+            self.checkpoints.finish()
+        self._emit(CheckpointEnded(step, self.checkpoints.is_writing))
 
     def _is_validated(self, step: int) -> bool:
         training = self.config.training

@@ -15,6 +15,44 @@ from pathlib import Path
 from metrics.errors import MetricsError
 
 
+def cut_scalars(folder: Path, step: int, tokens: int) -> None:
+    """Leave out what a folder's event files hold of later steps, for a run that goes on after `step`.
+
+    All is written into one file again, with its times; a file's torn end, which a killed run may leave, is left out.
+
+    Args:
+        folder: of one run.
+        step: the last to stay.
+        tokens: trained on until then: the last place to stay on the axis of tokens.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+    earlier = sorted(folder.glob("events.out.tfevents.*"))
+    if not earlier:
+        return
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError:
+        raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+    kept = []
+    for path in earlier:
+        for event in LegacyEventFileLoader(str(path)).Load():
+            last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
+            if event.HasField("summary") and event.step <= last:
+                kept.append(event)
+    try:
+        writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=".until_resumed")
+        for event in kept:
+            writer.add_event(event)
+        writer.close()
+        for path in earlier:
+            path.unlink()
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
 class TensorBoardLog:
     """Writes one run's scalars into a folder of its own.
 

@@ -89,6 +89,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> N
         "config.json",
         "tensorboard",
         "log",
+        "checkpoint",
     }
 
 

@@ -1,0 +1,193 @@
+"""Which checkpoints a run has, and whether they are whole: `manifest.json` and what it says of the files beside it.
+
+A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`, since a folder is renamed only
+after its manifest, with size and SHA-256 of every file, has been written. No torch here: the parent process asks too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from efficientbench.training.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+PARTIAL = ".partial_"
+DAMAGED = "damaged_"
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a checkpoint."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    step: int
+    """Steps trained before it; the position in the data too, since a step's samples follow from its number."""
+    holds: str
+    """'everything', or 'weights': the last one of a run that trained to its end, which nothing goes on from."""
+    config: dict[str, Any]
+    data: list[str]
+    """The fingerprint of each source's tokens."""
+    layout: dict[str, Any]
+    formula: str
+    """`metrics.definitions.FORMULAS` of the run."""
+    steps_left_out: int
+    """Those of the steps whose loss or gradients were not finite."""
+    optimizer_step: float
+    """Updates that the optimizer has made: fewer than steps where fp16 skipped some."""
+    loss_scale: dict[str, Any] | None
+    """The state of fp16's loss scaling."""
+    progress: dict[str, Any]
+    """What the listeners keep from one attempt of a run to the next."""
+    files: dict[str, File] = field(default_factory=dict)
+    """Path below the checkpoint's folder → the file."""
+    format: int = FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Into the checkpoint's folder, and onto the disk."""
+        with (folder / MANIFEST).open("x", encoding="utf-8") as file:
+            file.write(_text(asdict(self)))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    body = json.dumps(content, indent=1, sort_keys=True)
+    return json.dumps(
+        {"sha256": hashlib.sha256(body.encode()).hexdigest(), "content": content}, indent=1, sort_keys=True
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of one checkpoint, whose own checksum must be right.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another format; the message names the file.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes().decode("utf-8")
+        content = json.loads(text)["content"]
+        # Byte for byte, so that not even a space may have changed.
+        if _text(content) != text:
+            raise ValueError("its checksum does not fit its content")
+        if content["format"] != FORMAT:
+            raise CheckpointError(f"{path}: written in format {content['format']}; this program reads {FORMAT}")
+        files = {name: File(**each) for name, each in content.pop("files").items()}
+        return Manifest(**content, files=files)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+
+
+def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
+    """Read the manifest, and compare size and SHA-256 of the files with it.
+
+    Args:
+        folder: of one checkpoint.
+        part, parts: verify the files of one among several ranks only, all of which together verify all.
+
+    Raises:
+        CheckpointError: a file is missing, surplus or not as it was written; the message names it.
+    """
+    manifest = read_manifest(folder)
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {MANIFEST}
+    for name in sorted(found ^ manifest.files.keys()):
+        raise CheckpointError(f"{folder / name}: {'not in the manifest' if name in found else 'missing'}")
+    mine = sorted(manifest.files.items())[part::parts]
+    # Hashing lets other threads run.
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as threads:
+        for (name, wanted), seen in zip(mine, threads.map(lambda item: _seen(folder / item[0]), mine), strict=True):
+            if seen.bytes != wanted.bytes:
+                raise CheckpointError(
+                    f"{folder / name}: damaged, it has {seen.bytes:,} bytes where {wanted.bytes:,} were written"
+                )
+            if seen.sha256 != wanted.sha256:
+                raise CheckpointError(f"{folder / name}: damaged, its SHA-256 is not that of the manifest")
+    return manifest
+
+
+def fingerprint(path: Path) -> File:
+    """Size and SHA-256 of a file. Raises OSError."""
+    digest, size_bytes = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+            size_bytes += len(block)
+    return File(digest.hexdigest(), size_bytes)
+
+
+def _seen(path: Path) -> File:
+    try:
+        return fingerprint(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def checkpoint_folder(run_folder: Path, step: int) -> Path:
+    """The folder of the checkpoint after `step` steps."""
+    return run_folder / "checkpoint" / f"step_{step:08d}"
+
+
+def complete(run_folder: Path) -> list[Path]:
+    """The folders of the run's complete checkpoints, oldest first, unverified."""
+    return sorted(path for path in (run_folder / "checkpoint").glob("step_*") if path.is_dir())
+
+
+def find_good(run_folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, verified, and why each newer one is not; None where there is none."""
+    problems = []
+    for folder in reversed(complete(run_folder)):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            return folder, problems
+    return None, problems
+
+
+def latest_good(run_folder: Path) -> Path | None:
+    """The folder of the newest checkpoint whose every file is as it was written; None where there is none."""
+    return find_good(run_folder)[0]
+
+
+def set_damaged_aside(run_folder: Path, good: Path) -> None:
+    """Rename what is newer than the `good` one, which the run goes on from: those numbers will be written again."""
+    for folder in complete(run_folder):
+        if folder > good:
+            aside = folder.with_name(f"{DAMAGED}{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+
+
+def remove_partial(run_folder: Path) -> None:
+    """Remove what attempts that ended in the middle have left."""
+    for folder in (run_folder / "checkpoint").glob(f"{PARTIAL}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_last(run_folder: Path, newest: Path, keep: int) -> None:
+    """Remove all but the `keep` last checkpoints up to `newest`, which is complete."""
+    for folder in [each for each in complete(run_folder) if each <= newest][:-keep]:
+        # A removal that is cut short must leave nothing that looks like a checkpoint.
+        away = folder.with_name(f"{PARTIAL}{folder.name}")
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)

@@ -1,0 +1,102 @@
+"""Reading without ranks: the metadata, by classes of its own only, and every weight whole on one process."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, Metadata
+from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
+
+from efficientbench.training.checkpoints.manifest import verify
+from efficientbench.training.errors import CheckpointError
+
+WEIGHT = "model."
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+ALLOWED = {
+    ("collections", "OrderedDict"),
+    *(
+        (_METADATA, name)
+        for name in (
+            *("ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    *(("torch", name) for name in ("bfloat16", "float16", "float32", "float64", "int64", "uint8")),
+}
+"""What the pickle of `.metadata` may name; each of them is plain data, or makes such."""
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise CheckpointError(f"it names {module}.{name}, which is no part of a checkpoint's metadata")
+        return super().find_class(module, name)
+
+
+class MetadataReader(FileSystemReader):
+    """torch's reader of the distributed format, without its trust."""
+
+    def __init__(self, folder: Path, files: Collection[str]) -> None:
+        """`files`: names below the folder that may be read."""
+        super().__init__(folder)
+        self.folder, self.files = folder, files
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """`.metadata`, which must describe tensors in the checkpoint's own files and nothing else.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        path = self.folder / ".metadata"
+        try:
+            with path.open("rb") as file:
+                metadata = _MetadataUnpickler(file).load()
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: refused, {error}") from None
+        except Exception as error:
+            raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from None
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"{path}: refused, it is no metadata of a checkpoint")
+        for name, stored in metadata.state_dict_metadata.items():
+            if not isinstance(stored, TensorStorageMetadata):
+                raise CheckpointError(f"{path}: refused, {name} is no tensor")
+        for stored in (metadata.storage_data or {}).values():
+            if stored.relative_path not in self.files:
+                raise CheckpointError(f"{path}: refused, it reads {stored.relative_path}, which the manifest lacks")
+        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every weight of a checkpoint, whole and on the host, in the dtype that it was trained in.
+
+    Needs no process group. The checkpoint is verified first.
+
+    Args:
+        folder: of one checkpoint, like `<run folder>/checkpoint/step_00000100`.
+
+    Returns:
+        Global name, as `model/initial_weights.py` draws it → tensor; each expert's weights have names of their own,
+        and the tied output projection is the embedding.
+
+    Raises:
+        CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.
+    """
+    manifest = verify(folder)
+    stored = MetadataReader(folder, manifest.files).read_metadata().state_dict_metadata
+    weights = {
+        name: torch.empty(each.size, dtype=each.properties.dtype)
+        for name, each in stored.items()
+        if name.startswith(WEIGHT) and isinstance(each, TensorStorageMetadata)
+    }
+    torch.distributed.checkpoint.load(weights, storage_reader=MetadataReader(folder, manifest.files), no_dist=True)
+    return {name.removeprefix(WEIGHT): tensor for name, tensor in weights.items()}
