@@ -21,8 +21,8 @@ from metrics.record import read_record
 from metrics.repeats import flat
 
 FREE = ("output", "data.cache", "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
-"""What may differ between the attempts of a run: where files lie, how ranks share the work, what faults end a run, when its
-state is saved."""
+"""What may differ between the attempts of a run: where files lie, how ranks share the work, when the state is saved,
+which faults end it."""
 
 
 def prepare_folder(folder: OutputFolder, config: RunConfig, fresh: bool) -> Path | None:
