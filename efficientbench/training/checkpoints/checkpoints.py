@@ -52,7 +52,7 @@ class Checkpoints:
         """
         self.config, self.layout, self.steps = config, asdict(layout), steps
         self.data, self.optimizer, self.progress = data, optimizer, progress
-        self.parameters = parameters
+        self.parameters, self.device = parameters, parameters[0].parameter.device
         self.saver = Saver(run_folder, config.checkpoint.keep, config.checkpoint.time_limit_s)
         self._last_step = 0
 
@@ -106,7 +106,7 @@ class Checkpoints:
         yield from state.weights(self.parameters, to_write=True)
         if everything:
             yield from state.optimizer_states(self.parameters, self.optimizer, to_write=True)
-            yield from state.generators(dist.get_rank())
+            yield from state.generators(dist.get_rank(), self.device)
 
     def restore(self, folder: Path) -> Manifest:
         """Set model, optimizer, loss scale and random generators to those of a checkpoint, of any layout.
@@ -127,7 +127,7 @@ class Checkpoints:
         if going_on:
             state.fill_optimizer(self.optimizer, manifest.optimizer_step)
             wanted += state.optimizer_states(self.parameters, self.optimizer, to_write=False)
-            read = list(state.generators(dist.get_rank())) if manifest.layout == self.layout else []
+            read = list(state.generators(dist.get_rank(), self.device)) if manifest.layout == self.layout else []
         with torch.no_grad():
             dist_checkpointing.load(
                 sharded([*wanted, *read]),
@@ -137,7 +137,7 @@ class Checkpoints:
                 validate_access_integrity=False,
             )
         if read:
-            state.set_generators(read)
+            state.set_generators(read, self.device)
         if going_on and manifest.loss_scale is not None:
             state.set_loss_scale(self.optimizer, manifest.loss_scale)
         self._last_step = manifest.step

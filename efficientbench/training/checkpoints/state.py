@@ -137,21 +137,22 @@ def set_loss_scale(optimizer: MegatronOptimizer, saved: dict[str, Any]) -> None:
         part.grad_scaler.load_state_dict({**saved, "scale": torch.tensor(saved["scale"], device=device)})
 
 
-def generators(rank: int) -> Iterator[Piece]:
+def generators(rank: int, device: torch.device) -> Iterator[Piece]:
     """The states of this rank's random generators; what is read into them counts after `set_generators`."""
-    for name, state in _generator_states().items():
+    tracked = {f"tracked.{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
+    states = {"host": torch.get_rng_state(), **tracked}
+    of_device = torch.get_device_module(device)
+    if hasattr(of_device, "get_rng_state"):  # the host's is all that a CPU has
+        states["device"] = of_device.get_rng_state()
+    for name, state in states.items():
         yield Piece(f"rng.{rank}.{name}", tuple(state.shape), (0,) * state.dim(), state)
 
 
-def _generator_states() -> dict[str, torch.Tensor]:
-    tracked = {f"tracked.{name}": state for name, state in get_cuda_rng_tracker().get_states().items()}
-    return {"host": torch.get_rng_state(), "device": torch.cuda.get_rng_state(), **tracked}
-
-
-def set_generators(read: list[Piece]) -> None:
+def set_generators(read: list[Piece], device: torch.device) -> None:
     """Set this rank's random generators to states that `generators` named."""
     states = {piece.name.split(".", 2)[2]: piece.tensor for piece in read}
-    torch.cuda.set_rng_state(states["device"])
     torch.set_rng_state(states["host"])
+    if "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])
     tracked = {name.partition(".")[2]: state for name, state in states.items() if name.startswith("tracked.")}
     get_cuda_rng_tracker().set_states(tracked)
