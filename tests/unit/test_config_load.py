@@ -92,7 +92,10 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("training.seqlen=64", "training.seqlen: unknown key; did you mean training.seq_len?"),
         ("sequence_len=64", "did you mean training.seq_len?"),
         ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
-        ("zzz=1", "keys begin with data, device, faults, label, measurement, model, output, parallel, training"),
+        (
+            "zzz=1",
+            "keys begin with checkpoint, data, device, faults, label, measurement, model, output, parallel, training",
+        ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
         ("training.seq_len.x=1", "did you mean training.seq_len?"),
         ("training.seq_len", "an override is written key=value"),
