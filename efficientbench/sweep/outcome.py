@@ -13,6 +13,7 @@ from efficientbench.output_folder import OutputFolder
 from metrics.files import write_whole
 
 STOPPED_STATUSES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
+STOPPED_REASON = "stopped by a signal; it goes on when the sweep is started again"
 TAIL_BYTES = 16_384
 MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|MemoryError", re.IGNORECASE)
 
@@ -43,7 +44,7 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
         since_s: when it was started, in seconds since the epoch; what the folder holds from before is not of it.
     """
     if exit_code in STOPPED_STATUSES:
-        return Failure("stopped", "stopped by a signal; it goes on when the sweep is started again")
+        return Failure("stopped", STOPPED_REASON)
     told = _told(folder.failure, since_s)
     if told is not None:
         return told

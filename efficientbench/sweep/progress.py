@@ -46,6 +46,11 @@ class Display:
         if self._live:
             self._live.start()
 
+    @property
+    def live(self) -> bool:
+        """Whether there is a terminal to draw on."""
+        return self._live is not None
+
     def say(self, text: str) -> None:
         """One line that stays."""
         self._console.print(Text(text), soft_wrap=True)
@@ -72,7 +77,7 @@ class Display:
         self.say(f"{self._number()} {state.id}: {state.state}{where}{took}{why}")
 
     def show(self, running: Sequence[Running], left: int) -> None:
-        """Draw the live table anew; nothing where there is no terminal."""
+        """Draw the live table anew, where there is one."""
         if self._live is None:
             return
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

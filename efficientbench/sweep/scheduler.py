@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from efficientbench.complete import complete_record
+from efficientbench.config.errors import ConfigError
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, run_environment, slots
-from efficientbench.sweep.outcome import Failure, failure_of, write_failure
+from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import Claim, Queue, State
 from efficientbench.sweep.tasks import Task, smaller
 from metrics.errors import MetricsError
 
-POLL_S = 0.1
+POLL_S = 0.2
+"""The runs are measured meanwhile: looking after them must not cost them anything."""
 STOP_GRACE_S = 75.0
 """A run gives its ranks 60 s to save, and has some more to end itself."""
 
@@ -86,15 +88,20 @@ class Scheduler:
                 self._watch()
                 if not signals:
                     self._start_what_fits()
-                self._display.show([self._shown(attempt) for attempt in self._running], len(self._open))
+                if self._display.live:
+                    self._display.show([self._shown(attempt) for attempt in self._running], len(self._open))
                 time.sleep(POLL_S)
         finally:
             self._kill_all()
 
     def _start_what_fits(self) -> None:
+        taken = len(self._places) + 1
         for task in list(self._open):
+            if task.slots >= taken:
+                continue
             place = self._queue.claim_places(self._host, self._places, task.slots)
             if place is None:
+                taken = task.slots
                 continue
             claim = self._queue.claim(task.id)
             if claim is None:
@@ -116,7 +123,10 @@ class Scheduler:
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
         environment = run_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
-        child = Child(task.words, environment, self._queue.log(task.id), kept_open)
+        try:
+            child = Child(task.words, environment, self._queue.log(task.id), kept_open)
+        except OSError as error:
+            raise ConfigError(f"{task.id} cannot be started: {error}") from None
         state = replace(
             state,
             state="running",
@@ -187,6 +197,8 @@ class Scheduler:
         task, child = attempt.task, attempt.child
         if exit_code == 0 and is_complete(task, self._machine, self._limits.retry_smaller):
             return None
+        if attempt.kill_at_s is not None and not attempt.timed_out:
+            return Failure("stopped", STOPPED_REASON)
         step = last_step(task.folder, child.begin_time_s)
         if attempt.timed_out:
             after = f" after step {step[0]}" if step else ", before the first step"

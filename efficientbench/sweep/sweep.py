@@ -73,6 +73,8 @@ def sweep(request: Request, options: Options) -> int:
     for name in ("failed", "refused", "stopped", "queued"):
         if count := ends.count(name):
             print(f"{name}: {count} of {len(tasks)}; the same command {_what_it_does(name)}", file=sys.stderr)
+    if "failed" in ends:
+        print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
     if signals:
         return STOPPED[signal.Signals(signals[0])]
     return 0 if all(end == "done" for end in ends) else 1

@@ -126,6 +126,21 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     )
 
 
+def test_another_matrix(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "sizes: {tiny: {model: {layers: 2, hidden_size: 48, heads: 4, head_dim: 12, ffn_hidden_size: 80}}}\n"
+        "variants: {narrow: {model: {attention: {query_groups: 1}}}}\n"
+        "suites: {mine: [{variants: [narrow], sizes: [tiny]}]}\n"
+    )
+    (task,) = build_tasks(Request(matrix=file), CPU, None)
+    assert task.words == ("run", "narrow_tiny", "--matrix", str(file))
+    assert task.config is not None
+    assert task.config.model.layers == 2
+    with pytest.raises(ConfigError, match=r"gone\.yaml is missing"):
+        build_tasks(Request(matrix=tmp_path / "gone.yaml"), CPU, None)
+
+
 def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
     request = Request(only=("gqa_0.5B",), axes=("parallel.tp=1,4",), smoke=True)
     one, four = build_tasks(request, CPU, None)

@@ -1,0 +1,167 @@
+"""Sweeps by the command line: they go on over failures, over kill -9, and beside each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import (
+    LONG,
+    TIME_LIMIT_S,
+    TINY,
+    children,
+    command,
+    efficientbench,
+    environment,
+    losses,
+    record,
+    started,
+    until,
+)
+
+Words = tuple[str, ...]
+HOSTILE = "$(touch pwned); `touch pwned`\n'../../pwned\""
+MEMORY_BYTES = 3_200_000_000
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, cache: str) -> Words:
+    """The words of a sweep of the smallest model, whose suite is `tmp_path`."""
+    return ("sweep", "--only", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
+
+
+def states(suite: Path) -> dict[str, dict[str, Any]]:
+    """What the queue says of every run, by what sets it apart from the others."""
+    files = sorted((suite / "sweep" / "queue").glob("*.json"))
+    return {path.stem.removeprefix("gqa_1.5B_smoke__"): json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp_path: Path) -> None:
+    # A rate at which the weights, and then the loss, are no longer finite.
+    words = (*sweep, "--set", "training.learning_rate=1e38,1e-3", "training.gradient_clip=0")
+    done = efficientbench(*words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    found = states(tmp_path)
+    failed, good = found["learning_rate=1e+38"], found["learning_rate=0.001"]
+    assert (failed["state"], failed["kind"], good["state"]) == ("failed", "non_finite", "done")
+    assert record(tmp_path / "gqa_1.5B_smoke__learning_rate=0.001")["run"] == "gqa_1.5B__learning_rate=0.001"
+    assert "gqa_1.5B__learning_rate=0.001 (smoke)" in done.stdout
+    assert "Runs that did not come to their end" in done.stdout
+    rows = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
+    assert any(row.startswith("| gqa_1.5B_smoke__learning_rate=1e+38 | non finite |") for row in rows)
+
+    again = efficientbench(*words)
+    assert again.returncode == 1
+    assert "learning_rate=0.001: complete, kept" in again.stdout
+    assert "learning_rate=1e+38: failed (non_finite)" in again.stdout
+    assert "started" not in again.stdout
+    assert states(tmp_path) == found
+
+
+def test_hostile_names_reach_no_shell_and_stay_in_the_folder(sweep: Words, tmp_path: Path) -> None:
+    done = efficientbench(*sweep, "--set", f"data.path={HOSTILE}", cwd=tmp_path)
+    assert done.returncode == 1
+    ((name, state),) = states(tmp_path).items()
+    assert (state["state"], state["kind"]) == ("failed", "mistake")
+    assert f"data.path={HOSTILE}" in state["command"]
+    assert "path=touch-pwned-touch-pwned" in name
+    outside = {path.name for path in tmp_path.parent.iterdir() if "pwned" in path.name}
+    assert not outside
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_the_plan_is_printed_and_nothing_is_written(sweep: Words, tmp_path: Path) -> None:
+    done = efficientbench(*sweep, "--set", "training.seq_len=32,64", "--set", "parallel.tp=1,3", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gqa_1.5B_smoke__tp=1__seq_len=64" in done.stdout
+    assert "n/a energy: no record in this folder has the energy of a run" in done.stdout
+    assert "GFLOP/s a core assumed" in done.stdout
+    assert "gqa_1.5B_smoke__tp=3__seq_len=32: refused (mistake): " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.proof
+def test_two_sweeps_share_the_work_and_one_survives_the_other(sweep: Words, tmp_path: Path) -> None:
+    words = (*sweep, "--repeat", "2", "training.steps=500")
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*words) as first:
+        until(lambda: losses(folder / "seed_1234"), "the first run's first step")
+        with started(*words) as second:
+            until(
+                lambda: (tmp_path / "sweep" / "queue").exists() and children(second.pid) == [], "the second waits", 60
+            )
+            family = children(first.pid)
+            os.kill(first.pid, signal.SIGKILL)
+            _, stderr = second.communicate(timeout=TIME_LIMIT_S)
+    assert second.returncode == 0, stderr
+    assert not any(process.is_running() for process in family)
+    found = states(tmp_path)
+    assert [state["state"] for state in found.values()] == ["done", "done"]
+    # The one that was cut off was done again, by the sweep that was left; the other was done once.
+    assert [state["attempts"] for state in found.values()] == [2, 1]
+    logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "sweep" / "log").iterdir()]
+    assert len(logs) == 2
+    assert not any("in use by another run" in log for log in logs)
+    for seed in (1234, 1235):
+        assert record(folder / f"seed_{seed}")["status"] == "completed"
+
+
+@pytest.mark.proof
+def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: Path) -> None:
+    words = (*sweep, *LONG, "--repeat", "2")
+    with started(*words) as run:
+        until(lambda: losses(tmp_path / "gqa_1.5B_smoke" / "seed_1234"), "a step")
+        os.kill(run.pid, signal.SIGINT)
+        stdout, stderr = run.communicate(timeout=120)
+    assert run.returncode == 130, stdout + stderr
+    assert "SIGINT: no further run starts" in stdout
+    assert [state["state"] for state in states(tmp_path).values()] == ["stopped", "queued"]
+    assert record(tmp_path / "gqa_1.5B_smoke" / "seed_1234")["status"] == "stopped"
+
+
+@pytest.mark.proof
+def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> None:
+    done = efficientbench(*sweep, *LONG, "--time-limit", "20s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (state,) = states(tmp_path).values()
+    assert (state["state"], state["kind"]) == ("failed", "time_limit")
+    assert state["reason"].startswith("the time limit of 20 s was reached after step ")
+    failure = json.loads((tmp_path / "gqa_1.5B_smoke" / "failure.json").read_text(encoding="utf-8"))
+    assert failure["kind"] == "time_limit"
+    assert failure["step"] > 0
+    assert "time limit" in done.stdout
+
+
+@pytest.mark.proof
+def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
+    """A real allocation fails: 17 sequences keep more activations than the address space has room for, one does not;
+    and 17 is prime."""
+    wide = ("model.ffn_hidden_size=2048", "training.seq_len=2048", "training.steps=4")
+    batch = ("training.micro_batch_size=17", "training.global_batch_size=17")
+    done = subprocess.run(
+        command(*sweep, *wide, *batch, "--retry-smaller"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIME_LIMIT_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "out of memory; again with training.micro_batch_size=1" in done.stdout
+    (state,) = states(tmp_path).values()
+    assert (state["state"], state["attempts"], state["micro_batch_size"]) == ("done", 2, 1)
+    written = record(tmp_path / "gqa_1.5B_smoke")
+    assert (written["micro_batch_size"], written["global_batch_size"]) == (1, 17)
+    assert written["config"]["training"]["micro_batch_size_asked"] == 17
+    assert "gqa_1.5B (smoke) (micro-batch 1 for 17)" in done.stdout
+    # It is complete, and what was asked for is known: nothing is left to do.
+    again = efficientbench(*sweep, *wide, *batch, "--retry-smaller")
+    assert (again.returncode, "complete, kept" in again.stdout) == (0, True)

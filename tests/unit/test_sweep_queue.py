@@ -1,0 +1,140 @@
+"""The queue on disk: who may run what, after whatever end; and how ends are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.output_folder import OutputFolder
+from efficientbench.sweep.child import Child
+from efficientbench.sweep.machine import Machine, parallel_runs, run_environment, slots, slots_needed
+from efficientbench.sweep.outcome import failure_of
+from efficientbench.sweep.queue import Queue, State
+
+GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
+CPU = Machine("cpu", "a CPU", ("0",), None, 0, None)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    made = Queue(tmp_path)
+    made.make()
+    return made
+
+
+def test_a_claim_is_for_one_and_free_after_it(queue: Queue) -> None:
+    claim = queue.claim("run")
+    assert claim is not None
+    assert Queue(queue.folder.parent).claim("run") is None
+    assert queue.claim("other") is not None
+    claim.release()
+    assert queue.claim("run") is not None
+
+
+def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
+    """The child holds the claim too: nobody else starts the run while it still saves."""
+    program = (
+        "import subprocess, sys, time; from pathlib import Path; from efficientbench.sweep.queue import Queue\n"
+        "claim = Queue(Path(sys.argv[1])).claim('run')\n"
+        "child = subprocess.Popen(['sleep', '60'], pass_fds=claim.descriptors)\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    arguments = [sys.executable, "-c", program, str(queue.folder.parent)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        child = int(sweep.stdout.readline())
+        assert queue.claim("run") is None
+        sweep.kill()
+        sweep.wait()
+        assert queue.claim("run") is None
+        os.kill(child, signal.SIGKILL)
+        deadline_s = time.monotonic() + 10
+        while (claim := queue.claim("run")) is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        claim.release()
+
+
+def test_places_are_claimed_whole_or_not_at_all(queue: Queue) -> None:
+    first = queue.claim_places("host", GPUS.devices, 2)
+    assert first is not None
+    assert first.places == ("2", "3")
+    assert queue.claim_places("host", GPUS.devices, 2) is None
+    rest = queue.claim_places("host", GPUS.devices, 1)
+    assert rest is not None
+    assert rest.places == ("GPU-5",)
+    # Another machine has its own.
+    assert queue.claim_places("other", GPUS.devices, 3) is not None
+
+
+def test_states_are_whole_or_absent(queue: Queue) -> None:
+    state = State("run", "failed", "abc", ["efficientbench", "run", "$(id)"], "folder", kind="crash", reason="a\nb")
+    queue.write(state)
+    assert queue.read("run") == state
+    path = queue.folder / "queue" / "run.json"
+    path.write_text(path.read_text(encoding="utf-8")[:40], encoding="utf-8")
+    assert queue.read("run") is None
+    assert queue.read("never") is None
+
+
+def test_devices_for_a_run() -> None:
+    assert slots(GPUS, None) == ("2", "3", "GPU-5")
+    assert slots_needed(GPUS, None, 2) == 2
+    assert slots_needed(GPUS, None, None) == 3
+    assert slots_needed(GPUS, 3, None) == 1
+    assert run_environment(GPUS, ("3", "GPU-5"), None, 2, {})["VISIBLE"] == "3,GPU-5"
+    assert slots(CPU, None) == ("0",)
+    assert slots(CPU, 2) == ("0", "1")
+    cores = len(os.sched_getaffinity(0))
+    assert run_environment(CPU, ("1",), 2, 1, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert run_environment(CPU, ("0",), None, 1, {}) == {}
+    assert run_environment(CPU, ("0",), 2, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "machine", "message"),
+    [("0", CPU, "neither auto nor a number"), ("many", CPU, "neither auto"), ("4", GPUS, "there are 3")],
+)
+def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parallel_runs(jobs, machine)
+
+
+def test_ends_are_told(tmp_path: Path) -> None:
+    folder, log = OutputFolder(tmp_path), tmp_path / "log"
+
+    def told(exit_code: int, text: str = "") -> tuple[str, str]:
+        log.write_text(text, encoding="utf-8")
+        failure = failure_of(folder, exit_code, log, time.time())
+        return failure.kind, failure.reason
+
+    assert told(143)[0] == told(-signal.SIGTERM)[0] == "stopped"
+    assert told(2, "noise\nerror: 2 problems:\n  a\n  b\n") == ("mistake", "2 problems:\n  a\n  b")
+    assert told(1, "step 1\nerror: rank 0: RuntimeError: can't allocate memory\n")[0] == "out_of_memory"
+    assert told(1, "Traceback\nValueError: x\n") == ("crash", "ValueError: x")
+    assert told(-signal.SIGKILL) == ("crash", "ended by SIGKILL (the kernel does so when memory runs out)")
+    assert told(0)[0] == "crash"
+    # What the run itself says is better, unless it is an earlier attempt's.
+    folder.failure.write_text(json.dumps({"kind": "non_finite", "reason": "loss", "step": 3, "rank": 1}))
+    assert told(1, "error: x\n") == ("non_finite", "loss")
+    os.utime(folder.failure, (1, 1))
+    assert told(1, "error: x\n") == ("crash", "x")
+
+
+def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
+    child = Child(["run", "no_such_run"], dict(os.environ), tmp_path / "log", [])
+    while child.exit_code() is None:
+        time.sleep(0.01)
+    assert child.exit_code() == 2
+    assert "there is no run called" in (tmp_path / "log").read_text(encoding="utf-8")
+    killed = Child(["run", "gqa_0.5B", "--smoke", f"output={tmp_path}"], dict(os.environ), tmp_path / "log", [])
+    killed.kill()
+    assert killed.exit_code() == -signal.SIGKILL
