@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efficientbench.plan import Plan
+from efficientbench.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
-from metrics.hardware import peak_flops
+from metrics.errors import MetricsError
+from metrics.hardware import device_rates, peak_flops
 from metrics.record import RunRecord
-
-ASSUMED_UTILIZATION = 0.4
-"""Of an accelerator's dense peak, which well-kept trainings of dense models come to."""
 
 ASSUMED_CORE_FLOPS = 20e9
 """FLOP/s of one core of a CPU in float32, which gloo and small matrices leave of its peak."""
@@ -57,11 +56,19 @@ class Estimator:
         if self._machine.shared:
             assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({self._cores:g} cores), training alone"
             return flops / (ASSUMED_CORE_FLOPS * self._cores), assumed
-        peak, source = peak_flops(self._machine.name, plan.config.training.dtype)
-        if peak is None:
-            return None, source
-        assumed = f"{ASSUMED_UTILIZATION:.0%} of the peak assumed ({source}), training alone"
-        return flops / (peak * ASSUMED_UTILIZATION * devices), assumed
+        return self._projected_s(plan)
+
+    def _projected_s(self, plan: Plan) -> tuple[float | None, str]:
+        """By the table of devices, as `plan --world` projects a step."""
+        name, dtype, given = self._machine.name, plan.config.training.dtype, plan.config.measurement.peak_flops
+        try:
+            rates = device_rates(name, dtype, given)
+        except MetricsError as error:
+            peak, reason = peak_flops(name, dtype)
+            return None, str(error) if peak is not None else reason
+        reached = f"{ASSUMED.matmul:.0%} of its peak in matrix products, {ASSUMED.memory:.0%} of its memory bandwidth"
+        source = f"projected from the rates of {rates.name}, {reached} assumed, training alone"
+        return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
 
     def _energy_j(self, plan: Plan) -> tuple[float | None, str]:
         measured = [each for each in self._same if each.energy_j_per_token is not None]

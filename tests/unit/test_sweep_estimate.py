@@ -1,0 +1,54 @@
+"""Estimates of a sweep: from records of the same device, else by stated assumptions, else none."""
+
+from __future__ import annotations
+
+import pytest
+from support.metrics_parts import make_record
+
+from efficientbench.config.load import resolve
+from efficientbench.plan import Plan, plan_anywhere
+from efficientbench.step_time import project
+from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, Estimator
+from efficientbench.sweep.machine import Machine
+from metrics.hardware import device_rates
+
+
+def machine(name: str, memory_bytes: int | None) -> Machine:
+    return Machine("any", name, ("0",), memory_bytes, 0, None)
+
+
+def plan() -> Plan:
+    return plan_anywhere(resolve("gqa_0.5B", True))
+
+
+def test_without_records_assumptions_are_told() -> None:
+    flops = plan().flops.training_hardware * plan().budget.tokens
+    cpu = Estimator(machine("a CPU", None), [], cores=4).of(plan())
+    assert cpu.time_s == pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS))
+    assert "assumed (4 cores)" in cpu.time_source
+    gpu = Estimator(machine("NVIDIA A100-SXM4-80GB", 80 * 10**9), [], cores=4).of(plan())
+    rates = device_rates("A100 80GB SXM", "fp32")
+    step_s = project(plan().config, plan().layout, rates).step_time_s
+    assert gpu.time_s == pytest.approx(step_s * plan().budget.steps)
+    assert "projected from the rates of A100 80GB SXM, 70% of its peak" in gpu.time_source
+    unknown = Estimator(machine("Ascend 910B", 64 * 10**9), [], cores=4).of(plan())
+    assert unknown.time_s is None
+    assert "depends on its SKU" in unknown.time_source
+    assert cpu.energy_j is None
+    assert "no record in this folder" in cpu.energy_source
+
+
+def test_records_of_the_same_device_are_taken() -> None:
+    """A record of the very same cost a token: as long as it took, and as many joules a token."""
+    facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}
+    facts |= {"flops_per_token": float(plan().flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 7.5}
+    facts |= {"energy_j_per_token": 0.25, "energy_scope": "cpu-package", "config": {"measurement": {"warmup_steps": 5}}}
+    other = make_record({**facts, "device_name": "another", "tokens_per_s": 1e9})
+    found = Estimator(machine("a CPU", None), [other, make_record(facts)], cores=4).of(plan())
+    # 0 s besides its 15 steps of half a second.
+    assert found.time_s == pytest.approx(plan().budget.tokens / 1000.0)
+    assert found.energy_j == pytest.approx(plan().budget.tokens * 0.25)
+    later = make_record({**facts, "duration_s": 27.5})
+    assert Estimator(machine("a CPU", None), [later], cores=4).of(plan()).time_s == pytest.approx(
+        plan().budget.tokens / 1000.0 + 20
+    )
