@@ -9,6 +9,10 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
+from efficientbench.config.matrix import MATRIX, load_matrix
+from efficientbench.sweep.axes import combinations, label_of, parse_axes
+from efficientbench.sweep.select import select
+from efficientbench.sweep.tasks import Request
 from launchers.slurm import slurm_script
 from launchers.torchrun import Meeting, torchrun_script
 
@@ -33,22 +37,25 @@ class NamedRun:
     """One run as the words of a command line give it."""
 
     name: str
-    overrides: tuple[str, ...]
-    smoke: bool
+    overrides: tuple[str, ...] = ()
+    smoke: bool = False
     repeat: int | None = None
+    matrix: Path = MATRIX
 
     @property
     def words(self) -> list[str]:
         """What follows `efficientbench run`."""
         options = ["--smoke"] if self.smoke else []
         options += ["--repeat", str(self.repeat)] if self.repeat is not None else []
+        # Relative paths begin where the script was written.
+        options += ["--matrix", str(self.matrix)] if self.matrix != MATRIX else []
         return [self.name, "dlc", *options, *self.overrides]
 
     def check(self, machines: Machines) -> str:
         """The name of the run's folder. Raises ConfigError: a configuration or layout that cannot work there."""
         if self.repeat is not None and self.repeat < 1:
             raise ConfigError(f"--repeat: {self.repeat} runs are none; 1 or more")
-        config = resolve(self.name, self.smoke, self.overrides)
+        config = resolve(self.name, self.smoke, self.overrides, self.matrix)
         shared = machines.devices_per_node == 0
         if not shared:
             config = fit_micro_batch(config, machines.devices_per_node, machines.nodes)
@@ -56,8 +63,35 @@ class NamedRun:
         return config.name
 
 
-def by_torchrun(run: NamedRun, machines: Machines, meeting: Meeting) -> str:
+def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
+    """Every run of a sweep, in its order and with its folders; `name`: of this run of the matrix alone.
+
+    Raises ConfigError.
+    """
+    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
+    if request.repeat is not None and any(axis.key == "training.seed" for axis in axes):
+        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
+    names = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    runs: dict[str, NamedRun] = {}
+    for run in names:
+        for values in combinations(axes):
+            given = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
+            config = resolve(run.name, request.smoke, given, request.matrix)
+            label = label_of(values, config, config.label)
+            own = () if label is None else (f"label={label}",)
+            # Two texts of one value (1e-3, 0.001) are one run.
+            runs.setdefault(
+                f"{run.name} {label}",
+                NamedRun(run.name, (*given, *own), request.smoke, request.repeat, request.matrix),
+            )
+    return list(runs.values())
+
+
+def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting) -> str:
     """The text of a script for every node. Raises ConfigError and LaunchError."""
+    run, *others = runs
+    if others:
+        raise ConfigError(f"torchrun starts one run, and {len(runs)} are named: --to slurm makes an array of them")
     return torchrun_script(run.check(machines), run.words, machines.nodes, meeting, Path.cwd())
 
 

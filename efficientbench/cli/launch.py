@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MODES, Data, Name, Smoke, Tokenizer, Words, overrides_of
+from efficientbench.cli.options import (
+    MODES,
+    RUN,
+    Axes,
+    Data,
+    MatrixFile,
+    Only,
+    Sizes,
+    Smoke,
+    Tokenizer,
+    Words,
+    names,
+    overrides_of,
+)
 
 
 class Starter(str, Enum):
@@ -27,13 +40,18 @@ class Rendezvous(str, Enum):
 
 
 def launch(
-    name: Name,
-    to: Annotated[Starter, typer.Option("--to", help="who starts the nodes")],
+    name: Annotated[str | None, RUN] = None,
     words: Words = None,
+    *,
+    to: Annotated[Starter, typer.Option("--to", help="who starts the nodes")],
+    only: Only = "",
+    sizes: Sizes = "",
+    axes: Axes = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that the run takes")] = 1,
+    matrix: MatrixFile = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that each run takes")] = 1,
     devices_per_node: Annotated[
         int, typer.Option("--devices-per-node", metavar="N", help="accelerators of a node; 0: its processors train")
     ] = 8,
@@ -58,20 +76,38 @@ def launch(
         typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one"),
     ] = 29500,
 ) -> None:
-    """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch."""
-    from efficientbench.launch_script import Machines, NamedRun, by_slurm, by_torchrun
+    """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch.
+
+    Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
+    """
+    from efficientbench.config.matrix import MATRIX
+    from efficientbench.launch_script import Machines, by_slurm, by_torchrun, named_runs
+    from efficientbench.sweep.tasks import Request
     from launchers.shell_script import checked, write
     from launchers.torchrun import Meeting
 
-    if surplus := [word for word in words or [] if word in MODES]:
+    given = list(words or [])
+    if name is not None and "=" in name:
+        given, name = [name, *given], None
+    if surplus := [word for word in given if word in MODES]:
         raise typer.BadParameter(f"{surplus[0]}: a script for nodes runs in the mode dlc; leave the word out")
-    run = NamedRun(name, tuple(overrides_of(words or [], data, tokenizer)), smoke, repeat)
+    if (name is None) == (not only and not sizes):
+        raise typer.BadParameter("launch needs either the name of a run, like gqa_1.5B, or --only and --sizes")
+    request = Request(
+        matrix=MATRIX if matrix is None else matrix,
+        only=names(only),
+        sizes=names(sizes),
+        axes=tuple(axes or ()),
+        overrides=tuple(overrides_of(given, data, tokenizer)),
+        smoke=smoke,
+        repeat=repeat,
+    )
     machines = Machines(nodes, devices_per_node)
     if to is Starter.TORCHRUN:
         meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
-        script = by_torchrun(run, machines, meeting)
+        script = by_torchrun(named_runs(request, name), machines, meeting)
     else:
-        script = by_slurm([run], machines, sbatch or [])
+        script = by_slurm(named_runs(request, name), machines, sbatch or [])
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":

@@ -32,6 +32,24 @@ MatrixFile = Annotated[
     Path | None, typer.Option("--matrix", metavar="FILE", help="the matrix that names the run, if not the shipped one")
 ]
 
+Only = Annotated[
+    str, typer.Option("--only", metavar="LIST", help="runs, variants or suites, like attention or gqa,mla")
+]
+Sizes = Annotated[str, typer.Option("--sizes", metavar="LIST", help="like 0.5B,1.5B")]
+Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="key=v1,v2",
+        help="an axis: every value with every value of the others, each in a folder of its own",
+    ),
+]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Those that a list like `0.5B,1.5B` gives."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
 
 def resolve_words(
     name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None, matrix: Path | None = None

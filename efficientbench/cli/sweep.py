@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MODES, Data, Smoke, Tokenizer, overrides_of
+from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
 
 SweepWords = Annotated[
     list[str] | None,
@@ -21,18 +21,9 @@ SweepWords = Annotated[
 
 def sweep(
     words: SweepWords = None,
-    only: Annotated[
-        str, typer.Option("--only", metavar="LIST", help="runs, variants or suites, like attention or gqa,mla")
-    ] = "",
-    sizes: Annotated[str, typer.Option("--sizes", metavar="LIST", help="like 0.5B,1.5B")] = "",
-    axes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="key=v1,v2",
-            help="an axis: every value with every value of the others, each in a folder of its own",
-        ),
-    ] = None,
+    only: Only = "",
+    sizes: Sizes = "",
+    axes: Axes = None,
     repeat: Annotated[
         int | None, typer.Option("--repeat", metavar="N", help="each run N times, with consecutive seeds")
     ] = None,
@@ -77,8 +68,8 @@ def sweep(
         raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
     request = Request(
         matrix=_matrix(matrices[0]) if matrices else MATRIX,
-        only=_names(only),
-        sizes=_names(sizes),
+        only=names(only),
+        sizes=names(sizes),
         axes=tuple(axes or ()),
         overrides=tuple(overrides_of([word for word in given if "=" in word], data, tokenizer)),
         smoke=smoke,
@@ -95,10 +86,6 @@ def _matrix(word: str) -> Path:
 
     path = Path(word).absolute()
     return MATRIX if path.exists() and path.samefile(MATRIX) else path
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _seconds(text: str) -> float:

@@ -96,6 +96,22 @@ def test_each_task_of_an_array_has_its_own_words(stub: Path) -> None:
     assert done.stderr == "error: no run has the index $(touch pwned)\n"
 
 
+def test_a_sweep_is_an_array_of_its_runs() -> None:
+    words = ["launch", "training.steps=20", "--only", "gqa,mqa", "--sizes", "0.5B", "--set", "parallel.pp=1,2"]
+    done = CliRunner().invoke(app, [*words, "--to", "slurm", "--smoke"], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "#SBATCH --job-name=4_runs\n" in done.stdout
+    assert "#SBATCH --array=0-3\n" in done.stdout
+    tasks = ["".join(text.split("\n        )")[0].split()) for text in done.stdout.split("words=(")[1:]]
+    begin = "dlc--smoketraining.steps=20"
+    assert tasks == [
+        f"{name}{begin}parallel.pp={stages}label=pp={stages}" for name in ("mqa_0.5B", "gqa_0.5B") for stages in (1, 2)
+    ]
+    for wrong in (["launch", "--to", "slurm"], ["launch", "gqa_1.5B", "--only", "gqa", "--to", "slurm"]):
+        refused = CliRunner().invoke(app, wrong)
+        assert (refused.exit_code, "either the name of a run" in " ".join(refused.stderr.split())) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -141,7 +157,7 @@ def test_sbatch_reads_every_option_before_the_first_command() -> None:
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
 def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
     meeting = Meeting(rendezvous, "", 29700, 45)  # type: ignore[arg-type]
-    script = by_torchrun(NamedRun("gqa_1.5B", (), True), Machines(2, 4), meeting)
+    script = by_torchrun([NamedRun("gqa_1.5B", (), True)], Machines(2, 4), meeting)
     words = said(script.replace(os.fspath(Path.cwd()), os.fspath("/")), stub, MASTER_ADDR="host", NODE_RANK="1")
     wanted = {
         "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=host:29700", "--rdzv-conf=conf"],
@@ -217,6 +233,9 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
         (["gqa_1.5B", "--to", "slurm", "training.seqlen=5"], "did you mean training.seq_len"),
         (["gqa_15B", "--to", "slurm"], "did you mean gqa_1.5B"),
         (["gqa_1.5B", "--to", "slurm", "--repeat", "0"], "--repeat: 0 runs are none"),
+        (["--only", "attention", "--to", "torchrun"], "torchrun starts one run, and 12 are named"),
+        (["gqa_1.5B", "--to", "torchrun", "--set", "parallel.pp=1,2"], "torchrun starts one run, and 2 are named"),
+        (["gqa_1.5B", "--to", "slurm", "--repeat", "2", "--set", "training.seed=1,2"], "leave out one of the two"),
         (["gqa_1.5B", "--to", "torchrun", "--port", "65535"], "--port: 65535"),
         (["gqa_1.5B", "--to", "torchrun", "--rendezvous-timeout", "0"], "--rendezvous-timeout: 0 s"),
         (["gqa_1.5B", "--to", "torchrun", "--output", "/no/such/folder/job.sh"], "cannot be written"),
