@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -117,6 +118,7 @@ def launch(
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":
-        sys.stdout.write(script)
+        # A path may have bytes that are no text.
+        typer.echo(os.fsencode(script), nl=False)
     else:
         write(script, Path(output))
