@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import efficientbench, losses, record, until
+from support.command_line import LONG, efficientbench, losses, record, until
 from support.places import Slurm, slurm_of_two_nodes
 
 from efficientbench.launch_script import Machines, NamedRun, by_slurm
@@ -34,48 +34,52 @@ def said(folder: Path) -> str:
     return "".join(path.read_text() for path in sorted(folder.glob("*.out")))
 
 
-def test_a_job_that_is_stopped_goes_on_in_the_queue(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
-    job = slurm.submit(script(tiny, tmp_path, "training.steps=400"), tmp_path)
+def wait_for_steps(slurm: Slurm, job: str, folder: Path, said_in: Path) -> int:
+    """Returns the number of steps trained once there are 3 or more; fails where the job does not run."""
+    until(lambda: len(losses(folder)) >= 3 or slurm.state(job) != "RUNNING", f"3 steps of job {job}: {said(said_in)}")
+    assert slurm.state(job) == "RUNNING", said(said_in)
+    return len(losses(folder))
+
+
+def test_a_job_that_is_stopped_goes_on_and_one_that_is_cancelled_stays_away(
+    slurm: Slurm, tiny: Tiny, tmp_path: Path
+) -> None:
+    job = slurm.submit(script(tiny, tmp_path, *LONG), tmp_path)
     folder = tmp_path / "gqa_1.5B_smoke"
-    until(lambda: len(losses(folder)) >= 3 or slurm.state(job) != "RUNNING", "3 steps")
+    wait_for_steps(slurm, job, folder, tmp_path)
     # As Slurm itself does before the time limit (`--signal=B:TERM@120`).
     slurm.call("scancel", "--batch", "--signal=TERM", job)
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
     assert "stopped with its state saved: requeued" in said(tmp_path)
-    assert 3 <= len(losses(folder)) < 400
+    assert record(folder)["status"] == "stopped"
     # It would wait for two minutes.
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
-    slurm.wait_until(job, "COMPLETED", lambda: said(tmp_path))
-    content = record(folder)
-    assert (content["status"], content["dp"]) == ("completed", 2)
-    assert said(tmp_path).count("2 ranks (tp 1, pp 1, dp 2)") == 4
+    slurm.wait_until(job, "RUNNING", lambda: said(tmp_path))
+    until(lambda: said(tmp_path).count("2 ranks (tp 1, pp 1, dp 2)") == 4, "both nodes start again")
+    until(lambda: not (folder / "record.json").exists(), "the run starts again")
+    wait_for_steps(slurm, job, folder, tmp_path)
 
-
-def test_a_job_that_a_user_cancels_saves_and_stays_away(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
-    job = slurm.submit(script(tiny, tmp_path, "training.steps=20000"), tmp_path)
-    folder = tmp_path / "gqa_1.5B_smoke"
-    until(lambda: len(losses(folder)) >= 3 or slurm.state(job) != "RUNNING", "3 steps")
     slurm.call("scancel", job)
     slurm.wait_until(job, "CANCELLED", lambda: said(tmp_path))
-    until(lambda: "idle2" in slurm.call("sinfo", "--noheader", "--format=%t%D"), "the nodes are free")
-    assert slurm.state(job) == "CANCELLED"
-    assert record(folder)["status"] == "stopped"
-    assert "requeued" not in said(tmp_path)
+    until(lambda: slurm.call("sinfo", "--noheader", "--format=%t%D") == "idle2", "the nodes are free")
+    assert (slurm.state(job), record(folder)["status"]) == ("CANCELLED", "stopped")
+    assert said(tmp_path).count("requeued") == 1
 
 
-def test_the_runs_of_an_array_are_stopped_one_by_one(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
-    words = (*tiny[3:], "device=cpu", "training.steps=20000")
-    runs = [NamedRun(name, words, True) for name in ("gqa_1.5B", "rope_1.5B")]
-    job = slurm.submit(by_slurm(runs, Machines(1, 0), []), tmp_path)
-    tasks = [f"{job}_0", f"{job}_1"]
-    for task, run in zip(tasks, runs, strict=True):
-        folder = tmp_path / f"{run.name}_smoke"
-        until(lambda: len(losses(folder)) >= 3 or slurm.state(task) != "RUNNING", f"3 steps of {task}")  # noqa: B023
+def test_an_array_trains_its_runs_and_each_is_stopped_alone(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+    words = (*tiny[3:], "device=cpu")
+    steps = {"gqa_1.5B": "training.steps=2000", "rope_1.5B": "training.steps=2000"}
+    job = slurm.submit(
+        by_slurm([NamedRun(name, (*words, each), True) for name, each in steps.items()], Machines(1, 0), []), tmp_path
+    )
+    folders = {f"{job}_{index}": tmp_path / f"{name}_smoke" for index, name in enumerate(steps)}
     # One of the tasks has the number of the whole array: what stops it must leave the other alone.
-    stopped, other = sorted(tasks, key=lambda task: slurm.number(task) != job)
-    assert (slurm.number(stopped), slurm.state(other)) == (job, "RUNNING")
+    stopped, other = sorted(folders, key=lambda task: slurm.number(task) != job)
+    for task in (stopped, other):
+        wait_for_steps(slurm, task, folders[task], tmp_path)
     slurm.call("scancel", "--batch", "--signal=TERM", stopped)
     slurm.wait_until(stopped, "PENDING", lambda: said(tmp_path))
-    assert slurm.state(other) == "RUNNING"
+    assert (slurm.number(stopped), slurm.number(other) != job) == (job, True)
+    slurm.wait_until(other, "COMPLETED", lambda: said(tmp_path))
+    assert [record(folders[task])["status"] for task in (stopped, other)] == ["stopped", "completed"]
     slurm.call("scancel", job)
-    slurm.wait_until(other, "CANCELLED", lambda: said(tmp_path))
