@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, efficientbench, losses, record, until
+from support.command_line import LONG, efficientbench, losses, record, steps, until
 from support.places import Slurm, slurm_of_two_nodes
 
 from efficientbench.launch_script import Machines, NamedRun, by_slurm
@@ -34,11 +34,10 @@ def said(folder: Path) -> str:
     return "".join(path.read_text() for path in sorted(folder.glob("*.out")))
 
 
-def wait_for_steps(slurm: Slurm, job: str, folder: Path, said_in: Path) -> int:
-    """Returns the number of steps trained once there are 3 or more; fails where the job does not run."""
-    until(lambda: len(losses(folder)) >= 3 or slurm.state(job) != "RUNNING", f"3 steps of job {job}: {said(said_in)}")
+def wait_for_steps(slurm: Slurm, job: str, folder: Path, said_in: Path, count: int = 3) -> None:
+    """Returns once a job has trained so many steps; fails where it does not run."""
+    until(lambda: len(losses(folder)) >= count or slurm.state(job) != "RUNNING", f"{count} steps of job {job}")
     assert slurm.state(job) == "RUNNING", said(said_in)
-    return len(losses(folder))
 
 
 def test_a_job_that_is_stopped_goes_on_and_one_that_is_cancelled_stays_away(
@@ -52,12 +51,18 @@ def test_a_job_that_is_stopped_goes_on_and_one_that_is_cancelled_stays_away(
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
     assert "stopped with its state saved: requeued" in said(tmp_path)
     assert record(folder)["status"] == "stopped"
+    trained = len(losses(folder))
     # It would wait for two minutes.
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
     slurm.wait_until(job, "RUNNING", lambda: said(tmp_path))
     until(lambda: said(tmp_path).count("2 ranks (tp 1, pp 1, dp 2)") == 4, "both nodes start again")
-    until(lambda: not (folder / "record.json").exists(), "the run starts again")
-    wait_for_steps(slurm, job, folder, tmp_path)
+    until(lambda: "goes on after step" in said(tmp_path), "the run goes on")
+    until(
+        lambda: len(losses(folder)) >= trained + 3 or slurm.state(job) != "RUNNING", f"3 more steps: {said(tmp_path)}"
+    )
+    # No step is missing, and none was trained twice.
+    numbers = [line["step"] for line in steps(folder) if line["kind"] == "step"]
+    assert numbers == list(range(1, len(numbers) + 1))
 
     slurm.call("scancel", job)
     slurm.wait_until(job, "CANCELLED", lambda: said(tmp_path))
@@ -68,11 +73,9 @@ def test_a_job_that_is_stopped_goes_on_and_one_that_is_cancelled_stays_away(
 
 def test_an_array_trains_its_runs_and_each_is_stopped_alone(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
     words = (*tiny[3:], "device=cpu")
-    steps = {"gqa_1.5B": "training.steps=2000", "rope_1.5B": "training.steps=2000"}
-    job = slurm.submit(
-        by_slurm([NamedRun(name, (*words, each), True) for name, each in steps.items()], Machines(1, 0), []), tmp_path
-    )
-    folders = {f"{job}_{index}": tmp_path / f"{name}_smoke" for index, name in enumerate(steps)}
+    runs = [NamedRun(name, (*words, "training.steps=2000"), True) for name in ("gqa_1.5B", "rope_1.5B")]
+    job = slurm.submit(by_slurm(runs, Machines(1, 0), []), tmp_path)
+    folders = {f"{job}_{index}": tmp_path / f"{run.name}_smoke" for index, run in enumerate(runs)}
     # One of the tasks has the number of the whole array: what stops it must leave the other alone.
     stopped, other = sorted(folders, key=lambda task: slurm.number(task) != job)
     for task in (stopped, other):
