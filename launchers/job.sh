@@ -48,6 +48,7 @@ _job_is_running() { [[ "$(scontrol show job --oneliner "$(_job_id)")" == *" JobS
 
 job_slurm() { # command...
     local status=0 hosts
+    [[ "$SLURM_JOB_ID" =~ ^[0-9]+$ ]] || return 2
     hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
     # Set by whoever submitted the job, these would contradict what Slurm says.
     unset RANK WORLD_SIZE NODE_RANK
@@ -88,6 +89,15 @@ for address, family in addresses(host).items():
     sys.exit(0)
 sys.exit(1)
 PYTHON
+}
+
+# The port above MASTER_PORT. Only digits come into the sum: bash would run what else an arithmetic expression holds.
+job_training_port() {
+    if [[ ! "$MASTER_PORT" =~ ^[1-9][0-9]{0,4}$ || "$MASTER_PORT" -gt 65534 ]]; then
+        printf 'error: MASTER_PORT is %q: a number from 1 to 65534\n' "$MASTER_PORT" >&2
+        return 2
+    fi
+    printf '%s' $((MASTER_PORT + 1))
 }
 
 # The settings of torchrun's c10d rendezvous. To find out which node is MASTER_ADDR, torchrun looks at the addresses of

@@ -24,7 +24,8 @@ TEMPLATE = """\
 : "${{MASTER_ADDR:?{master_meaning}}}"
 export MASTER_PORT="${{MASTER_PORT:-{port}}}"
 {beginning}
-export {training_port}=$((MASTER_PORT + 1))
+{training_port}="$(job_training_port)"
+export {training_port}
 # Its one process on a node is our launcher, which starts a rank for each device.
 torchrun=(
     --nnodes={node_count}

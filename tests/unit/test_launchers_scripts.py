@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command_line import efficientbench
+from support.command_line import ROOT, efficientbench
 from typer.testing import CliRunner
 
 from efficientbench.cli import app
@@ -48,6 +48,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     show = 'printf "%s\\0" "$@"'
     (root / "launchers" / "job.sh").write_text(
         f"bootstrap() {{ :; }}\njob_slurm() {{ {show}; }}\njob_torchrun() {{ {show}; }}\njob_c10d() {{ echo conf; }}\n"
+        "job_training_port() { echo 1; }\n"
     )
     monkeypatch.setattr("launchers.shell_script.REPOSITORY", root)
     folder = tmp_path / "work; $(touch pwned) `touch pwned` \"'\n"
@@ -73,6 +74,18 @@ def test_hostile_words_reach_the_run_as_they_are(stub: Path) -> None:
     words = said(script, stub, MASTER_ADDR="$(touch pwned)")
     assert words[words.index("--") :] == ["--", "efficientbench", "run", *HOSTILE]
     assert "--rdzv-endpoint=$(touch pwned):29500" in words
+
+
+@pytest.mark.parametrize("port", ["x[$(touch pwned)]", "$(touch pwned)", "1+1", "0", "65535", "99999", "-1", "08", "a"])
+def test_a_port_of_the_environment_is_a_number_or_refused(tmp_path: Path, port: str) -> None:
+    """An index in an arithmetic expression would be run."""
+    script = f"source '{ROOT}/launchers/job.sh'; job_training_port"
+    clean = {"PATH": os.environ["PATH"], "MASTER_PORT": port}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    assert done.stderr.startswith("error: MASTER_PORT is ")
+    clean["MASTER_PORT"] = "29500"
+    assert subprocess.run(["bash", "-c", script], env=clean, capture_output=True, check=True).stdout == b"29501"
 
 
 @pytest.mark.parametrize("hostile", HOSTILE[:-1])
