@@ -25,8 +25,10 @@ from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
 from efficientbench.resume import prepare_folder
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
+from launchers.hccl import HcclNetwork
 from launchers.interfaces import check_interfaces
 from launchers.launch import launch
+from launchers.mesh import check_mesh
 from launchers.preflight import preflight
 from launchers.supervision import USER_MISTAKE
 from launchers.worker_process import module_command
@@ -90,7 +92,7 @@ def _train(
     """
     config, node = plan.config, cluster.node_rank if cluster is not None else 0
     if cluster is not None:
-        preflight(cluster)
+        _meet(cluster, device, plan.layout)
     corpora = prepare_corpora(config)
     _announce_data(config, corpora)
     job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
@@ -114,6 +116,18 @@ def _train(
     if node == 0 and folder.record.exists():
         _show(folder)
     return exit_code
+
+
+def _meet(cluster: Cluster, device: Device, layout: Layout) -> None:
+    """Wait for all nodes, and see that they reach each other as the ranks will; the ranks inherit what that takes."""
+    if cluster.nodes == 1:
+        return
+    ascend = device.telemetry == "ascend"
+    network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
+    preflight(cluster)
+    address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
+    if network is not None:
+        os.environ.update(network.environment(address))
 
 
 def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:

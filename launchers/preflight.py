@@ -41,7 +41,7 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
     """Node 0: waits for every other node."""
     arrived: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(_listener(cluster))
+        listener = stack.enter_context(open_listener(cluster))
         _warn_if_elsewhere(cluster)
         told_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
@@ -134,7 +134,7 @@ def _ask(cluster: Cluster, deadline_s: float) -> str:
         return connection.makefile("r", encoding="ascii", errors="replace").readline(200).strip()
 
 
-def _listener(cluster: Cluster) -> socket.socket:
+def open_listener(cluster: Cluster) -> socket.socket:
     """A socket at MASTER_PORT on all of this node's addresses."""
     listener = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
     try:

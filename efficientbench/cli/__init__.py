@@ -71,6 +71,7 @@ def plan(
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
+    matrix: MatrixFile = None,
     every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
     world: Annotated[
         int | None,
@@ -94,7 +95,7 @@ def plan(
         return
     if name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = resolve_words(name, words or [], smoke, data, tokenizer)
+    config, _ = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
     from rich.console import Console
 
     if world is not None:

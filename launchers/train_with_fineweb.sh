@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Trains d12 (12 layers, hidden size 768) on FineWeb-Edu: 5,000 steps of 262,144 tokens on 4 NPUs or GPUs; shortened on a
+# CPU.
+#
+#   bash launchers/train_with_fineweb.sh [dsw|dlc] [--data PATH] [--devices N] [--work FOLDER] [key=value ...]
+#
+# Call it again after whatever stopped it: each stage that is complete is skipped. --help tells all words.
+set -euo pipefail
+
+# shellcheck source=launchers/fineweb_stages.sh
+source "$(dirname "${BASH_SOURCE[0]}")/fineweb_stages.sh"
+# The run reads 1.3 billion tokens; a file of the sample holds about 0.7 billion.
+fineweb_files=3 fineweb_devices=4 fineweb_device=auto fineweb_work=output/fineweb
+fineweb_read_words train_with_fineweb.sh "$@" || exit $?
+fineweb_set_up
+fineweb_run_stages fineweb_d12
