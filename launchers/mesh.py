@@ -76,9 +76,12 @@ def _answering(cluster: Cluster, address: str | None, port: int | None) -> Itera
     """Tells whoever connects this node's number; gives the port, or 0 and why there is none."""
     problem, listener = "", None
     try:
-        family = socket.AF_INET6 if address is not None and ":" in address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        both = address is None and socket.has_dualstack_ipv6()
+        six = both or (address is not None and ":" in address)
+        listener = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address or "", port or 0))
         listener.listen(cluster.nodes)
     except OSError as error:
@@ -132,7 +135,7 @@ def _coordinate(
             except (OSError, ValueError, TypeError):
                 continue  # a stranger at the port
             lines[place.node], places[place.node] = line, place
-            own = own or connection.getsockname()[0]
+            own = own or connection.getsockname()[0].removeprefix("::ffff:")
         own = str(own)
         # The others reach node 0 as they just did, unless its backend was told an address.
         places[0] = Place(0, address or cluster.master_address, port, problem)

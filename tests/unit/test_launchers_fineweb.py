@@ -1,0 +1,171 @@
+"""What the FineWeb scripts ask of the tools, stage by stage, with tools that write down how they are called."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable
+
+from efficientbench.config.load import resolve
+
+# As data_tools does: what is complete appears at once. The device is asked for by a program on stdin.
+PYTHON = """\
+#!/bin/bash
+words="$*"
+while [[ $# -gt 0 && "$1" != --output ]]; do shift; done
+case "$words" in
+"- auto" | "- npu" | "- cpu") cat >/dev/null; echo "$FAKE_DEVICE"; exit ;;
+"- "*) cat >/dev/null; words="evaluate" ;;
+*train-tokenizer*) mkdir "$2" ;;
+*" tokenize "*) mkdir -p "$(dirname "$2")"; touch "$2.manifest.json" ;;
+esac
+echo "$words" >>'{calls}'
+[[ "$words" != *"$FAKE_FAILURE"* || -z "$FAKE_FAILURE" ]]
+"""
+TOOL = """\
+#!/bin/bash
+echo "efficientbench $*" >>'{calls}'
+[[ "$*" != *"$FAKE_FAILURE"* || -z "$FAKE_FAILURE" ]]
+"""
+
+
+class Machine:
+    """A clone with tools that only write down how they are called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clone = clone_with_environment(folder / "a clone")
+        self.calls = self.clone / "calls"
+        for name in ("python", "python3"):
+            executable(self.clone / ".venv" / "bin" / name, PYTHON.replace("{calls}", str(self.calls)))
+        executable(self.clone / ".venv" / "bin" / "efficientbench", TOOL.replace("{calls}", str(self.calls)))
+        self.text = folder / "my text.jsonl"
+        self.text.write_text('{"text": "a"}\n')
+
+    def run(self, script: str, *words: str, device: str = "npu 4", failure: str = "") -> tuple[int, str, list[str]]:
+        """Exit status, stdout with stderr, and what was called."""
+        self.calls.write_text("")
+        done = subprocess.run(
+            ["bash", str(self.clone / "launchers" / script), *words],
+            cwd=self.folder,
+            env=clean_environment(self.folder, FAKE_DEVICE=device, FAKE_FAILURE=failure),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr, self.calls.read_text().splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_sizes_are_those_of_their_names() -> None:
+    matrix_file = ROOT / "experiments" / "fineweb.yaml"
+    for name, depth in (("fineweb_d8", 8), ("fineweb_d12", 12)):
+        config = resolve(name, matrix_file=matrix_file)
+        model, training = config.model, config.training
+        heads = -(-64 * depth // 128)
+        assert (model.layers, model.hidden_size, model.heads) == (depth, 64 * depth, heads)
+        assert model.head_dim * heads == model.hidden_size
+        assert (model.key_value_heads, model.vocab_size, training.seq_len) == (heads, 65536, 2048)
+    assert (training.global_batch_size * training.seq_len, training.steps) == (262_144, 5000)
+    assert resolve("fineweb_d8", matrix_file=matrix_file).training.steps == 100
+    assert yaml.safe_load(matrix_file.read_text())["suites"] == {
+        "fineweb": [{"variants": ["fineweb"], "sizes": ["d8", "d12"]}]
+    }
+
+
+def test_every_stage_is_called_once(machine: Machine) -> None:
+    words = ("--data", str(machine.text), "--work", "the work", "training.steps=7")
+    status, said, calls = machine.run("train_with_fineweb.sh", *words)
+    assert status == 0, said
+    work = machine.folder / "the work"
+    assert calls == [
+        f"-m data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
+        f"-m data_tools tokenize {machine.text} --output {work}/tokens/fineweb --tokenizer {work}/tokenizer",
+        f"efficientbench run fineweb_d12 dsw --matrix {machine.clone}/experiments/fineweb.yaml --repeat 1 --data "
+        f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
+        "evaluate",
+    ]
+    status, said, calls = machine.run("train_with_fineweb.sh", *words)
+    assert status == 0
+    assert "tokenizer: complete" in said
+    assert "tokens: complete" in said
+    assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
+
+
+def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) -> None:
+    status, said, calls = machine.run("quick_fineweb_test.sh", failure="download")
+    assert status == 1
+    assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in said
+    assert calls == [f"-m data_tools download --num-files 1 --output {machine.folder}/output/fineweb_quick/text"]
+    status, _, calls = machine.run("quick_fineweb_test.sh")
+    assert status == 0
+    assert len(calls) == 5
+    assert " parallel.dp=1" in calls[3]
+    status, said, calls = machine.run("quick_fineweb_test.sh", failure="run fineweb_d8")
+    assert status == 1
+    assert "text: complete" in said
+    assert len(calls) == 1
+
+
+def test_devices(machine: Machine) -> None:
+    data = ("--data", str(machine.text))
+    status, said, calls = machine.run("train_with_fineweb.sh", *data, device="cuda 2")
+    assert (status, len(calls)) == (2, 2)
+    assert "4 devices are wanted and 2 of type cuda are here: --devices 2" in said
+    _, _, calls = machine.run("train_with_fineweb.sh", *data, "--devices", "2", device="cuda 2")
+    assert " parallel.dp=2" in calls[0]
+    _, _, calls = machine.run("train_with_fineweb.sh", "dlc", *data, device="npu 8")
+    assert "fineweb_d12 dlc " in calls[0]
+    assert "parallel" not in calls[0]
+    _, _, calls = machine.run("train_with_fineweb.sh", *data, "parallel.tp=8", device="npu 8")
+    assert "parallel.dp" not in calls[0]
+    _, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
+    assert "shortened" in said
+    assert "training.steps=20" in calls[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--frobnicate"], "'--frobnicate' is no word of this script"),
+        (["--data"], "--data needs a value"),
+        (["--devices", "four"], "whole numbers above 0"),
+        (["--devices", "0"], "whole numbers above 0"),
+        (["--data", "/no/such/text"], "--data /no/such/text is not there"),
+        (["--help"], "usage: bash launchers/quick_fineweb_test.sh"),
+    ],
+)
+def test_wrong_words(machine: Machine, words: list[str], told: str) -> None:
+    status, said, calls = machine.run("quick_fineweb_test.sh", *words)
+    assert (status, calls) == (2, [])
+    assert told in said
+
+
+def test_a_folder_is_not_filled_from_two_texts(machine: Machine) -> None:
+    assert machine.run("quick_fineweb_test.sh", "--data", str(machine.text))[0] == 0
+    status, said, calls = machine.run("quick_fineweb_test.sh")
+    assert (status, calls) == (2, [])
+    assert f"was made from {machine.text}, not from FineWeb-Edu, 1 files: choose another folder with --work" in said
+
+
+def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine) -> None:
+    data = ("--data", str(machine.text))
+    status, said, calls = machine.run("speedrun_npu.sh", *data, failure="doctor")
+    assert (status, calls) == (1, ["efficientbench doctor --device npu"])
+    assert "nothing was trained" in said
+    status, said, calls = machine.run("speedrun_npu.sh", *data)
+    assert status == 0, said
+    assert [call.split()[:4][-1] for call in calls][:1] == ["npu"]
+    assert [call.split()[1] for call in calls[1:4]] == ["data_tools", "data_tools", "run"]
+    assert said.splitlines()[-1].startswith("== not there yet: mid-training, supervised fine-tuning (SFT)")
+    _, said, calls = machine.run("speedrun_npu.sh", *data)
+    assert "== check: complete" in said
+    assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
