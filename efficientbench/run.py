@@ -25,7 +25,7 @@ from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
 from efficientbench.resume import prepare_folder
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
-from launchers.hccl import HcclNetwork
+from launchers.hccl_network import HcclNetwork
 from launchers.interfaces import check_interfaces
 from launchers.launch import launch
 from launchers.mesh import check_mesh

@@ -18,7 +18,7 @@ import pytest
 from launchers import mesh
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
-from launchers.hccl import HcclNetwork
+from launchers.hccl_network import HcclNetwork
 from launchers.mesh import Place, check_mesh
 from launchers.ranktable import read_rank_table
 
