@@ -20,7 +20,7 @@ fineweb_usage() { # script
     cat >&2 <<USAGE
 usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [--device TYPE] [--work FOLDER] [key=value ...]
   dsw|dlc         this machine's devices (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
-  --data PATH     text of your own (parquet, JSONL, text) instead of downloading FineWeb-Edu
+  --data PATH     text of your own (parquet, JSONL, text; or FINEWEB_DATA=PATH) instead of downloading FineWeb-Edu
   --num-files N   files of FineWeb-Edu to download ($fineweb_files)
   --devices N     accelerators to train on ($fineweb_devices; all of each node with dlc)
   --device TYPE   device type; by default the first accelerator found, else the CPU, for which the run is shortened
@@ -191,7 +191,25 @@ print(f"record           {records[-1]}")
 PYTHON
 }
 
+# What training needs, made by one call at a time: the nodes of a run share the folder.
+_fineweb_prepare() {
+    local status=0
+    exec 8>>"$fineweb_work/lock" || return 1
+    if ! flock -n 8; then
+        fineweb_say "another call prepares $fineweb_work: waiting for it"
+        flock 8
+    fi
+    { fineweb_text && fineweb_tokenizer && fineweb_tokens; } 8>&- || status=$?
+    exec 8>&-
+    return $status
+}
+
 # All of them, in order, up to the first that fails.
 fineweb_run_stages() { # name
-    fineweb_text && fineweb_tokenizer && fineweb_tokens && fineweb_train "$1" && fineweb_evaluate "$1"
+    _fineweb_prepare && fineweb_train "$1" || return $?
+    if [[ "$fineweb_mode" == dlc && "${RANK:-${NODE_RANK:-0}}" -ne 0 ]]; then
+        fineweb_say "evaluation: on node 0, which writes the record"
+        return 0
+    fi
+    fineweb_evaluate "$1"
 }

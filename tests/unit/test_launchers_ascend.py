@@ -25,18 +25,20 @@ def bash(command: str, environment: dict[str, str], *words: str) -> subprocess.C
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.name for script in SCRIPTS])
-def test_a_script_parses_and_can_be_called(script: Path) -> None:
+def test_a_script_parses(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
-    assert os.access(script, os.X_OK)
+
+
+def test_scripts_that_people_call_can_be_called() -> None:
+    called = ("setup_ascend.sh", "fix_ascend_env.sh", "cleanup.sh", "check_npu.py")
+    for name in (*called, "quick_fineweb_test.sh", "train_with_fineweb.sh", "speedrun_npu.sh"):
+        assert os.access(ROOT / "launchers" / name, os.X_OK), name
 
 
 def test_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
-    command = [shellcheck, "--external-sources", *(script.name for script in SCRIPTS)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    # Paths in `source` directives are those of the repository.
     command = [shellcheck, "--external-sources", *map(str, SCRIPTS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

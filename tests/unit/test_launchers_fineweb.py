@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ while [[ $# -gt 0 && "$1" != --output ]]; do shift; done
 case "$words" in
 "- auto" | "- npu" | "- cpu") cat >/dev/null; echo "$FAKE_DEVICE"; exit ;;
 "- "*) cat >/dev/null; words="evaluate" ;;
-*train-tokenizer*) mkdir "$2" ;;
+*train-tokenizer*) sleep 0.3; mkdir "$2" ;;
 *" tokenize "*) mkdir -p "$(dirname "$2")"; touch "$2.manifest.json" ;;
 esac
 echo "$words" >>'{calls}'
@@ -48,16 +49,20 @@ class Machine:
     def run(self, script: str, *words: str, device: str = "npu 4", failure: str = "") -> tuple[int, str, list[str]]:
         """Exit status, stdout with stderr, and what was called."""
         self.calls.write_text("")
-        done = subprocess.run(
+        done = self.start(script, *words, FAKE_DEVICE=device, FAKE_FAILURE=failure)
+        return done.returncode, done.stdout + done.stderr, self.calls.read_text().splitlines()
+
+    def start(self, script: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """A call that ends by itself."""
+        return subprocess.run(
             ["bash", str(self.clone / "launchers" / script), *words],
             cwd=self.folder,
-            env=clean_environment(self.folder, FAKE_DEVICE=device, FAKE_FAILURE=failure),
+            env=clean_environment(self.folder, **{"FAKE_DEVICE": "npu 4", "FAKE_FAILURE": "", **more}),
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-        return done.returncode, done.stdout + done.stderr, self.calls.read_text().splitlines()
 
 
 @pytest.fixture
@@ -130,6 +135,21 @@ def test_devices(machine: Machine) -> None:
     _, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert "shortened" in said
     assert "training.steps=20" in calls[0]
+
+
+def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
+    words = ("--data", str(machine.text))
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(machine.start, "train_with_fineweb.sh", "dlc", *words, RANK=str(node)) for node in range(2)
+        ]
+        first, second = (call.result() for call in calls)
+    assert (first.returncode, second.returncode) == (0, 0)
+    called = machine.calls.read_text().splitlines()
+    assert [
+        sum(word in call for call in called) for word in ("train-tokenizer", " tokenize ", " dlc ", "evaluate")
+    ] == [*(1, 1, 2, 1)]
+    assert "evaluation: on node 0, which writes the record" in second.stdout
 
 
 @pytest.mark.parametrize(
