@@ -83,6 +83,7 @@ def test_a_missing_hccl_is_a_failure() -> None:
     assert "libhccl.so cannot be loaded" in finding.text
 
 
+@pytest.mark.proof
 def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = step_findings(CPU())
     assert finding.serves

@@ -1,0 +1,79 @@
+"""HCCL's rendezvous between two hosts, which are network namespaces: who listens where, and who cannot meet whom."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from support.command_line import environment
+from support.places import Host, scripts, two_hosts
+
+NODE = """
+import os, sys
+from launchers.cluster_env import Cluster
+from launchers.errors import LaunchError
+from launchers.hccl_network import HcclNetwork
+from launchers.mesh import check_mesh
+from launchers.preflight import preflight
+cluster = Cluster.from_environment(os.environ)
+try:
+    network = HcclNetwork.from_environment(os.environ, cluster, ranks_per_node=1)
+    preflight(cluster, 30)
+    address = check_mesh(cluster, network.address, network.base_port, 30)
+except LaunchError as error:
+    sys.exit(str(error))
+print(address, network.environment(address))
+"""
+TAKEN = """
+import socket, time
+other = socket.socket()
+other.bind(("", 60000))
+other.listen()
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+def outcomes(hosts: tuple[Host, Host], **of_second: str) -> list[tuple[int, str, str]]:
+    """Status, output and errors of both nodes; `of_second`: variables that the second node alone has."""
+    starts = []
+    for rank, host in enumerate(hosts):
+        place = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": str(rank)}
+        variables = environment(**place, **(of_second if rank else {}))
+        starts.append((host.command(sys.executable, "-c", NODE), variables))
+    with scripts(*starts) as nodes:
+        said = [node.communicate(timeout=60) for node in nodes]
+    return [(node.returncode, out, err) for node, (out, err) in zip(nodes, said, strict=True)]
+
+
+def test_each_host_takes_the_address_by_which_the_other_reached_it() -> None:
+    with two_hosts() as hosts:
+        for rank, (status, out, err) in enumerate(outcomes(hosts)):
+            address = hosts[rank].address
+            assert (status, err) == (0, "")
+            assert out == f"{address} {{'HCCL_IF_IP': '{address}'}}\n"
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("interface", ["=lo", "^cable"])
+def test_an_interface_that_leads_nowhere_is_named_on_both(interface: str) -> None:
+    with two_hosts() as hosts:
+        for status, _, err in outcomes(hosts, HCCL_SOCKET_IFNAME=interface):
+            assert status == 1
+            assert "node 0 cannot reach node 1 at 127.0.0.1:60000 (node 0 answers there" in err
+
+
+@pytest.mark.proof
+def test_a_port_that_another_process_has_is_named_on_both() -> None:
+    with two_hosts() as hosts, scripts((hosts[1].command(sys.executable, "-c", TAKEN), environment())) as (other,):
+        assert other.stdout is not None
+        assert other.stdout.readline() == "taken\n"
+        for status, _, err in outcomes(hosts):
+            assert status == 1
+            assert (
+                err
+                == "nodes cannot reach each other: port 60000 of all addresses on node 1 is taken by another process\n"
+            )
+        # At another one they meet, where both are told.
+        found = outcomes(hosts, HCCL_IF_BASE_PORT="50000")
+        assert [status for status, _, _ in found] == [0, 0], found
