@@ -145,9 +145,10 @@ def _enter(
 
 
 def _entered(task: Task, before: State | None, name: str) -> State:
-    if before is not None and before.configuration == task.configuration and before.state == name:
+    same = before is not None and before.configuration == task.configuration
+    if before is not None and same and before.state == name and name != "refused":
         return before
-    attempts = before.attempts if before is not None and before.configuration == task.configuration else 0
+    attempts = before.attempts if before is not None and same else 0
     return State(
         id=task.id,
         state=name,  # type: ignore[arg-type]
