@@ -137,6 +137,8 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
 def seconds(time_s: float) -> str:
     """A duration as people say it."""
     whole = round(time_s)
+    if time_s < 9.5:
+        return f"{time_s:.2g} s"
     if whole < 120:
         return f"{time_s:.0f} s"
     if whole < 7200:

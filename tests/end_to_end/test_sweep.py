@@ -128,11 +128,11 @@ def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: P
 
 @pytest.mark.proof
 def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> None:
-    done = efficientbench(*sweep, *LONG, "--time-limit", "20s")
+    done = efficientbench(*sweep, *LONG, "--time-limit", "18s")
     assert done.returncode == 1, done.stdout + done.stderr
     (state,) = states(tmp_path).values()
     assert (state["state"], state["kind"]) == ("failed", "time_limit")
-    assert state["reason"].startswith("the time limit of 20 s was reached after step ")
+    assert state["reason"].startswith("the time limit of 18 s was reached after step ")
     failure = json.loads((tmp_path / "gqa_1.5B_smoke" / "failure.json").read_text(encoding="utf-8"))
     assert failure["kind"] == "time_limit"
     assert failure["step"] > 0
@@ -143,7 +143,7 @@ def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> 
 def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
     """A real allocation fails: 17 sequences keep more activations than the address space has room for, one does not;
     and 17 is prime."""
-    short = ("training.steps=2", "measurement.warmup_steps=0", "measurement.min_steps=2")
+    short = ("training.steps=1", "measurement.warmup_steps=0", "measurement.min_steps=1")
     wide = ("model.ffn_hidden_size=8192", "training.seq_len=512", *short)
     batch = ("training.micro_batch_size=17", "training.global_batch_size=17")
     done = subprocess.run(
