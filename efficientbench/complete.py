@@ -13,6 +13,7 @@ PLACES = ("output", "data.cache")
 """Keys that say where files lie, which they may do elsewhere by now."""
 
 _MICRO_BATCH, _ASKED = "training.micro_batch_size", "training.micro_batch_size_asked"
+_FUSED = "kernels.fused"
 
 
 def complete_record(
@@ -39,6 +40,8 @@ def complete_record(
 def _same(record: RunRecord, config: RunConfig, micro_batch_size: int, smaller: bool) -> bool:
     recorded, wanted = flat(record.config), flat(config.model_dump(mode="json"))
     wanted[_MICRO_BATCH] = micro_batch_size
+    if wanted[_FUSED] is None:  # the device's to decide, which is the same
+        wanted[_FUSED] = recorded.get(_FUSED)
     if smaller and recorded.get(_ASKED) is not None:
         recorded[_MICRO_BATCH], recorded[_ASKED] = recorded[_ASKED], None
     return all(recorded.get(key) == wanted.get(key) for key in {*recorded, *wanted} if key not in PLACES)

@@ -156,18 +156,16 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
 
 
 def loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
-    """The loss over blocks of tokens: logits of one block (compute dtype, float32, and their gradient), the output
-    embedding's float32 gradient, one block's contribution to it, and the gradient of the hidden states."""
+    """The loss over blocks of tokens: logits of one block (compute dtype, float32 unless fused, and their gradient),
+    the output embedding's float32 gradient, one block's contribution to it, and the gradient of the hidden states."""
     training = config.training
     dtype_bytes = BYTES[training.dtype]
     copies = 4 if dtype_bytes == 4 else 4 + 2 * dtype_bytes
+    if config.kernels.fused:
+        copies = 2 * dtype_bytes
     embedding = rank_embedding(config, layout)
     tokens = _rank_tokens(config, layout)
     rows = padded_vocab_size(config.model.vocab_size, layout.tp) // layout.tp
-    block = min(max(LOSS_BLOCK_ELEMENTS // rows, 1), tokens) * rows
+    block = min(max(config.kernels.loss_block // rows, 1), tokens) * rows
     contribution = 0 if dtype_bytes == 4 else embedding * dtype_bytes
     return block * copies + embedding * 4 + contribution + tokens * config.model.hidden_size * dtype_bytes
-
-
-LOSS_BLOCK_ELEMENTS = 2**24
-"""Logits in one block of the loss, as model/kernels/cross_entropy.py cuts it; a test keeps the two equal."""

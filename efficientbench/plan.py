@@ -31,6 +31,9 @@ class Hardware(Protocol):
     def count(self) -> int:
         """How many there are on a node."""
 
+    def fuses(self) -> bool:
+        """Whether torch.compile makes faster kernels for them than torch's own."""
+
     def memory_capacity_bytes(self) -> int | None:
         """Memory of one; None where the host's memory is the device's."""
 
@@ -84,7 +87,16 @@ def plan_anywhere(config: RunConfig) -> Plan:
     name = "cpu" if config.device == "auto" else config.device
     if name not in types:
         raise ConfigError(f"device: {name!r} is not one of auto, {', '.join(types)}")
+    config = with_kernels(config, types[name])
     return make_plan(config, Layout.of(config, devices=1, oversubscribe=True), types[name].runtime_bytes)
+
+
+def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
+    """The configuration with the kernels that the device's own nature decides, where it names none."""
+    if config.kernels.fused is not None:
+        return config
+    kernels = config.kernels.model_copy(update={"fused": device.fuses()})
+    return config.model_copy(update={"kernels": kernels})
 
 
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:

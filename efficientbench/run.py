@@ -21,7 +21,7 @@ from efficientbench.errors import is_users_mistake
 from efficientbench.failure_files import FailureFiles
 from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
-from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan
+from efficientbench.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.resume import prepare_folder
 from launchers.cluster_env import Cluster
 from launchers.failure import Failure
@@ -56,7 +56,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     device = find_device(config.device)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)
     device.check(config.training.dtype)
-    if plan.config != config:
+    if plan.config.training != config.training:
         print(
             f"micro-batch {plan.config.training.micro_batch_size} instead of {config.training.micro_batch_size}: "
             f"{plan.layout.dp} replicas share a global batch of {config.training.global_batch_size}"
@@ -140,6 +140,7 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
     shared = capacity_bytes is None
     if not shared:
         config = fit_micro_batch(config, device.count(), nodes)
+    config = with_kernels(config, device)
     layout = Layout.of(config, device.count(), nodes, oversubscribe=shared)
     plan = make_plan(config, layout, device.runtime_bytes)
     check_fits(plan, memory_limit_bytes() if capacity_bytes is None else capacity_bytes, shared)

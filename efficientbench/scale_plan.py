@@ -8,7 +8,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import all_devices
-from efficientbench.plan import Plan, make_plan
+from efficientbench.plan import Plan, make_plan, with_kernels
 from efficientbench.rank_grid import RankGrid
 from efficientbench.step_time import Projection, project
 from metrics.hardware import DeviceRates, device_rates
@@ -55,8 +55,9 @@ def make_scale_plan(config: RunConfig, world: int, devices_per_node: int, device
         raise ConfigError(f"device: {config.device!r} is not one of auto, {', '.join(types)}")
     # Unnamed, the type is that of the device's collectives, or the first that there is of accelerators.
     fitting = (each for each in types.values() if rates is None or each.backend == rates.backend)
-    runtime_bytes = (types.get(config.device) or next(fitting)).runtime_bytes
-    plan = make_plan(config, layout, runtime_bytes)
+    chosen = types.get(config.device) or next(fitting)
+    config = with_kernels(config, chosen)
+    plan = make_plan(config, layout, chosen.runtime_bytes)
     projection, not_projected = None, "--device NAME, like --device 'H100 SXM', gives a step's time"
     if rates is not None and layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         not_projected = f"what the network of a node of {rates.name} carries is not in the table of devices"

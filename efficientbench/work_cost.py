@@ -156,7 +156,7 @@ def _loss(config: RunConfig, layout: Layout) -> Work:
     the float32 gradient of the table, which every block adds to, scaled and added to the sums."""
     model, tokens, rows = config.model, _tokens(config, layout), _rows(config, layout)
     dtype_bytes = BYTES[config.training.dtype]
-    blocks = -(-tokens // max(memory_cost.LOSS_BLOCK_ELEMENTS // rows, 1))
+    blocks = -(-tokens // max(config.kernels.loss_block // rows, 1))
     # Largest, difference, exponential, sum, quotient, weight; the logits written once and read twice as a factor.
     softmax = 10 * FLOAT32 + 3 * dtype_bytes + (0 if dtype_bytes == FLOAT32 else FLOAT32 + 2 * dtype_bytes)
     table = memory_cost.rank_embedding(config, layout)

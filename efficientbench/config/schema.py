@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from efficientbench.config.kernels import KernelsConfig
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
     Fraction,
@@ -218,12 +219,27 @@ class RunConfig(Part):
         default="output/efficientllm_benchmark", description="folder of the suite that the run belongs to"
     )
     model: ModelConfig
+    kernels: KernelsConfig = KernelsConfig()
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
     measurement: MeasurementConfig = MeasurementConfig()
     faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _kernel_serves(self) -> RunConfig:
+        asked, kind = self.kernels.attention, self.model.position.kind
+        if asked == "auto":
+            return self
+        reason = "attention 'nsa' has kernels of its own" if self.model.attention.kind == "nsa" else None
+        reason = f"{kind!r} positions put a bias on the scores" if kind in ("relative", "alibi") else reason
+        reason = "context-parallel ranks attend to parts of a sequence" if self.parallel.cp > 1 else reason
+        if reason is not None:
+            raise ValueError(
+                f"kernels.attention: {asked!r} computes plain causal attention, and {reason}: leave it auto"
+            )
+        return self
 
     @property
     def name(self) -> str:

@@ -54,6 +54,10 @@ class Device(ABC):
     def prepare(self, local_rank: int) -> torch.device:
         """Make `local_rank`'s device current and ready for the engine; called once, before megatron is imported."""
 
+    def fuses(self) -> bool:
+        """Whether torch.compile makes kernels for this device that are faster than torch's own, one after another."""
+        return False
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for all work that was queued on the current device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,11 @@ class CUDA(Device):
 
         torch.cuda.set_device(local_rank)
         return torch.device(self.type, local_rank)
+
+    def fuses(self) -> bool:
+        # Triton compiles them, and comes with every CUDA build of torch for Linux on x86-64: where there is no GPU to
+        # look at, as in a plan, it is taken to be there.
+        return self.unavailable_reason() is not None or importlib.util.find_spec("triton") is not None
 
     def synchronize(self) -> None:
         import torch

@@ -105,6 +105,7 @@ def install() -> None:
         "stream": _stream_context,
         "device_count": lambda: 1,
         "get_device_capability": lambda device=None: (0, 0),
+        "get_device_properties": _no_device_properties,
         "get_rng_state": _get_rng_state,
         "set_rng_state": _set_rng_state,
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
@@ -126,6 +127,11 @@ def install() -> None:
 
 def _current_device() -> torch.device:
     return CPU
+
+
+def _no_device_properties(device: object = None) -> None:
+    # torch.compile asks for them, and takes this error, of all, for a machine without CUDA.
+    raise RuntimeError("a CPU stands in for the CUDA device")
 
 
 @contextlib.contextmanager

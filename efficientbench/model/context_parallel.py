@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 
 from efficientbench.config.layout import context_chunks
 from efficientbench.model.kernels.attention import causal_attention
+from efficientbench.model.kernels.attention_choice import AttentionKernel
 
 
 def positions(tokens: int, device: torch.device) -> torch.Tensor:
@@ -23,7 +24,9 @@ def positions(tokens: int, device: torch.device) -> torch.Tensor:
     return torch.cat([torch.arange(index * chunk, (index + 1) * chunk, device=device) for index in _own(size)])
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, kernel: AttentionKernel
+) -> torch.Tensor:
     """`causal_attention` of this rank's queries over the keys and values of the whole sequence.
 
     Args:
@@ -31,13 +34,14 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
         key: [S / CP, B, groups, D]
         value: [S / CP, B, groups, E]
         scale: factor on the scores.
+        kernel: where one rank holds the whole sequence; chunks go through `causal_attention`.
 
     Returns:
         [S / CP, B, heads · E]
     """
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
-        return causal_attention(query, key, value, scale)
+        return kernel(query, key, value, scale)
     key, value = _gather_sequence(key), _gather_sequence(value)
     chunk = key.shape[0] // (2 * size)
     outputs = [

@@ -18,7 +18,7 @@ class SwiGLUFeedForward(MLP):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [S, B, H] → output [S, B, H] and no bias."""
         gate_up, _ = self.linear_fc1(hidden_states)
-        return self.linear_fc2(swiglu(gate_up))
+        return self.linear_fc2(swiglu(gate_up, self.config.fuse))
 
 
 def spec() -> ModuleSpec:

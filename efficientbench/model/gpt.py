@@ -23,6 +23,8 @@ from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
 from efficientbench.model import context_parallel, megatron_patches
 from efficientbench.model.initial_weights import initialize
+from efficientbench.model.kernels import attention_shape
+from efficientbench.model.kernels.attention_choice import DEFAULT, KERNELS, AttentionKernel, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layer_spec import block_spec, transformer_config
 from efficientbench.model.moe import take_routing
@@ -94,6 +96,7 @@ class GPT(GPTModel):
             labels.t().flatten() - first_token,
             loss_mask.t().flatten().float(),
             self.tp_group,
+            self.config.loss_kernel,
         )
 
     def take_routing(self) -> torch.Tensor | None:
@@ -116,6 +119,16 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     return [build_stage(config, device, index) for index in range(config.parallel.vpp)]
 
 
+def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
+    """The same on all ranks: a kernel that is a little slower on some of them is no reason to mix two."""
+    shape = attention_shape(config)
+    if shape is None or config.parallel.cp > 1:
+        return DEFAULT
+    chosen = [choose(config.kernels.attention, shape, device.type).name]
+    torch.distributed.broadcast_object_list(chosen, src=0)
+    return KERNELS.get(chosen[0], DEFAULT)
+
+
 def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = None) -> GPT:
     """One stage of the model, on its device, with its initial weights.
 
@@ -123,7 +136,7 @@ def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = 
     it has but one stage.
     """
     with device:
-        model = _construct(config, vp_stage)
+        model = _construct(config, vp_stage, _attention_kernel(config, device))
     initialize(model, config.model, config.training.seed)
     return model
 
@@ -146,10 +159,10 @@ class _OnMeta(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _construct(config: RunConfig, vp_stage: int | None) -> GPT:
+def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: AttentionKernel = DEFAULT) -> GPT:
     """One stage on torch's default device, its weights as they come."""
     megatron_patches.apply()
-    engine = transformer_config(config)
+    engine = transformer_config(config, attention_kernel)
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     position = build_position(config.model, engine, first_stage)
     spec = block_spec(config, position)

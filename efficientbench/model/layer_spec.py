@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -14,18 +13,20 @@ from efficientbench.config.model import GQAConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.model import feed_forward, moe
 from efficientbench.model.attention import attention_spec
+from efficientbench.model.dtypes import TORCH_DTYPES
+from efficientbench.model.engine_config import EngineConfig
+from efficientbench.model.kernels.attention_choice import DEFAULT, AttentionKernel
+from efficientbench.model.kernels.cross_entropy import LossKernel
 from efficientbench.model.norm import RMSNorm
 from efficientbench.model.position.base import Position
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-
-def transformer_config(config: RunConfig) -> TransformerConfig:
-    """megatron's description of the model and of how its ranks share it."""
+def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = DEFAULT) -> EngineConfig:
+    """megatron's description of the model, of how its ranks share it and of the kernels that compute it."""
     model, parallel = config.model, config.parallel
     experts = model.moe
     dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
-    return TransformerConfig(
+    return EngineConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.heads,
@@ -70,6 +71,9 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         # megatron's other way of sending swaps activations and gradients of two interleaved stages, without a word.
         overlap_p2p_comm=parallel.vpp > 1,
         batch_p2p_comm=False,
+        fuse=bool(config.kernels.fused),
+        attention_kernel=attention_kernel,
+        loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
     )
 
 

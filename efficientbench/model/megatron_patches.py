@@ -14,6 +14,8 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.utils import local_multi_tensor_l2_norm
 from torch.distributed import ProcessGroup, ReduceOp
 
+from efficientbench.model.kernels.weight_gradient import add_product
+
 
 def apply() -> None:
     """Repair megatron-core, once per process, before a model is built."""
@@ -65,10 +67,7 @@ def _provide_weight_gradient_accumulation() -> None:
 
 def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
     """main_grad [O, I] += grad_output [N, O]ᵀ · input [N, I]; main_grad may be wider than the others."""
-    if main_grad.dtype == grad_output.dtype:
-        main_grad.addmm_(grad_output.t(), input_)
-    else:
-        main_grad.add_(grad_output.t().matmul(input_))
+    add_product(main_grad, grad_output, input_)
 
 
 def _spare_collectives_of_one_rank() -> None:

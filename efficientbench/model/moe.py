@@ -135,7 +135,7 @@ class Experts(MegatronModule):
             [N, H], and no bias.
         """
         sizes = tokens_per_expert.tolist()
-        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, sizes)), sizes)
+        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, sizes), self.config.fuse), sizes)
         return (out * weights[:, None]).to(out.dtype), None
 
 

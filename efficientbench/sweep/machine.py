@@ -31,6 +31,8 @@ class Machine:
     """What a rank takes beside its tensors."""
     visibility: str | None
     """That variable; None where a run's part of the device cannot be limited (a CPU)."""
+    compiles: bool = False
+    """Whether torch.compile makes faster kernels for the devices than torch's own."""
 
     @property
     def shared(self) -> bool:
@@ -52,6 +54,10 @@ class Share:
     def count(self) -> int:
         """Devices that the run may use."""
         return self.devices
+
+    def fuses(self) -> bool:
+        """As of `Device`."""
+        return self.machine.compiles
 
     def memory_capacity_bytes(self) -> int | None:
         """Of one device; None where it is the host's."""
@@ -126,6 +132,7 @@ def _describe(device_name: str) -> Machine:
         memory_bytes=device.memory_capacity_bytes(),
         runtime_bytes=device.runtime_bytes,
         visibility=device.visibility,
+        compiles=device.fuses(),
     )
 
 

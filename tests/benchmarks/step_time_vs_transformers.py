@@ -13,19 +13,17 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
+from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.cpu import CPU
-
-Step = Callable[[], object]
 
 SHAPE = [
     "model.layers=6",
@@ -78,51 +76,13 @@ def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
     """One training step of each side, from the same weights, on the same tokens."""
     from support.qwen2 import same_weights
 
-    from efficientbench.model.gpt import build_stage
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.batches import Batch
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
 
-    stage = build_stage(config, device)
+    sequences = random_tokens(config, device)
+    ours, stage = our_step(config, device, sequences)
     tensors = {name: parameter.detach().float() for name, parameter in global_parameters(stage).items()}
-    training = config.training
-    sequences = torch.randint(config.model.vocab_size, (training.micro_batch_size, training.seq_len + 1))
-    tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
-
-    class SameBatch:
-        device = torch.device("cpu")
-        micro_batches = 1
-
-        def training_step(self, step: int) -> object:
-            return iter([Batch(tokens, labels, torch.ones(tokens.shape))])
-
-    model = wrap_data_parallel(stage, config)
-    trainer = Trainer(config, training.steps or 1, [model], build_optimizer([model], config), SameBatch(), [])
     qwen2 = same_weights(tensors, config.model)
-    mixed = torch.autocast("cpu", torch.bfloat16, enabled=training.dtype == "bf16")
-    decayed = [parameter for parameter in qwen2.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in qwen2.parameters() if parameter.dim() == 1]
-    groups_of_parameters = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(
-        groups_of_parameters, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True
-    )
-
-    def ours() -> None:
-        trainer.train_step(1)
-
-    def theirs() -> None:
-        with mixed:
-            loss = qwen2(input_ids=tokens, labels=sequences[:, :-1], shift_labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(qwen2.parameters(), training.gradient_clip, foreach=True)
-        adamw.step()
-        adamw.zero_grad()
-
-    return ours, theirs
+    return ours, transformers_step(qwen2, config, sequences, autocast=config.training.dtype == "bf16")
 
 
 def timed(step: Step) -> float:

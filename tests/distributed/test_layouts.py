@@ -34,6 +34,10 @@ RECOMPUTATION = {
     "full recomputation": (1, ["training.recompute=full"]),
     "full recomputation x CP 2": (2, ["training.recompute=full", "parallel.cp=2"]),
 }
+FUSED = {
+    "fused": (1, ["kernels.fused=true"]),
+    "fused, TP 2 with SP": (2, ["kernels.fused=true", "parallel.tp=2", "parallel.sp=true"]),
+}
 EXPERT_LAYOUTS = {
     "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
     "EP 2, plain optimizer": (2, ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
@@ -64,6 +68,7 @@ CELLS = [
     ("relative_1.5B", "TP 2 x PP 2"),
     ("relative_1.5B", "PP 2 x DP 2"),
 ]
+FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused")]
 
 
 @pytest.fixture(scope="session")
@@ -88,11 +93,15 @@ def single(
     return outcome
 
 
-@pytest.mark.parametrize(("name", "layout"), CELLS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    # Compilers take their time.
+    [*CELLS, *(pytest.param(*cell, marks=pytest.mark.proof) for cell in FUSED_CELLS)],
+)
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path, tmp_path: Path
 ) -> None:
-    size, overrides = (LAYOUTS | RECOMPUTATION | EXPERT_LAYOUTS)[layout]
+    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS)[layout]
     config = tiny(name, f"data.cache={tmp_path}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))

@@ -22,6 +22,20 @@ def problems_of(*overrides: str, name: str = "gqa_1.5B", smoke: bool = False) ->
     return caught.value.problems
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides", "reason"),
+    [
+        ("nsa_1.5B", (), "has kernels of its own"),
+        ("relative_1.5B", (), "put a bias on the scores"),
+        ("gqa_1.5B", ("parallel.cp=2",), "parts of a sequence"),
+    ],
+)
+def test_a_kernel_is_asked_for_where_it_can_serve(name: str, overrides: tuple[str, ...], reason: str) -> None:
+    (problem,) = problems_of("kernels.attention=flash", *overrides, name=name)
+    assert reason in problem
+    assert resolve("mla_1.5B", overrides=["kernels.attention=flash"]).kernels.attention == "flash"
+
+
 def test_layers_in_order() -> None:
     named = resolve("mqa_3B")
     assert named.name == "mqa_3B"
@@ -94,7 +108,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
         (
             "zzz=1",
-            "keys begin with checkpoint, data, device, faults, label, measurement, model, output, parallel, training",
+            "keys begin with checkpoint, data, device, faults, kernels, label, measurement, model, output, parallel, training",
         ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
         ("training.seq_len.x=1", "did you mean training.seq_len?"),

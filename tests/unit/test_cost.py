@@ -240,12 +240,6 @@ def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, si
     assert estimate == pytest.approx(measured, rel=0.15)
 
 
-def test_the_loss_takes_its_blocks_as_estimated() -> None:
-    from efficientbench.model.kernels import cross_entropy
-
-    assert memory_cost.LOSS_BLOCK_ELEMENTS == cross_entropy.BLOCK_ELEMENTS
-
-
 def test_interleaved_stages_keep_more_for_the_first_rank() -> None:
     stages = ["training.global_batch_size=64", "parallel.pp=2"]
     (plain, _), (interleaved, _) = memory_of("gqa_1.5B", *stages), memory_of("gqa_1.5B", *stages, "parallel.vpp=2")

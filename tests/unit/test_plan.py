@@ -32,6 +32,17 @@ def refusal(plan: Plan, capacity_bytes: float, shared: bool) -> str:
     return str(caught.value)
 
 
+def test_a_gpu_gets_fused_kernels_and_larger_blocks_of_logits() -> None:
+    on_cpu, on_gpu = plan_of("gqa_1.5B"), plan_of("gqa_1.5B", "device=cuda")
+    assert (on_cpu.config.kernels.fused, on_gpu.config.kernels.fused) == (False, True)
+    assert (on_cpu.config.kernels.loss_block, on_gpu.config.kernels.loss_block) == (2**24, 2**28)
+    unfused = plan_of("gqa_1.5B", "device=cuda", "kernels.fused=false")
+    assert unfused.config.kernels.fused is False
+    # Logits and their gradient of 2^28 in bf16, instead of 2^24 in float32 and bf16, and their gradient.
+    more = on_gpu.memory[0].workspace - unfused.memory[0].workspace
+    assert more == (2**28 // 151_936) * 151_936 * 4 - (2**24 // 151_936) * 151_936 * 8
+
+
 def test_printed_figures() -> None:
     out = io.StringIO()
     print_plan(plan_of("gqa_1.5B", "parallel.pp=2"), Console(file=out, width=100))

@@ -53,7 +53,7 @@ class CoreAttention(MegatronModule):
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
-        return context_parallel.attention(query, key, value, self.scale)
+        return context_parallel.attention(query, key, value, self.scale, self.config.attention_kernel)
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:

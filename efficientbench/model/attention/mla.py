@@ -113,7 +113,8 @@ class MultiLatentAttention(MegatronModule):
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
         shared_key = self.position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
         query, key = self.position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
-        return context_parallel.attention(query, key, value, 1 / math.sqrt(self.key_dim))
+        scale = 1 / math.sqrt(self.key_dim)
+        return context_parallel.attention(query, key, value, scale, self.config.attention_kernel)
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[S, B, H] → [S, B, N · key_dim]."""

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from efficientbench.config.model import NSAConfig
+from efficientbench.config.model import MLAConfig, NSAConfig
 from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
+    from efficientbench.model.kernels.attention_choice import AttentionShape
     from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     """Part of the model → the kernel that computes it on the device type, for the record."""
-    from efficientbench.model.kernels import cross_entropy, grouped_mm, norm, rope, swiglu
+    from efficientbench.model.dtypes import TORCH_DTYPES
+    from efficientbench.model.kernels import cross_entropy, grouped_mm, norm, rope, swiglu, weight_gradient
 
     model = config.model
     names = _attention(config, device_type)
-    names |= {"cross_entropy": cross_entropy.NAME, "norm": norm.NAME, "swiglu": swiglu.NAME}
-    if model.position.kind == "rope":
-        names["rope"] = rope.NAME
+    fused = bool(config.kernels.fused)
+    for part, kernel in (("cross_entropy", cross_entropy), ("norm", norm), ("swiglu", swiglu), ("rope", rope)):
+        if part != "rope" or model.position.kind == "rope":
+            names[part] = kernel.FUSED if fused else kernel.NAME
+    names["weight_gradient"] = weight_gradient.name(device_type, TORCH_DTYPES[config.training.dtype])
     if model.moe is not None:
         names["grouped_mm"] = grouped_mm.NAMES[grouped_mm.has_grouped_mm(device_type)]
     return names
@@ -44,14 +48,33 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
-    from efficientbench.model.kernels import attention, biased_attention, nsa_range, nsa_selection
+    from efficientbench.model.kernels import biased_attention, nsa_range, nsa_selection
+    from efficientbench.model.kernels.attention_choice import choose
 
     model = config.model
     if isinstance(model.attention, NSAConfig):
         selection = nsa_selection.kernel_name(device_type, _selection_shape(config, model.attention))
         return {"nsa_compression": nsa_range.NAME, "nsa_selection": selection, "nsa_window": nsa_range.NAME}
-    biased = model.position.kind in ("relative", "alibi")
-    return {"attention": biased_attention.name(device_type) if biased else attention.NAME}
+    shape = attention_shape(config)
+    if shape is None:
+        return {"attention": biased_attention.name(device_type)}
+    return {"attention": choose(config.kernels.attention, shape, device_type).describe()}
+
+
+def attention_shape(config: RunConfig) -> AttentionShape | None:
+    """What one rank computes in a layer with plain causal attention; None where its scores are sparse or biased."""
+    from efficientbench.model.dtypes import TORCH_DTYPES
+    from efficientbench.model.kernels.attention_choice import AttentionShape
+
+    model, training, tp = config.model, config.training, config.parallel.tp
+    if isinstance(model.attention, NSAConfig) or model.position.kind in ("relative", "alibi"):
+        return None
+    heads, groups, widths = model.heads // tp, model.key_value_heads // tp, (model.head_dim, model.head_dim)
+    if isinstance(model.attention, MLAConfig):
+        mla = model.attention
+        widths = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
+    dtype = TORCH_DTYPES[training.dtype]
+    return AttentionShape(training.seq_len, training.micro_batch_size, heads, groups, *widths, dtype)
 
 
 def _selection_shape(config: RunConfig, nsa: NSAConfig) -> SelectionShape:

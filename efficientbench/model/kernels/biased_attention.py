@@ -6,17 +6,17 @@ here holds a bias of S × S for each head, nor the scores of the whole sequence.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import flex
+
 BLOCK_ELEMENTS = 2**20
 """Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed."""
 
-Attention = Callable[..., torch.Tensor]
 Block = tuple[int, int, torch.Tensor, torch.Tensor]
 
 BLOCKS = "blocks of queries, recomputed in the backward pass"
@@ -25,7 +25,7 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 
 def name(device_type: str) -> str:
     """The kernel that serves a device type."""
-    return "torch flex_attention" if _flex_runs(device_type) else BLOCKS
+    return "torch flex_attention" if flex.runs(device_type) else BLOCKS
 
 
 def biased_causal_attention(
@@ -42,8 +42,8 @@ def biased_causal_attention(
     Returns:
         [S, B, heads · D]
     """
-    if _flex_runs(query.device.type):
-        return flex_attention(query, key, value, scale, bias, _compiled_flex())
+    if flex.runs(query.device.type):
+        return flex_attention(query, key, value, scale, bias, flex.compiled())
     out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
     return out
 
@@ -140,7 +140,7 @@ def flex_attention(
     value: torch.Tensor,
     scale: float,
     bias: torch.Tensor,
-    kernel: Attention,
+    kernel: flex.FlexAttention,
 ) -> torch.Tensor:
     """The same by torch's FlexAttention, `kernel`, compiled or not."""
     by_distance = bias.float()
@@ -154,32 +154,8 @@ def flex_attention(
         key.permute(1, 2, 0, 3),
         value.permute(1, 2, 0, 3),
         score_mod=add_bias,
-        block_mask=_causal_block_mask(query.shape[0], str(query.device)),
+        block_mask=flex.causal_block_mask(query.shape[0], str(query.device)),
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
     return out.permute(2, 0, 1, 3).flatten(2)
-
-
-@functools.lru_cache(maxsize=4)
-def _causal_block_mask(sequence: int, device: str) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
-
-
-@functools.cache
-def _compiled_flex() -> Attention:
-    from torch.nn.attention.flex_attention import flex_attention as kernel
-
-    return torch.compile(kernel, dynamic=False)
-
-
-@functools.cache
-def _flex_runs(device_type: str) -> bool:
-    """Whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
-    if device_type != "cuda" or not torch.cuda.is_available():
-        return False
-    from torch.utils._triton import has_triton
-
-    return bool(has_triton())

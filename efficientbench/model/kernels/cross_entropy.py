@@ -5,22 +5,31 @@ N = tokens, H = hidden size, V = vocabulary on this tensor-parallel rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
+from efficientbench.model.kernels.fusion import fused
+from efficientbench.model.kernels.weight_gradient import add_product
+
 NAME = "linear + cross-entropy over blocks of tokens, gradient in the forward pass"
-BLOCK_ELEMENTS = 2**24
-"""Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
-
-ROWS_AT_ONCE = 8192
-"""Rows of the vocabulary's gradient that are added at once where its dtype is wider than the products'."""
+FUSED = f"{NAME}, softmax and gradient by torch.compile"
 
 
-def block_rows(vocabulary: int) -> int:
-    """Tokens in one block of logits."""
-    return max(BLOCK_ELEMENTS // vocabulary, 1)
+@dataclass(frozen=True)
+class LossKernel:
+    """How the loss is computed."""
+
+    block_logits: int = 2**24
+    """Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
+    fuse: bool = False
+    """Softmax and gradient by compiled kernels, which make no float32 copy of the logits."""
+
+    def rows(self, vocabulary: int) -> int:
+        """Tokens in one block."""
+        return max(self.block_logits // vocabulary, 1)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -35,22 +44,23 @@ class LinearCrossEntropy(torch.autograd.Function):
         labels: torch.Tensor,
         token_weights: torch.Tensor,
         group: ProcessGroup,
+        kernel: LossKernel,
     ) -> torch.Tensor:
         weight = embedding[:vocabulary]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         with_gradient = any(ctx.needs_input_grad)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_gradient else None
-        for first in range(0, hidden.shape[0], block_rows(vocabulary)):
-            block = slice(first, first + block_rows(vocabulary))
-            losses, probabilities, target, owned = _softmax(hidden[block] @ weight.t(), labels[block], group)
+        gradient_of = _fused_loss if kernel.fuse else _loss
+        for first in range(0, hidden.shape[0], kernel.rows(vocabulary)):
+            block = slice(first, first + kernel.rows(vocabulary))
+            logits = hidden[block] @ weight.t()
+            losses, grad_logits = gradient_of(logits, labels[block], token_weights[block], group, with_gradient)
             loss += losses @ token_weights[block]
-            if grad_hidden is None or grad_weight is None:
+            if grad_hidden is None or grad_weight is None or grad_logits is None:
                 continue
-            probabilities[torch.arange(len(target), device=target.device), target] -= owned
-            grad_logits = probabilities.mul_(token_weights[block, None]).to(hidden.dtype)
             torch.mm(grad_logits, weight, out=grad_hidden[block])
-            _add_product(grad_weight, grad_logits, hidden[block])
+            add_product(grad_weight, grad_logits, hidden[block])
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.embedding = embedding
         return loss
@@ -64,20 +74,55 @@ class LinearCrossEntropy(torch.autograd.Function):
         if hasattr(embedding, "main_grad"):
             # As the linear layers do: no further copy of the vocabulary's gradient, and no rounding of it.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
-            return grad_hidden, None, None, None, None, None
+            return grad_hidden, None, None, None, None, None, None
         padding = embedding.shape[0] - grad_weight.shape[0]
         grad_embedding = torch.nn.functional.pad(grad_weight, (0, 0, 0, padding)).to(embedding.dtype)
-        return grad_hidden, grad_embedding, None, None, None, None
+        return grad_hidden, grad_embedding, None, None, None, None, None
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total [V, H] float32 += leftᵀ · right for left [N, V] and right [N, H]."""
-    if total.dtype == left.dtype:
-        total.addmm_(left.t(), right)
-        return
-    # In pieces, because adding a narrower dtype makes a float32 copy of it first.
-    for rows in range(0, total.shape[0], ROWS_AT_ONCE):
-        total[rows : rows + ROWS_AT_ONCE] += left[:, rows : rows + ROWS_AT_ONCE].t() @ right
+def _loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Losses [N] and, if asked for, the weighted losses' gradient by the logits [N, V]."""
+    losses, probabilities, target, owned = _softmax(logits, labels, group)
+    if not with_gradient:
+        return losses, None
+    probabilities[torch.arange(len(target), device=target.device), target] -= owned
+    return losses, probabilities.mul_(weights[:, None]).to(logits.dtype)
+
+
+def _fused_loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same by compiled kernels, which read the logits two or three times and hold no wider copy of them."""
+    largest, total, target_logit = fused(_statistics)(logits, labels)
+    if group.size() > 1:
+        largest_here = largest.clone()
+        all_reduce(largest, op=ReduceOp.MAX, group=group)
+        sums = torch.stack([total * torch.exp(largest_here - largest), target_logit])
+        all_reduce(sums, group=group)
+        total, target_logit = sums.unbind()
+    log_total = largest + total.log()
+    grad_logits = fused(_grad_logits)(logits, labels, weights, log_total) if with_gradient else None
+    return log_total - target_logit, grad_logits
+
+
+def _statistics(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row [N]: the largest logit, Σ exp(logit − largest), and the label's logit, 0 where it is not here."""
+    wide = logits.float()
+    largest = wide.amax(dim=-1)
+    total = torch.exp(wide - largest[:, None]).sum(dim=-1)
+    owned = (labels >= 0) & (labels < logits.shape[1])
+    target = logits.gather(1, labels.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1).float()
+    return largest, total, torch.where(owned, target, 0.0)
+
+
+def _grad_logits(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, log_total: torch.Tensor
+) -> torch.Tensor:
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    probabilities = torch.exp(logits.float() - log_total[:, None])
+    return ((probabilities - (columns == labels[:, None]).float()) * weights[:, None]).to(logits.dtype)
 
 
 def _softmax(
@@ -108,6 +153,7 @@ def linear_cross_entropy(
     labels: torch.Tensor,
     token_weights: torch.Tensor,
     group: ProcessGroup,
+    kernel: LossKernel,
 ) -> torch.Tensor:
     """Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
 
@@ -119,6 +165,7 @@ def linear_cross_entropy(
         labels: [N], token ids counted from this rank's first row.
         token_weights: [N] float32; 0 leaves a token out.
         group: the tensor-parallel ranks.
+        kernel: how.
     """
-    loss: torch.Tensor = LinearCrossEntropy.apply(hidden, embedding, vocabulary, labels, token_weights, group)
+    loss: torch.Tensor = LinearCrossEntropy.apply(hidden, embedding, vocabulary, labels, token_weights, group, kernel)
     return loss

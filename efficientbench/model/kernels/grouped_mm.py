@@ -11,6 +11,8 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels.weight_gradient import add_product
+
 NAMES = {True: "torch grouped_mm", False: "torch mm, one expert after another"}
 
 
@@ -53,7 +55,4 @@ def accumulate_weight_gradient(
     """
     groups = zip(x.split(list(sizes)), grad_out.split(list(sizes)), gradient, strict=True)
     for rows, grad_rows, total in groups:
-        if total.dtype == rows.dtype:
-            total.addmm_(grad_rows.t(), rows)
-        else:
-            total.add_(grad_rows.t() @ rows)
+        add_product(total, grad_rows, rows)

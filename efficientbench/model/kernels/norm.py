@@ -7,7 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels.fusion import fused
+
 NAME = "torch rms_norm; on a CPU its formula, which keeps only the input and a factor per token"
+FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
 class FormulaRMSNorm(torch.autograd.Function):
@@ -32,8 +35,47 @@ class FormulaRMSNorm(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H]."""
+class FusedRMSNorm(torch.autograd.Function):
+    """The formula in float32 by a few compiled kernels; keeps the input and a factor per token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        normed: torch.Tensor
+        normed, factor = fused(_normalize)(x, weight, epsilon)
+        ctx.save_for_backward(x, weight, factor)
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        grad_x, grad_weight = fused(_normalize_backward)(grad_outputs[0], *ctx.saved_tensors)
+        return grad_x, grad_weight, None
+
+
+def _normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = x.float()
+    factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    return (wide * factor * weight.float()).to(x.dtype), factor
+
+
+def _normalize_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    grad = grad.float()
+    normed = x.float() * factor
+    weighted = grad * weight.float()
+    projection = (weighted * normed).mean(dim=-1, keepdim=True)
+    grad_weight = (grad * normed).flatten(0, -2).sum(dim=0)
+    return ((weighted - normed * projection) * factor).to(x.dtype), grad_weight.to(weight.dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, fuse: bool = False) -> torch.Tensor:
+    """x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
+
+    `fuse`: by compiled kernels.
+    """
+    if fuse:
+        compiled: torch.Tensor = FusedRMSNorm.apply(x, weight, epsilon)
+        return compiled
     if x.device.type == "cpu":
         normed: torch.Tensor = FormulaRMSNorm.apply(x, weight, epsilon)
         return normed

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-NAME = "torch elementwise"
+from efficientbench.model.kernels.fusion import fused
+
+NAME, FUSED = "torch elementwise", "torch.compile"
 
 
 class Rotate(torch.autograd.Function):
@@ -16,14 +18,27 @@ class Rotate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin)
+        ctx.fuse = fuse
+        return _turn(x, cos, sin, fuse)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(grad_outputs[0], cos, -sin), None, None
+        return _turn(grad_outputs[0], cos, -sin, ctx.fuse), None, None, None
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> torch.Tensor:
+    turned: torch.Tensor = fused(_rotate_whole)(x, cos, sin) if fuse else _rotate(x, cos, sin)
+    return turned
+
+
+def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`_rotate` without writing into parts of its result, for the compiler."""
+    left = x.shape[-1] - 2 * cos.shape[-1]
+    first, second = x[..., left:].chunk(2, dim=-1)
+    return torch.cat([x[..., :left], first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -38,7 +53,10 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return out
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the last R dimensions of x [S, B, heads, D] by the angles whose cos and sin are [S, 1, 1, R/2]."""
-    rotated: torch.Tensor = Rotate.apply(x, cos, sin)
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool = False) -> torch.Tensor:
+    """Rotate the last R dimensions of x [S, B, heads, D] by the angles whose cos and sin are [S, 1, 1, R/2].
+
+    `fuse`: by a compiled kernel.
+    """
+    rotated: torch.Tensor = Rotate.apply(x, cos, sin, fuse)
     return rotated

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels.fusion import fused
+
 NAME = "torch elementwise, activation recomputed in backward"
+FUSED = "torch.compile, activation recomputed in backward"
 
 
 class SwiGLU(torch.autograd.Function):
@@ -30,7 +33,38 @@ class SwiGLU(torch.autograd.Function):
         return grad
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for gate_up [..., 2 · F] = gate, up side by side; returns [..., F]."""
-    activated: torch.Tensor = SwiGLU.apply(gate_up)
+class FusedSwiGLU(torch.autograd.Function):
+    """The same by one compiled kernel each way, which rounds once."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        activated: torch.Tensor = fused(_activate)(gate_up)
+        return activated
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        grad: torch.Tensor = fused(_activate_backward)(grad_outputs[0], gate_up)
+        return grad
+
+
+def _activate(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def _activate_backward(grad: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    grad, share = grad.float(), torch.sigmoid(gate)
+    grad_gate = grad * up * share * (1 + gate * (1 - share))
+    return torch.cat([grad_gate, grad * gate * share], dim=-1).to(gate_up.dtype)
+
+
+def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
+    """silu(gate) · up for gate_up [..., 2 · F] = gate, up side by side; returns [..., F].
+
+    `fuse`: by compiled kernels.
+    """
+    activated: torch.Tensor = (FusedSwiGLU if fuse else SwiGLU).apply(gate_up)
     return activated

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from megatron.core.transformer import TransformerConfig
-
 from efficientbench.config.model import (
     AbsoluteConfig,
     AlibiConfig,
@@ -13,6 +11,7 @@ from efficientbench.config.model import (
     RelativeConfig,
     RopeConfig,
 )
+from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.position.absolute import Absolute
 from efficientbench.model.position.alibi import Alibi
 from efficientbench.model.position.base import Position
@@ -22,11 +21,11 @@ from efficientbench.model.position.relative import Relative
 from efficientbench.model.position.rope import Rope
 
 
-def build_position(model: ModelConfig, config: TransformerConfig, first_stage: bool) -> Position:
+def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
     """The positional encoding that the configuration names, for one pipeline stage."""
     match model.position:
         case RopeConfig(base=base):
-            return Rope(base, model.rotated_dim)
+            return Rope(base, model.rotated_dim, config.fuse)
         case AbsoluteConfig():
             return Absolute()
         case LearnableAbsoluteConfig(max_seq_len=rows):

@@ -1,0 +1,50 @@
+"""torch's FlexAttention: where it runs, compiled, and its causal mask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+FlexAttention = Callable[..., torch.Tensor]
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """softmax(scale · q kᵀ + causal mask) v; shapes as in `kernels.attention`."""
+    out = compiled()(
+        query.permute(1, 2, 0, 3),
+        key.permute(1, 2, 0, 3),
+        value.permute(1, 2, 0, 3),
+        block_mask=causal_block_mask(query.shape[0], str(query.device)),
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return out.permute(2, 0, 1, 3).flatten(2)
+
+
+@functools.lru_cache(maxsize=4)
+def causal_block_mask(sequence: int, device: str) -> Any:
+    """Which blocks of keys a block of queries sees."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
+
+
+@functools.cache
+def compiled() -> FlexAttention:
+    """The kernel, compiled for each shape."""
+    from torch.nn.attention.flex_attention import flex_attention as kernel
+
+    return torch.compile(kernel, dynamic=False)
+
+
+@functools.cache
+def runs(device_type: str) -> bool:
+    """Whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
+    if device_type != "cuda" or not torch.cuda.is_available():
+        return False
+    from torch.utils._triton import has_triton
+
+    return bool(has_triton())

@@ -1,0 +1,243 @@
+"""How fast training is on one GPU, in one call of under ten minutes.
+
+NOT RUN YET ON A GPU: written where none was at hand. Every figure is of whole optimizer steps on random tokens, waited
+for at both ends, with float32 master weights and the kernels that a run of the same configuration would have.
+
+    python3 tests/benchmarks/gpu_speed.py [--limit-s 540] [--output speed.json]
+    python3 tests/benchmarks/gpu_speed.py --rehearse    # the same on a CPU with toy models: does the script work?
+
+1. gqa_1.5B, sequence 2,048, bf16: MFU (causal attention halved, and the full square) and peak memory against the
+   plan's estimate at micro-batch 2; the same model trained by transformers (weights in bf16 or float32 with autocast,
+   each with torch.compile and without): the ratio to the fastest of them.
+2. Tokens/s, MFU and peak memory of every run of the matrix that fits the card.
+3. GQA, MLA and NSA of 1.5B over sequences of 2,048 to 32,768 tokens: where NSA overtakes GQA.
+4. The first figure once more: its ratio to the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from support.qwen2 import qwen2_config
+from support.training_steps import Step, our_step, random_tokens, transformers_step
+
+from efficientbench import cost
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import Device, find_device
+from efficientbench.plan import make_plan, with_kernels
+from metrics.hardware import peak_flops
+
+BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
+LENGTHS = (2048, 4096, 8192, 16_384, 32_768)
+Found = TypeVar("Found")
+
+WARM_UP_STEPS, LEAST_STEPS, SECONDS = 3, 5, 4.0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One configuration's figures; None where it could not be measured, for `reason`."""
+
+    name: str
+    seq_len: int
+    micro_batch_size: int
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    mfu_full_square: float | None = None
+    peak_bytes: int | None = None
+    estimate_bytes: int | None = None
+    kernels: dict[str, str] | None = None
+    reason: str | None = None
+
+
+class Bench:
+    """Measures configurations on one device until its time is over."""
+
+    def __init__(self, device: Device, limit_s: float, toy: bool) -> None:
+        self.device, self.toy = device, toy
+        self.torch_device = device.prepare(0)
+        self._end_s = time.monotonic() + limit_s
+
+    def config(self, name: str, *overrides: str) -> RunConfig:
+        """A run of the matrix; with toys the same architecture in small, at the length that it has there."""
+        if self.toy:
+            return with_kernels(resolve(name, True, [*BASE, "training.global_batch_size=4"]), self.device)
+        return with_kernels(resolve(name, False, [*BASE, *overrides]), self.device)
+
+    def measure(self, config: RunConfig) -> Speed:
+        """Tokens/s and what follows from them."""
+        training = config.training
+        named = {
+            "name": config.name,
+            "seq_len": training.seq_len,
+            "micro_batch_size": training.micro_batch_size,
+            "estimate_bytes": self.estimate_bytes(config),
+        }
+        try:
+            step_s, peak_bytes, kernels = self.attempt(lambda: self._trained(config))
+        except _NoFigureError as error:
+            return Speed(**named, reason=str(error))
+        rate = training.global_batch_size * training.seq_len / step_s
+        flops = cost.flops_per_token(config.model, training.seq_len, training.recompute)
+        peak, _ = peak_flops(self.device.names()[0], training.dtype)
+        share = rate / peak if peak else None
+        return Speed(
+            **named,
+            tokens_per_s=rate,
+            mfu=flops.training * share if share else None,
+            mfu_full_square=flops.training_full_square * share if share else None,
+            peak_bytes=peak_bytes,
+            kernels=kernels,
+        )
+
+    def transformers(self, config: RunConfig, autocast: bool, compiled: bool) -> Speed:
+        """The same architecture by transformers."""
+        kind = f"transformers, {'float32 weights and autocast' if autocast else 'weights in the compute dtype'}"
+        named = {
+            "name": kind + (", torch.compile" if compiled else ""),
+            "seq_len": config.training.seq_len,
+            "micro_batch_size": config.training.micro_batch_size,
+        }
+
+        def trained() -> tuple[float, int | None]:
+            from transformers import Qwen2ForCausalLM
+
+            narrow = torch.float32 if autocast or config.training.dtype == "fp32" else torch.bfloat16
+            qwen2 = Qwen2ForCausalLM(qwen2_config(config.model)).to(self.torch_device, narrow)
+            model = torch.compile(qwen2) if compiled else qwen2
+            step = transformers_step(model, config, random_tokens(config, self.torch_device), autocast)
+            return self._step_s(step), self._peak_bytes()
+
+        try:
+            step_s, peak_bytes = self.attempt(trained)
+        except _NoFigureError as error:
+            return Speed(**named, reason=str(error))
+        rate = config.training.global_batch_size * config.training.seq_len / step_s
+        return Speed(**named, tokens_per_s=rate, peak_bytes=peak_bytes)
+
+    def estimate_bytes(self, config: RunConfig) -> int:
+        """Of `plan`."""
+        layout = Layout.of(config, devices=1, oversubscribe=True)
+        return make_plan(config, layout, self.device.runtime_bytes).rank_memory_bytes()
+
+    def attempt(self, work: Callable[[], Found]) -> Found:
+        """What `work` gives, with all memory free; raises _NoFigureError where time or memory is short."""
+        if time.monotonic() > self._end_s:
+            raise _NoFigureError("not measured: the time was over")
+        gc.collect()
+        allocator = self.device.allocator()
+        if allocator is not None:
+            allocator.empty_cache()
+            allocator.reset_peak_memory_stats()
+        try:
+            return work()
+        except (torch.OutOfMemoryError, MemoryError):
+            raise _NoFigureError("out of memory") from None
+
+    def _trained(self, config: RunConfig) -> tuple[float, int | None, dict[str, str]]:
+        from efficientbench.model.kernels import kernel_names
+
+        step, _ = our_step(config, self.torch_device, random_tokens(config, self.torch_device))
+        return self._step_s(step), self._peak_bytes(), kernel_names(config, self.device.type)
+
+    def _step_s(self, step: Step) -> float:
+        for _ in range(WARM_UP_STEPS):
+            step()
+        self.device.synchronize()
+        begin_s, steps = time.perf_counter(), 0
+        while steps < LEAST_STEPS or time.perf_counter() - begin_s < (0.2 if self.toy else SECONDS):
+            step()
+            steps += 1
+        self.device.synchronize()
+        return (time.perf_counter() - begin_s) / steps
+
+    def _peak_bytes(self) -> int | None:
+        allocator = self.device.allocator()
+        return None if allocator is None else int(allocator.max_memory_reserved())
+
+
+class _NoFigureError(Exception):
+    pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit-s", type=float, default=540, help="begin no further measurement after this time")
+    parser.add_argument("--output", type=Path, default=Path("gpu_speed.json"))
+    parser.add_argument("--rehearse", action="store_true", help="toy models on a CPU")
+    arguments = parser.parse_args()
+    device = find_device("cpu" if arguments.rehearse else "cuda")
+    bench = Bench(device, arguments.limit_s, arguments.rehearse)
+    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+    from efficientbench.training import groups
+
+    with groups.model_parallel(bench.config("gqa_1.5B").parallel, seed=0):
+        found = run_all(bench, Console(width=160))
+    about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
+    content = {"about": about, **{part: [asdict(each) for each in speeds] for part, speeds in found.items()}}
+    arguments.output.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    print(f"{about}\n{arguments.output}")
+    dist.destroy_process_group()
+
+
+def run_all(bench: Bench, console: Console) -> dict[str, list[Speed]]:
+    """All parts in the order of their weight, each printed as it ends."""
+    first = bench.config("gqa_1.5B", "training.micro_batch_size=2")
+    ours = bench.measure(first)
+    theirs = [bench.transformers(first, autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
+    show(console, "gqa_1.5B against transformers", [ours, *theirs])
+    fastest = max((each.tokens_per_s for each in theirs if each.tokens_per_s), default=None)
+    if ours.tokens_per_s and fastest:
+        console.print(f"ours over the fastest of transformers: {ours.tokens_per_s / fastest:.3f}")
+    if ours.peak_bytes and ours.estimate_bytes:
+        console.print(f"the plan's estimate over the peak: {ours.estimate_bytes / ours.peak_bytes:.3f}")
+    runs = [bench.measure(bench.config(run.name)) for run in load_matrix().runs]
+    show(console, "the matrix", runs)
+    curve = []
+    for length in LENGTHS[:1] if bench.toy else LENGTHS:
+        for name in ("gqa_1.5B", "mla_1.5B", "nsa_1.5B"):
+            batch = max(1, 16_384 // length)
+            words = [f"training.seq_len={length}", "training.micro_batch_size=1", f"training.global_batch_size={batch}"]
+            curve.append(bench.measure(bench.config(name, *words)))
+    show(console, "over the sequence's length", curve)
+    again = bench.measure(first)
+    if ours.tokens_per_s and again.tokens_per_s:
+        console.print(f"gqa_1.5B once more: {again.tokens_per_s / ours.tokens_per_s:.3f} of the first")
+    return {"transformers": [ours, *theirs], "matrix": runs, "lengths": curve, "again": [again]}
+
+
+def show(console: Console, title: str, speeds: Iterable[Speed]) -> None:
+    """One table."""
+    table = Table("run", "sequence", "micro-batch", "tokens/s", "MFU", "full square", "peak GB", "plan GB", title=title)
+    for each in speeds:
+        figures = (
+            (each.tokens_per_s, 1, ",.0f"),
+            (each.mfu, 1, ".1%"),
+            (each.mfu_full_square, 1, ".1%"),
+            (each.peak_bytes, 1e9, ".1f"),
+            (each.estimate_bytes, 1e9, ".1f"),
+        )
+        cells = [each.reason or "n/a" if value is None else f"{value / unit:{shape}}" for value, unit, shape in figures]
+        table.add_row(each.name, str(each.seq_len), str(each.micro_batch_size), *cells)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

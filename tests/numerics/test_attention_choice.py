@@ -1,0 +1,72 @@
+"""The choice of an attention kernel: by measurement among those that are right, with what it rests on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.model.kernels import attention_choice
+from efficientbench.model.kernels.attention_choice import KERNELS, AttentionShape, choose, fastest
+
+CPU = torch.device("cpu")
+GROUPED = AttentionShape(300, 2, 4, 2, 16, 16, torch.float32)
+LATENT = AttentionShape(96, 1, 4, 4, 24, 16, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [GROUPED, LATENT])
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_kernels_give_the_formula(name: str, shape: AttentionShape) -> None:
+    query = torch.randn(shape.seq_len, shape.batch, shape.heads, shape.key_dim)
+    key = torch.randn(shape.seq_len, shape.batch, shape.groups, shape.key_dim)
+    value = torch.randn(shape.seq_len, shape.batch, shape.groups, shape.value_dim)
+    found = KERNELS[name](query, key, value, 0.3)
+    heads = [h // (shape.heads // shape.groups) for h in range(shape.heads)]
+    scores = 0.3 * torch.einsum("sbhd,tbhd->bhst", query.double(), key.double()[:, :, heads])
+    mask = torch.ones(shape.seq_len, shape.seq_len).tril().bool()
+    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    wanted = torch.einsum("bhst,tbhe->sbhe", weights, value.double()[:, :, heads]).flatten(2)
+    assert torch.allclose(found.double(), wanted, atol=1e-5)
+
+
+def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
+    choice = fastest(["math", "flash", "cudnn", "flex", "te"], GROUPED, CPU)
+    assert dict(choice.times_s).keys() == {"flash", "math"}
+    assert choice.name == min(choice.times_s, key=lambda item: item[1])[0]
+    assert choice.kernel is KERNELS[choice.name]
+    refused = dict(choice.refused)
+    assert refused.keys() == {"cudnn", "flex", "te"}
+    assert refused["flex"] == "FlexAttention needs Triton and a GPU"
+    assert choice.name in choice.describe()
+    assert "not: cudnn, flex, te" in choice.describe()
+
+
+def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_scale(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        return attention_choice.causal_attention(query, key, value, 1.1 * scale)
+
+    monkeypatch.setitem(KERNELS, "flash", wrong_scale)
+    choice = fastest(["flash", "math"], GROUPED, CPU)
+    assert choice.name == "math"
+    assert "deviates from the formula" in dict(choice.refused)["flash"]
+
+
+def test_without_a_choice_torch_decides() -> None:
+    assert choose("auto", GROUPED, "cpu").kernel is attention_choice.DEFAULT
+    assert fastest(["cudnn"], GROUPED, CPU).kernel is attention_choice.DEFAULT
+
+
+def test_a_kernel_that_is_asked_for_must_serve() -> None:
+    assert choose("math", LATENT, "cpu").kernel is KERNELS["math"]
+    with pytest.raises(ConfigError, match="kernels.attention=te does not serve this run: Transformer Engine is not"):
+        choose("te", GROUPED, "cpu")
+
+
+@pytest.mark.gpu
+def test_the_choice_on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU is here")
+    choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda")
+    assert choice.times_s
