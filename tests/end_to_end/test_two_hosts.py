@@ -41,8 +41,8 @@ def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> Non
         with scripts(*starts) as nodes:
             said = [node.communicate(timeout=240) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
-    # An agent may warn of the other's, which has ended before it.
-    assert not any("error" in err for _, err in said), said
+    # An agent may warn of the other, which has ended before it.
+    assert not any("Traceback" in err for _, err in said), said
     content = record(tmp_path / "gqa_1.5B_smoke")
     assert (content["status"], content["dp"]) == ("completed", 2)
 
