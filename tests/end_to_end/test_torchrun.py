@@ -28,23 +28,10 @@ def variables(port: int, node: int = 0) -> dict[str, str]:
     return job_environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK=str(node), **others)
 
 
-def test_two_nodes_repeat_a_run_by_static_rendezvous(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
-    """A second run of the same two launchers meets again."""
-    command = script(tiny, tmp_path, "--rendezvous", "static", "--repeat", "2")
-    with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
-        said = [node.communicate(timeout=240) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    # An agent may warn of the other, which has ended before it.
-    assert not any("Traceback" in err for _, err in said), said
-    for seed in (1234, 1235):
-        content = record(tmp_path / "gqa_1.5B_smoke" / f"seed_{seed}")
-        assert (content["status"], content["dp"]) == ("completed", 2)
-
-
 def test_two_nodes_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
     """A mistake: one message, exit status 2, and no traceback of torchrun's."""
     (tmp_path / "tokens.bin").write_bytes(b"")
-    command = script(tiny, tmp_path, "--rendezvous", "static", f"data.path={tmp_path / 'tokens'}")
+    command = script(tiny, tmp_path, f"data.path={tmp_path / 'tokens'}")
     with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
         said = [node.communicate(timeout=120) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2], said
@@ -53,9 +40,9 @@ def test_two_nodes_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports:
         assert "Traceback" not in err
 
 
-def test_sigterm_stops_both_nodes(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
-    """By c10d, which numbers the nodes as it likes."""
-    command = script(tiny, tmp_path, *LONG)
+def test_sigterm_stops_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: Path, two_ports: int) -> None:
+    """By c10d, two hosts train in `test_two_hosts.py`."""
+    command = script(tiny, tmp_path, "--rendezvous", "static", *LONG)
     folder = tmp_path / "gqa_1.5B_smoke"
     with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
         until(lambda: len(losses(folder)) >= 3 or any(node.poll() is not None for node in nodes), "3 steps")
