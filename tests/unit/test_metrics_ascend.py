@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from metrics import EfficiencyMonitor, MetricsError, merge
+from metrics.sensors import dcmi_library
 from metrics.sensors.ascend import Chip, ascend_sensor, choose_chips
 from metrics.sensors.base import Sample
 from metrics.sensors.dcmi import DcmiSensor
@@ -165,6 +166,15 @@ def test_without_library_or_driver_the_reason_is_said(
     monkeypatch.setenv("DCMI_LACKS", "dcmi_init")
     with pytest.raises(MetricsError, match="dcmi_init failed with code -8255"):
         opened(library)
+
+
+def test_a_driver_whose_library_knows_no_cards_is_read_through_its_tool(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dcmi_library, "LIBRARIES", (library,))
+    assert isinstance(ascend_sensor(), DcmiSensor)
+    monkeypatch.setenv("DCMI_LACKS", "dcmi_get_card_list")  # as a 950's
+    assert isinstance(ascend_sensor(), NpuSmiSensor)
 
 
 MAPPING = """\
