@@ -84,10 +84,12 @@ def main() -> None:
 
     device_type, index, name = sys.argv[1:4]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-    wanted, _ = take_step(torch.device("cpu"), torch.float32)
     device = find_device(device_type)
-    loss, next_loss = take_step(device.prepare(int(index)), dtype)
+    # Before any gradient is computed: torch counts a process's devices at its first backward pass, and never again.
+    place = device.prepare(int(index))
+    loss, next_loss = take_step(place, dtype)
     device.synchronize()
+    wanted, _ = take_step(torch.device("cpu"), torch.float32)
     allocator: Any = device.allocator()
     free, total = allocator.mem_get_info(int(index)) if allocator is not None else (0, 0)
     told = {"loss": loss, "next_loss": next_loss, "wanted": wanted, "free_bytes": free, "total_bytes": total}
