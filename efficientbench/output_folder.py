@@ -27,6 +27,7 @@ class OutputFolder:
         self.config = path / "config.json"
         self.tensorboard = path / "tensorboard"
         self.log = path / "log"
+        self.trace = path / "trace.json.gz"
 
     @classmethod
     def of(cls, config: RunConfig) -> OutputFolder:

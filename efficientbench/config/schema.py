@@ -175,6 +175,9 @@ class MeasurementConfig(Part):
         default=None,
         description="peak FLOP/s of one device for this dtype, dense; unset: from the table of known devices",
     )
+    profile_steps: NonNegativeInt = Field(
+        default=0, description="last steps of the run that torch's profiler traces on rank 0, which slows them; 0: none"
+    )
 
 
 class FaultsConfig(Part):

@@ -118,7 +118,7 @@ def parts(projection: Projection) -> str:
 
 
 def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
-    """FLOP/s of the feed-forward product and of causal attention (forward and backward, as cost.py counts them), bytes
+    """FLOP/s of the feed-forward products and of causal attention (forward and backward, as cost.py counts them), bytes
     a second of a sum of large tensors, and bytes a second that a rank sends in a large all-reduce."""
     import torch.distributed as dist
 
@@ -126,9 +126,11 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
 
     model, training = config.model, config.training
     tokens, tp = training.micro_batch_size * training.seq_len, config.parallel.tp
-    left = torch.randn(tokens, model.hidden_size)
-    right = torch.randn(2 * model.ffn_hidden_size // tp, model.hidden_size)
-    product_s = least(lambda: left @ right.t())
+    inputs = torch.randn(tokens, model.hidden_size)
+    weight, total = torch.randn(2, 2 * model.ffn_hidden_size // tp, model.hidden_size)
+    outputs = inputs @ weight.t()
+    # Forward, gradient of the input, gradient of the weight added up: as a linear layer of the model computes them.
+    product_s = least(lambda: (inputs @ weight.t(), outputs @ weight, total.addmm_(outputs.t(), inputs)))
     heads = [model.heads // tp, *[max(model.key_value_heads // tp, 1)] * 2]
     query, key, value = (
         torch.randn(training.seq_len, training.micro_batch_size, count, model.head_dim, requires_grad=True)
@@ -143,7 +145,7 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
         size, sent = dist.get_world_size(), torch.ones(2**21)
         link = 2 * (size - 1) / size * sent.nbytes / least(lambda: dist.all_reduce(sent))
     return (
-        2 * tokens * left.shape[1] * right.shape[0] / product_s,
+        3 * 2 * tokens * weight.numel() / product_s,
         3 * tokens * causal_score_flops(model, training.seq_len) / tp / attention_s,
         2 * big.nbytes / sum_s,
         link,

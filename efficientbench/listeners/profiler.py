@@ -1,0 +1,63 @@
+"""Traces the last steps of a run with torch.profiler. A run that traces none has no such listener."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efficientbench.profiling.kinds import OPTIMIZER, STEP
+from efficientbench.training.events import Event, StepEnded, StepStarted
+
+if TYPE_CHECKING:
+    from efficientbench.training.trainer import Trainer
+
+
+class Profiler:
+    """Begins before the first traced step, and writes the trace once the last one is over."""
+
+    def __init__(self, first: int, last: int, path: Path) -> None:
+        """first, last: steps that are traced, counted from 1; path: of the trace, `.json.gz`."""
+        self.first, self.last, self.path = first, last, path
+        self._profiler: Any = None
+        self._step: Any = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Name the optimizer's part of a step in the trace: the engine's step is more than torch's."""
+        trainer.optimizer.step = _named(trainer.optimizer.step)
+        for stage in trainer.stages:
+            stage.zero_grad_buffer = _named(stage.zero_grad_buffer)
+
+    def __call__(self, event: Event) -> None:
+        from torch.profiler import profile, record_function
+
+        if isinstance(event, StepStarted) and self.first <= event.step <= self.last:
+            if self._profiler is None:
+                self._profiler = profile()
+                self._profiler.start()
+            self._step = record_function(STEP)
+            self._step.__enter__()
+        elif isinstance(event, StepEnded) and self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        elif self._profiler is not None:
+            # The first event after the last step.
+            self._finish()
+
+    def _finish(self) -> None:
+        self._profiler.stop()
+        beside = self.path.with_name(f"partial_{self.path.name}")
+        self._profiler.export_chrome_trace(str(beside))
+        os.replace(beside, self.path)
+        self._profiler = None
+
+
+def _named(work: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.profiler import record_function
+
+    def named(*arguments: Any, **options: Any) -> Any:
+        with record_function(OPTIMIZER):
+            return work(*arguments, **options)
+
+    return named
