@@ -12,7 +12,7 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 
-WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint")
+WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint", "trace.json.gz")
 
 
 class OutputFolder:

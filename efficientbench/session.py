@@ -13,6 +13,7 @@ from efficientbench.corpora import load_corpora
 from efficientbench.devices.base import find_device
 from efficientbench.job import Job
 from efficientbench.listeners.measure import Measure
+from efficientbench.listeners.profiler import Profiler
 from efficientbench.listeners.progress import ProgressDisplay
 from efficientbench.listeners.recorder import Recorder
 from efficientbench.measurement import build_monitor, build_record, run_facts
@@ -48,7 +49,10 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
         listeners: list[Listener] = [measure, *(reporter.listeners if reporter else [])]
         try:
             progress = reporter.recorder.progress if reporter is not None else dict
-            stopped = build_trainer(job, torch_device, listeners, progress, resume).train(stop_requested)
+            trainer = build_trainer(job, torch_device, listeners, progress, resume)
+            if reporter is not None and reporter.profiler is not None:
+                reporter.profiler.attach(trainer)
+            stopped = trainer.train(stop_requested)
             measured = groups.gather(monitor.finish())
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
@@ -80,6 +84,10 @@ class RankZero:
             before.step if before is not None else 0,
         )
         self.listeners: list[Listener] = [self.recorder, self.display]
+        self.profiler: Profiler | None = None
+        if traced := job.config.measurement.profile_steps:
+            self.profiler = Profiler(max(steps - traced, 0) + 1, steps, self.folder.trace)
+            self.listeners.insert(0, self.profiler)
 
     def close(self) -> None:
         """Leave terminal and files in order, also after an error."""

@@ -8,7 +8,7 @@ from efficientbench.communication_cost import Transfer, micro_batch_transfers, s
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.rank_grid import RankGrid
-from efficientbench.work_cost import Work, micro_batch_work, optimizer_work
+from efficientbench.work_cost import Works, micro_batch_work, optimizer_work
 from metrics.hardware import DeviceRates
 
 
@@ -42,7 +42,7 @@ class Projection:
 
 
 def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency = ASSUMED) -> Projection:
-    """A step's time: of each kind of work the longer of computing and moving bytes, one kind after the other; every
+    """A step's time: of each operation the longer of computing and moving bytes, one after the other; every
     transfer at the rate of the slowest link that its group crosses, while nothing is computed, latencies left out;
     stages of unequal length in 1F1B, micro-batches at the pace of the slowest.
 
@@ -59,7 +59,7 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     once = _transfer_times(step_transfers(config, layout, slowest), grid, slowest, rates, efficiency)
     micro_batches = layout.micro_batches
     compute_s = {kind: time_s * micro_batches for kind, time_s in compute[slowest].items()}
-    optimizer = {"optimizer": optimizer_work(config, layout, slowest)}
+    optimizer: dict[str, Works] = {"optimizer": (optimizer_work(config, layout, slowest),)}
     communication_s = {purpose: time_s * micro_batches for purpose, time_s in exchange[slowest].items()}
     for purpose, time_s in once.items():
         communication_s[purpose] = communication_s.get(purpose, 0) + time_s
@@ -76,15 +76,16 @@ def bubble_fraction(layout: Layout) -> float:
     return (layout.pp - 1) / (layout.vpp * layout.micro_batches)
 
 
-def work_time_s(kind: str, work: Work, rates: DeviceRates, efficiency: Efficiency) -> float:
-    """The longer of computing and moving bytes; with an Efficiency of ones the roofline's bound (arXiv 0809.3163)."""
+def work_time_s(kind: str, works: Works, rates: DeviceRates, efficiency: Efficiency) -> float:
+    """One after another, of each the longer of computing and moving bytes; with an Efficiency of ones the roofline's
+    bound (arXiv 0809.3163)."""
     reached = efficiency.attention if kind == "attention" else efficiency.matmul
-    computing_s = work.flops / (rates.peak_flops * reached)
-    return max(computing_s, work.moved_bytes / (rates.memory_bytes_s * efficiency.memory))
+    flops, memory = rates.peak_flops * reached, rates.memory_bytes_s * efficiency.memory
+    return sum(max(work.flops / flops, work.moved_bytes / memory) for work in works)
 
 
-def _compute_times(work: dict[str, Work], rates: DeviceRates, efficiency: Efficiency) -> dict[str, float]:
-    return {kind: work_time_s(kind, each, rates, efficiency) for kind, each in work.items()}
+def _compute_times(work: dict[str, Works], rates: DeviceRates, efficiency: Efficiency) -> dict[str, float]:
+    return {kind: work_time_s(kind, works, rates, efficiency) for kind, works in work.items()}
 
 
 def _transfer_times(

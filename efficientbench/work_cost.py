@@ -19,35 +19,34 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of work of one rank."""
+    """Operations of one rank that a device does at once: it computes while it moves."""
 
     flops: float
     """Of matrix products, or of attention's scores and their product with the values."""
     moved_bytes: float
     """Between the device and its memory."""
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.moved_bytes + other.moved_bytes)
-
     def times(self, factor: float) -> Work:
         """The same work `factor` times."""
         return Work(self.flops * factor, self.moved_bytes * factor)
 
 
-KINDS = ("matmuls", "attention", "norms", "elementwise", "embedding", "loss", "optimizer")
+Works = tuple[Work, ...]
+"""Operations that follow one another."""
 
 
-def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str, Work]:
-    """Of a rank of a pipeline stage for one micro-batch, forward and backward; kinds without work are left out."""
+def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str, Works]:
+    """Of a rank of a pipeline stage for one micro-batch, forward and backward: kind of work → what it consists of."""
     layers = layout.layers_per_stage
     work = {
-        "matmuls": _matmuls(config, layout).times(layers),
-        "attention": _attention(config, layout).times(layers),
-        "norms": _norms(config, layout).times(layers),
-        "elementwise": _elementwise(config, layout).times(layers),
+        "matmuls": _matmuls(config, layout),
+        "attention": (_attention(config, layout),),
+        "norms": (_norms(config, layout),),
+        "elementwise": (_elementwise(config, layout),),
     }
+    work = {kind: tuple(each.times(layers) for each in parts) for kind, parts in work.items()}
     if stage == 0:
-        work["embedding"] = _embedding(config, layout)
+        work["embedding"] = (_embedding(config, layout),)
     if stage == layout.pp - 1:
         work["loss"] = _loss(config, layout)
     return work
@@ -78,9 +77,10 @@ def _tokens(config: RunConfig, layout: Layout) -> int:
     return config.training.micro_batch_size * config.training.seq_len // layout.cp
 
 
-def _matmuls(config: RunConfig, layout: Layout) -> Work:
-    """Projections, feed-forward and router of one layer: forward, and twice as much backward. Weights are read in each
-    of forward and input gradient, and their gradients added to float32 sums; so are inputs and outputs."""
+def _matmuls(config: RunConfig, layout: Layout) -> Works:
+    """Projections, feed-forward and router of one layer: forward, and twice as much backward. Each pass reads weights
+    or adds to the float32 sums of their gradients, and moves inputs and outputs. A weight's gradient that is narrower
+    than its sum is written, and then read and added."""
     model, tp = config.model, layout.tp
     dtype_bytes = BYTES[config.training.dtype]
     attention = ATTENTION[model.attention.kind]
@@ -96,11 +96,14 @@ def _matmuls(config: RunConfig, layout: Layout) -> Work:
         weights += memory_cost.rank_experts(config, layout) / layout.layers_per_stage
     inner = 3 * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
-    # A product narrower than the float32 sum is written and read on its own before it is added.
-    summed = 2 * FLOAT32 + (0 if dtype_bytes == FLOAT32 else 2 * dtype_bytes)
-    moved = weights * (passes - 1) * dtype_bytes + weights * summed
-    moved += passes * _tokens(config, layout) * elements * dtype_bytes
-    return Work(_tokens(config, layout) * per_token / tp * passes, moved)
+    moved = weights * (passes - 1) * dtype_bytes + passes * _tokens(config, layout) * elements * dtype_bytes
+    products = Work(_tokens(config, layout) * per_token / tp * passes, moved)
+    if dtype_bytes == FLOAT32:
+        return (Work(products.flops, moved + weights * 2 * FLOAT32),)
+    return (
+        Work(products.flops, moved + weights * dtype_bytes),
+        Work(0, weights * (dtype_bytes + 2 * FLOAT32)),
+    )
 
 
 def _attention(config: RunConfig, layout: Layout) -> Work:
@@ -151,14 +154,18 @@ def _embedding(config: RunConfig, layout: Layout) -> Work:
     return Work(0, table + 4 * _residual(config, layout))
 
 
-def _loss(config: RunConfig, layout: Layout) -> Work:
+def _loss(config: RunConfig, layout: Layout) -> Works:
     """Output projection and cross-entropy over blocks of tokens: three products, a softmax in place between them, and
     the float32 gradient of the table, which every block adds to, scaled and added to the sums."""
     model, tokens, rows = config.model, _tokens(config, layout), _rows(config, layout)
     dtype_bytes = BYTES[config.training.dtype]
     blocks = -(-tokens // max(config.kernels.loss_block // rows, 1))
-    # Largest, difference, exponential, sum, quotient, weight; the logits written once and read twice as a factor.
-    softmax = 10 * FLOAT32 + 3 * dtype_bytes + (0 if dtype_bytes == FLOAT32 else FLOAT32 + 2 * dtype_bytes)
     table = memory_cost.rank_embedding(config, layout)
-    moved = tokens * rows * softmax + table * ((6 + 2 * blocks) * FLOAT32 + 2 * blocks * dtype_bytes)
-    return Work(3 * 2 * tokens * model.hidden_size * rows, moved)
+    products = table * blocks * (2 * dtype_bytes + 2 * FLOAT32) + 3 * tokens * rows * dtype_bytes
+    # Largest, difference, exponential, sum, quotient, weight; where logits are narrower, wider copies of them too.
+    softmax = 10 * FLOAT32 + (0 if dtype_bytes == FLOAT32 else FLOAT32 + 2 * dtype_bytes)
+    return (
+        Work(3 * 2 * tokens * model.hidden_size * rows, products),
+        # The table's gradient: zeros, scaled, added.
+        Work(0, tokens * rows * softmax + table * 6 * FLOAT32),
+    )

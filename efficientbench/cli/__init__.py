@@ -183,6 +183,16 @@ def doctor(
     raise typer.Exit(examine() if device is None else examine_device(device))
 
 
+@app.command()
+def profile(
+    name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
+) -> None:
+    """Train a run, trace its last steps, and print what their time went to, beside the device's roofline."""
+    from efficientbench.profiling.command import profile as profile_run
+
+    raise typer.Exit(profile_run(*resolve_words(name, words or [], smoke, data, tokenizer)))
+
+
 app.command()(launch)
 
 

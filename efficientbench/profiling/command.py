@@ -32,7 +32,7 @@ def profile(config: RunConfig, mode: str) -> int:
         traced = config.measurement.model_copy(update={"profile_steps": STEPS})
         config = config.model_copy(update={"measurement": traced})
     folder = OutputFolder(OutputFolder.of(config).path / "profile")
-    exit_code = run(config, mode, folder)
+    exit_code = run(config, mode, folder, fresh=True)
     if exit_code == 0 and folder.trace.exists():
         show(folder)
     return exit_code

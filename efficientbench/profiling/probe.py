@@ -8,7 +8,7 @@ from collections.abc import Callable
 from efficientbench.config.schema import RunConfig
 from metrics.hardware import DeviceRates
 
-TIMES = 5
+TIMES = 15
 
 
 def probe_host(config: RunConfig, threads: int) -> DeviceRates:

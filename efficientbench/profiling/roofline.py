@@ -8,7 +8,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.profiling.trace import Breakdown
 from efficientbench.step_time import Efficiency, work_time_s
-from efficientbench.work_cost import Work, micro_batch_work, optimizer_work
+from efficientbench.work_cost import micro_batch_work, optimizer_work
 from metrics.hardware import DeviceRates
 
 PEAK = Efficiency(matmul=1, attention=1, memory=1, link=1)
@@ -20,9 +20,10 @@ _SHOWN_AS = {"elementwise": "other", "embedding": "other"}
 class Bound:
     """One kind of work of a rank in a step."""
 
-    work: Work
+    flops: float
+    moved_bytes: float
     bound_s: float
-    """The longer of its FLOPs and its bytes over the device's peaks."""
+    """Of each operation the longer of its FLOPs and its bytes over the device's peaks, added up."""
     measured_s: float
 
     @property
@@ -33,15 +34,21 @@ class Bound:
 
 def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: DeviceRates) -> dict[str, Bound]:
     """Of the first rank, which computes the first stage, in a step."""
-    work: dict[str, Work] = {}
-    seconds: dict[str, float] = {}
-    counted = {kind: each.times(layout.micro_batches) for kind, each in micro_batch_work(config, layout, 0).items()}
-    counted["optimizer"] = optimizer_work(config, layout, 0)
-    for kind, each in counted.items():
+    times = layout.micro_batches
+    counted = micro_batch_work(config, layout, 0)
+    counted = {kind: tuple(work.times(times) for work in works) for kind, works in counted.items()}
+    counted["optimizer"] = (optimizer_work(config, layout, 0),)
+    found: dict[str, Bound] = {}
+    for kind, works in counted.items():
         shown = _SHOWN_AS.get(kind, kind)
-        work[shown] = work.get(shown, Work(0, 0)) + each
-        seconds[shown] = seconds.get(shown, 0.0) + work_time_s(kind, each, rates, PEAK)
-    return {kind: Bound(work[kind], seconds[kind], breakdown.seconds[kind]) for kind in work}
+        before = found.get(shown, Bound(0, 0, 0, breakdown.seconds[shown]))
+        found[shown] = Bound(
+            flops=before.flops + sum(work.flops for work in works),
+            moved_bytes=before.moved_bytes + sum(work.moved_bytes for work in works),
+            bound_s=before.bound_s + work_time_s(kind, works, rates, PEAK),
+            measured_s=before.measured_s,
+        )
+    return found
 
 
 def largest_gap(found: dict[str, Bound], breakdown: Breakdown) -> tuple[str, float]:

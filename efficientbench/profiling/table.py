@@ -30,7 +30,8 @@ def print_profile(
 
     where = "the device's time" if breakdown.on_device else "time of the training thread's operations"
     title = f"a step of {breakdown.step_time_s * 1e3:,.1f} ms, mean of {breakdown.steps} traced; {where}, rank 0"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    console.print(title, highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("kind", no_wrap=True)
     for column in ("ms", "share", "GFLOP", "GB moved", "bound, ms", "of the bound"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -39,7 +40,7 @@ def print_profile(
         shown = ["", "", "", ""]
         if bound is not None:
             reached = f"{bound.bound_s / time_s:.0%}" if time_s else "n/a"
-            shown = [f"{bound.work.flops / 1e9:,.1f}", f"{bound.work.moved_bytes / 1e9:.3f}"]
+            shown = [f"{bound.flops / 1e9:,.1f}", f"{bound.moved_bytes / 1e9:.3f}"]
             shown += [f"{bound.bound_s * 1e3:,.1f}", reached]
         table.add_row(kind, f"{time_s * 1e3:,.1f}", f"{time_s / breakdown.step_time_s:.1%}", *shown)
     console.print(table)

@@ -44,9 +44,9 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
         MetricsError: a file that is no such trace.
     """
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
-        with opened as file:
-            events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+        content = path.read_bytes()
+        text = gzip.decompress(content) if path.suffix == ".gz" else content
+        events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise MetricsError(f"{path} is no trace of torch.profiler: {error}") from None
     return [event for event in events if event.get("ph") == "X"]

@@ -1,9 +1,9 @@
 """A step's time as `plan` projects it against the time that it takes, on one and two single-threaded gloo ranks.
 
 Measures this machine's rates before and after, in place of a row of the table of devices: FLOP/s of the model's largest
-matrix product and of its attention, memory bandwidth, and gloo's all-reduce, all ranks at once, since they share memory
-and cores. Then projects and trains each layout, round after round, and prints measured over projected. Of steps and of
-rates the least time of several counts, which other processes disturb least.
+matrix products and of its attention, bytes a second of its activation, and gloo's all-reduce, all ranks at once, since
+they share memory and cores. Then projects and trains each layout, round after round, and prints measured over
+projected. Of steps and of rates the least time of several counts, which other processes disturb least.
 
     python3 tests/benchmarks/projected_step_time.py [--steps 5] [--rounds 3] [--layouts "one rank" "DP 2"]
 """
@@ -119,10 +119,11 @@ def parts(projection: Projection) -> str:
 
 def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
     """FLOP/s of the feed-forward products and of causal attention (forward and backward, as cost.py counts them), bytes
-    a second of a sum of large tensors, and bytes a second that a rank sends in a large all-reduce."""
+    a second of the activation, and bytes a second that a rank sends in a large all-reduce."""
     import torch.distributed as dist
 
     from efficientbench.model.kernels.attention import causal_attention
+    from efficientbench.model.kernels.swiglu import swiglu
 
     model, training = config.model, config.training
     tokens, tp = training.micro_batch_size * training.seq_len, config.parallel.tp
@@ -138,8 +139,10 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
     )
     ones = torch.ones(training.seq_len, training.micro_batch_size, heads[0] * model.head_dim)
     attention_s = least(lambda: causal_attention(query, key, value, 0.1).backward(ones))
-    big = torch.ones(2**25)
-    sum_s = least(lambda: torch.add(big, 1.0, out=big))
+    gate_up = torch.randn(tokens, 2 * model.ffn_hidden_size // tp, requires_grad=True)
+    grad = torch.ones(tokens, model.ffn_hidden_size // tp)
+    # What operations one after another read and write, as work_cost.py counts SwiGLU's: results are new memory.
+    activation_s = least(lambda: torch.autograd.grad(swiglu(gate_up), gate_up, grad))
     link = float("inf")
     if dist.get_world_size() > 1:
         size, sent = dist.get_world_size(), torch.ones(2**21)
@@ -147,7 +150,7 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
     return (
         3 * 2 * tokens * weight.numel() / product_s,
         3 * tokens * causal_score_flops(model, training.seq_len) / tp / attention_s,
-        2 * big.nbytes / sum_s,
+        17 * grad.nbytes / activation_s,
         link,
     )
 

@@ -1,0 +1,35 @@
+"""`efficientbench profile`, as a user starts it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.command_line import TINY, efficientbench
+
+from efficientbench.profiling.trace import break_down, read_trace
+
+KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
+
+
+def profiled(tmp_path: Path, *words: str) -> tuple[str, Path]:
+    output, cache = f"output={tmp_path / 'suite'}", f"data.cache={tmp_path / 'cache'}"
+    done = efficientbench("profile", "gqa_0.5B", "--smoke", output, cache, *TINY, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, tmp_path / "suite" / "gqa_0.5B_smoke" / "profile"
+
+
+@pytest.mark.parametrize("layout", [(), pytest.param(("parallel.tp=2",), marks=pytest.mark.proof)])
+def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path) -> None:
+    out, folder = profiled(tmp_path, "measurement.profile_steps=2", *layout)
+    shares = {kind: float(re.search(rf"^{kind} +[\d.,]+ +([\d.]+)%", out, re.MULTILINE)[1]) for kind in KINDS}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.5)
+    for kind in KINDS:
+        assert shares[kind] > 0 or (kind == "communication" and not layout), kind
+    assert re.search(r"largest gap: \w+, [\d.,]+ ms a step", out)
+    assert "mean of 2 traced; time of the training thread's operations" in out
+    assert break_down(read_trace(folder / "trace.json.gz")).steps == 2
+    # A run like any other, with its record, and nothing half written.
+    assert (folder / "record.json").exists()
+    assert not list(folder.glob("partial_*"))
