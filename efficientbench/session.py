@@ -84,9 +84,8 @@ class RankZero:
             before.step if before is not None else 0,
         )
         self.listeners: list[Listener] = [self.recorder, self.display]
-        self.profiler: Profiler | None = None
-        if traced := job.config.measurement.profile_steps:
-            self.profiler = Profiler(max(steps - traced, 0) + 1, steps, self.folder.trace)
+        self.profiler = Profiler.of(job.config.measurement, steps, self.folder.trace)
+        if self.profiler is not None:
             self.listeners.insert(0, self.profiler)
 
     def close(self) -> None:

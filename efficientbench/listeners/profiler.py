@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efficientbench.config.schema import MeasurementConfig
 from efficientbench.profiling.kinds import OPTIMIZER, STEP
 from efficientbench.training.events import Event, StepEnded, StepStarted
 
@@ -22,6 +23,12 @@ class Profiler:
         self.first, self.last, self.path = first, last, path
         self._profiler: Any = None
         self._step: Any = None
+
+    @classmethod
+    def of(cls, measurement: MeasurementConfig, steps: int, path: Path) -> Profiler | None:
+        """The one of a run of so many steps; None where none is to be traced."""
+        traced = measurement.profile_steps
+        return cls(max(steps - traced, 0) + 1, steps, path) if traced else None
 
     def attach(self, trainer: Trainer) -> None:
         """Name the optimizer's part of a step in the trace: the engine's step is more than torch's."""

@@ -11,6 +11,8 @@ import pytest
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.schema import MeasurementConfig
+from efficientbench.listeners.profiler import Profiler
 from efficientbench.profiling.kinds import OPTIMIZER, STEP
 from efficientbench.profiling.roofline import bounds, largest_gap
 from efficientbench.profiling.trace import Breakdown, break_down, common, read_trace, union, without
@@ -116,6 +118,13 @@ def test_torchs_own_trace_adds_up(tmp_path: Path) -> None:
         assert found.seconds[kind] > 0, kind
     assert found.seconds["loss"] == found.seconds["communication"] == 0
     assert sum(found.seconds.values()) == pytest.approx(found.step_time_s, rel=1e-6)
+
+
+def test_a_run_that_traces_nothing_has_no_profiler(tmp_path: Path) -> None:
+    assert Profiler.of(MeasurementConfig(), 10, tmp_path) is None
+    profiler = Profiler.of(MeasurementConfig(profile_steps=3), 10, tmp_path)
+    assert profiler is not None
+    assert (profiler.first, profiler.last) == (8, 10)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1", gzip.compress(b'{"traceEvents": 1}')[:10]])
