@@ -5,7 +5,7 @@ matrix products and of its attention, bytes a second of its activation, and gloo
 they share memory and cores. Then projects and trains each layout, round after round, and prints measured over
 projected. Of steps and of rates the least time of several counts, which other processes disturb least.
 
-    python3 tests/benchmarks/projected_step_time.py [--steps 5] [--rounds 3] [--layouts "one rank" "DP 2"]
+    python3 tests/benchmarks/projected_step_time.py [--steps 10] [--rounds 3] [--layouts "one rank" "DP 2"]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from metrics.hardware import DeviceRates
 WITHIN = 0.25
 
 SHAPE = [
-    "model.layers=4",
+    "model.layers=2",
     "model.hidden_size=384",
     "model.heads=6",
     "model.head_dim=64",
@@ -58,7 +58,7 @@ LAYOUTS = {
 def main() -> None:
     """Print each layout's ratio; exit with 1 where one is off by more than a quarter."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of each round")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     arguments = parser.parse_args()
