@@ -20,7 +20,8 @@ def profiled(tmp_path: Path, *words: str) -> tuple[str, Path]:
     return done.stdout, tmp_path / "suite" / "gqa_0.5B_smoke" / "profile"
 
 
-@pytest.mark.parametrize("layout", [(), pytest.param(("parallel.tp=2",), marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)])
 def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path) -> None:
     out, folder = profiled(tmp_path, "measurement.profile_steps=2", *layout)
     shares = {kind: float(re.search(rf"^{kind} +[\d.,]+ +([\d.]+)%", out, re.MULTILINE)[1]) for kind in KINDS}
