@@ -22,6 +22,8 @@ _SCOPES = {
         "SelectedAttention",
         "flex_attention",
         "FlexAttention",
+        "FusedAttn",
+        "FlashAttn",
     ),
     "optimizer": (OPTIMIZER, "Optimizer.step"),
 }
