@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -157,6 +158,32 @@ def compare(
     groups = load_group(first), load_group(second)
     comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
     print_comparison(comparison, Console())
+
+
+class Format(str, Enum):
+    """What `export` writes."""
+
+    HF = "hf"
+
+
+@app.command()
+def export(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where the model goes: a new or empty folder")],
+    to: Annotated[Format, typer.Option("--to", help="hf: for transformers' AutoModelForCausalLM")] = Format.HF,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
+    ] = None,
+) -> None:
+    """Write a run's trained model as a folder that other programs load: weights, configuration, tokenizer."""
+    from efficientbench.export.hugging_face import export as export_run
+
+    exported = export_run(run_folder, folder, step)
+    for line in exported.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""A run's weights as a folder that other programs load."""

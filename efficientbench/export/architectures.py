@@ -1,0 +1,143 @@
+"""Which class of transformers computes exactly what a model of ours does, and the configuration that makes it do so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig, NSAConfig, RopeConfig
+from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Architecture = Literal["qwen2", "llama", "smollm3", "mixtral", "qwen2_moe", "deepseek_v2"]
+
+CLASSES: dict[Architecture, str] = {
+    "qwen2": "Qwen2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+}
+
+EXPORTABLE = (
+    "what can be exported: GQA and MQA with rope, with experts or without; GQA and MQA without positions or experts; "
+    "MLA without experts"
+)
+
+
+def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:
+    """The model type that represents `model` exactly.
+
+    Where a tokenizer does not survive Qwen2's (see `tokenizers.survives_qwen2`), Llama with a bias of zeros on the
+    output projection stands in for it, which is the same model.
+
+    Raises:
+        ConfigError: there is none; the message says what each that comes near lacks.
+    """
+    attention, position = model.attention, model.position.kind
+    if isinstance(attention, NSAConfig):
+        raise _refusal("model.attention.kind=nsa", "no class of transformers has Native Sparse Attention")
+    if isinstance(attention, MLAConfig):
+        if model.moe:
+            raise _refusal(
+                "model.attention.kind=mla with model.moe",
+                "transformers' DeepseekV2 does not scale the weights of a token's experts to a sum of 1, and its "
+                "DeepseekV3 scores experts by sigmoids where this model takes a softmax",
+            )
+        return "deepseek_v2"
+    if position == "rope":
+        if model.moe:
+            return "qwen2_moe" if attention.qkv_bias else "mixtral"
+        return "qwen2" if attention.qkv_bias and tokenizer_survives_qwen2 else "llama"
+    if position != "none":
+        raise _refusal(f"model.position.kind={position}", _WITHOUT_A_CLASS[position])
+    if model.moe:
+        raise _refusal(
+            "model.position.kind=none with model.moe", "no class of transformers has such experts without RoPE"
+        )
+    return "smollm3"
+
+
+_WITHOUT_A_CLASS = {
+    "absolute": "transformers' classes that add sinusoids to the embedding (XGLM, …) have LayerNorm and no SwiGLU",
+    "learnable_absolute": "transformers' classes with a trained row for each position (GPT-2, OPT, …) have LayerNorm "
+    "and no SwiGLU",
+    "relative": "transformers' classes with T5's bias on the scores (T5, …) are encoders with decoders, with no SwiGLU "
+    "of this kind",
+    "alibi": "transformers' classes with ALiBi (Bloom, MPT, Falcon) have LayerNorm and no SwiGLU",
+}
+
+
+def _refusal(keys: str, reason: str) -> ConfigError:
+    return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; {EXPORTABLE}")
+
+
+def transformers_config(config: RunConfig, architecture: Architecture, eos_token_id: int) -> PretrainedConfig:
+    """The configuration of the same architecture.
+
+    Raises:
+        ConfigError: the installed transformers does not know it.
+    """
+    import transformers
+
+    try:
+        found = transformers.AutoConfig.for_model(architecture, **_settings(config, architecture, eos_token_id))
+    except Exception as error:  # by what an unknown type or a refused value is told, differs between releases
+        reason = str(error).strip() or type(error).__name__
+        raise ConfigError(
+            f"transformers {transformers.__version__} has no {CLASSES[architecture]} of these shapes: "
+            f"{reason.splitlines()[-1].strip()}"
+        ) from None
+    found.architectures = [CLASSES[architecture]]
+    return found
+
+
+def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) -> dict[str, Any]:
+    model = config.model
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.key_value_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.training.seq_len,
+        "initializer_range": model.init_std,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": None,
+    }
+    if isinstance(model.position, RopeConfig):
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.base}
+    attention = model.attention
+    if isinstance(attention, MLAConfig):
+        return settings | attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
+    assert isinstance(attention, GQAConfig)
+    settings["head_dim"] = model.head_dim
+    if architecture == "llama":
+        settings |= {"attention_bias": attention.qkv_bias, "mlp_bias": False}
+    elif architecture == "smollm3":
+        settings |= {"attention_bias": attention.qkv_bias, "no_rope_layers": [0] * model.layers}
+    elif architecture == "mixtral":
+        assert model.moe is not None
+        settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}
+    elif architecture == "qwen2_moe":
+        assert model.moe is not None
+        settings |= {
+            "num_experts": model.moe.experts,
+            "moe_intermediate_size": model.ffn_hidden_size,
+            # The class always has a shared expert: of no width it adds nothing.
+            "shared_expert_intermediate_size": 0,
+            "norm_topk_prob": True,
+        }
+    if model.moe:
+        settings |= {"num_experts_per_tok": model.moe.top_k, "router_aux_loss_coef": model.moe.auxiliary_loss}
+    return settings

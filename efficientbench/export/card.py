@@ -1,0 +1,109 @@
+"""The model card: what the weights are, and what is recorded of the run that made them."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.export.architectures import CLASSES, Architecture
+from metrics.record import RunRecord
+from metrics.report.shown import ABSENT, SHOWN, cell
+
+FRONT_MATTER = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- efficientbench
+---
+"""
+
+
+def model_card(
+    config: RunConfig,
+    architecture: Architecture,
+    step: int,
+    steps: int,
+    record: RunRecord | None,
+    warnings: Sequence[str] = (),
+) -> str:
+    """README.md of an exported model.
+
+    Args:
+        config: the run.
+        architecture: what represents it in transformers.
+        step, steps: the checkpoint's step, and how many the run was to have.
+        record: the run's; None where it has none.
+        warnings: what people must know besides.
+    """
+    training = config.training
+    tokens_per_step = training.global_batch_size * training.seq_len
+    smoke = (
+        " (a smoke run: a scaled-down model, whose figures do not stand for the named one's)" if config.smoke else ""
+    )
+    facts = [
+        ("class", CLASSES[architecture]),
+        ("trained for", f"{step:,} of {steps:,} steps, {step * tokens_per_step:,} tokens"),
+        ("sequence", f"{training.seq_len:,} tokens"),
+        ("dtype of compute and of these weights", training.dtype),
+        ("seed", str(training.seed)),
+    ]
+    if record is None:
+        facts.append(("record", f"{ABSENT}: the run has no record.json, which is written at its end"))
+    else:
+        facts += _recorded(record, step)
+    lines = [
+        f"# {_text(config.name)}",
+        "",
+        f"A language model trained by EfficientBench, as run `{config.name}`{smoke}.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {_text(name)} | {_text(value)} |" for name, value in facts),
+        "",
+        "Training put one end-of-document token after each document and no other special token; names of special "
+        "tokens in the text were ordinary text.",
+        "",
+        *(f"Note: {_text(warning)}.\n" for warning in warnings),
+    ]
+    return FRONT_MATTER + "\n".join(lines)
+
+
+def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:
+    loss = next((point.loss for point in record.quality_curve if point.step == step), None)
+    layout = f"tp {record.tp}, cp {record.cp}, pp {record.pp}, ep {record.ep}, dp {record.dp}"
+    facts = [
+        ("validation loss of these weights, nats", f"{loss!r}" if loss is not None else _no_loss(record, step)),
+        ("parameters", f"{record.parameters:,} ({record.parameters_active:,} active)"),
+        ("trained on", f"{record.devices} × {record.device_name} ({layout})"),
+        ("data", _data(record)),
+        ("status of the run", record.status),
+        ("definitions of the figures", record.formula_id),
+    ]
+    for shown in SHOWN[1:]:
+        reason = f": {record.unavailable[shown.metric]}" if getattr(record, shown.metric) is None else ""
+        facts.append((f"whole run: {shown.title}", cell(shown, record) + reason))
+    return facts
+
+
+def _no_loss(record: RunRecord, step: int) -> str:
+    validated: Sequence[int] = [point.step for point in record.quality_curve]
+    at = f"after steps {', '.join(map(str, validated))}" if validated else "never"
+    return f"{ABSENT}: the run validated {at}, not after step {step}"
+
+
+def _data(record: RunRecord) -> str:
+    # The last part of a path alone: the rest tells of the machine, not of the model.
+    return "; ".join(
+        f"{source.weight:.3g} {PurePath(source.source).name}, {source.documents:,} documents, {source.tokens:,} "
+        f"tokens, SHA-256 {source.fingerprint}"
+        for source in record.data or []
+    )
+
+
+def _text(value: str) -> str:
+    """Any text as plain text in a cell of a Markdown table."""
+    printable = "".join(character if character.isprintable() else " " for character in value)
+    return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable, quote=False))

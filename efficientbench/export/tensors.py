@@ -1,0 +1,164 @@
+"""Our weights by their global names → the tensors of transformers' classes, as their checkpoints on disk name them.
+
+H = hidden size, F = feed-forward width, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from efficientbench import cost
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
+from efficientbench.export.architectures import Architecture
+
+EMBEDDING = "embedding.word_embeddings.weight"
+FINAL_NORM = "decoder.final_layernorm.weight"
+LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.linear_fc([12])\.weight")
+
+RENAMED = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
+    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+}
+"""What goes over as it is."""
+
+ROTATED_QUERIES = {
+    "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
+    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
+}
+
+EXPERT_NAMES = {
+    # Folder of the experts, and in it the gate, up and down projection.
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
+
+
+def exported(
+    weights: Mapping[str, torch.Tensor], model: ModelConfig, architecture: Architecture
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the class that represents `model`, by name; each weight is read once, when its turn comes.
+
+    Args:
+        weights: whole tensors by global names (see model/initial_weights.py); the embedding may be padded.
+        model: the run's.
+        architecture: what represents it.
+
+    Raises:
+        ConfigError: `weights` are not those of `model`.
+    """
+    elements = 0
+    for name in sorted(weights, key=_in_layer_order):
+        weight = weights[name]
+        if name == EMBEDDING:
+            weight = weight[: model.vocab_size]
+        elements += weight.numel()
+        for new_name, tensor in _converted(name, weight, model, architecture).items():
+            yield new_name, _with_storage_of_its_own(tensor)
+    expected = cost.parameters(model).total
+    if elements != expected:
+        raise ConfigError(
+            f"the checkpoint holds {elements:,} parameters where this model has {expected:,}: it is of another model, "
+            "or incomplete"
+        )
+
+
+def _in_layer_order(name: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _converted(
+    name: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    """The tensors that one weight becomes; most are views of it."""
+    if name == EMBEDDING:
+        return {"model.embed_tokens.weight": weight}
+    if name == FINAL_NORM:
+        return {"model.norm.weight": weight}
+    found = LAYER.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
+    part = found[2]
+    expert = EXPERT.fullmatch(part)
+    if expert is not None:
+        tensors = _expert(expert[1], expert[2], weight, architecture)
+    elif part == "mlp.router.weight":
+        tensors = _router(weight, architecture)
+    elif part in RENAMED:
+        tensors = {RENAMED[part]: weight}
+    elif part == "mlp.linear_fc1.weight":
+        gate, up = weight.chunk(2)
+        tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
+    elif part.startswith("self_attention.linear_qkv."):
+        tensors = _query_key_value(part.rpartition(".")[2], weight, model, architecture)
+    elif part in ROTATED_QUERIES:
+        heads = weight.unflatten(0, (model.heads, -1))
+        tensors = {ROTATED_QUERIES[part]: _pairs_side_by_side(heads, model).flatten(0, 1)}
+    elif part == "self_attention.linear_kv_down_proj.weight":
+        tensors = {"self_attn.kv_a_proj_with_mqa.weight": _pairs_side_by_side(weight[None], model)[0]}
+    else:
+        raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
+    return {f"model.layers.{found[1]}.{key}": tensor for key, tensor in tensors.items()}
+
+
+def _query_key_value(
+    kind: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    """`weight` or `bias`, in which each group's query heads, key and value lie together, as three of that kind."""
+    attention = model.attention
+    assert isinstance(attention, GQAConfig)
+    groups = weight.unflatten(0, (attention.query_groups, -1, model.head_dim))
+    parts = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
+    tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
+    if architecture in ("llama", "smollm3") and kind == "bias":
+        # These have four biases or none; this model has none here, which is one of zeros.
+        tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
+    return tensors
+
+
+def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
+    """[heads, rows, …]: the last rows, which RoPE rotates, go from pairs that are halves apart to neighbours."""
+    attention = model.attention
+    assert isinstance(attention, MLAConfig)
+    rotated = attention.qk_rope_head_dim
+    halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
+    return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
+
+
+def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """The router [experts, H]; with it Qwen2-MoE's shared expert, of no width."""
+    folder, (gate, up, down) = EXPERT_NAMES[architecture]
+    tensors = {f"{folder}.gate.weight": weight}
+    if architecture == "qwen2_moe":
+        hidden = weight.shape[1]
+        for name, shape in ((gate, (0, hidden)), (up, (0, hidden)), (down, (hidden, 0))):
+            tensors[f"{folder}.shared_expert.{name}.weight"] = weight.new_zeros(shape)
+        tensors[f"{folder}.shared_expert_gate.weight"] = weight.new_zeros(1, hidden)
+    return tensors
+
+
+def _expert(number: str, layer: str, weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """One expert's gate and up projection [2F, H], layer 1, or its down projection [H, F], layer 2."""
+    folder, (gate, up, down) = EXPERT_NAMES[architecture]
+    prefix = f"{folder}.experts.{number}"
+    if layer == "2":
+        return {f"{prefix}.{down}.weight": weight}
+    gate_weight, up_weight = weight.chunk(2)
+    return {f"{prefix}.{gate}.weight": gate_weight, f"{prefix}.{up}.weight": up_weight}
+
+
+def _with_storage_of_its_own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of what is part of a larger one, which it would keep in memory."""
+    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

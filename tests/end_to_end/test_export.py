@@ -1,0 +1,76 @@
+"""Runs exported from the command line: transformers computes the validation loss that the run recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import TINY, efficientbench, record
+from support.validation import validation_sequences
+
+HOSTILE = 'a run\'s $(touch pwned) `touch pwned`; "quoted"\n..\\ *é'
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the matrix with tiny shapes: its words, and transformers' class for it."""
+
+    name: str
+    words: tuple[str, ...]
+    class_name: str
+
+
+RUNS = {
+    # The vocabulary is padded for two ranks, and the checkpoint is put together from both.
+    "gqa": Run("gqa_1.5B", ("parallel.tp=2", "model.vocab_size=1025", "training.steps=12"), "LlamaForCausalLM"),
+    "mqa": Run("mqa_1.5B", ("parallel.pp=2", "training.dtype=bf16"), "LlamaForCausalLM"),
+    "mla": Run("mla_1.5B", ("training.learning_rate=1e-2",), "DeepseekV2ForCausalLM"),
+    "moe": Run("moe_1.5Bx8", ("parallel.dp=2", "parallel.ep=2"), "Qwen2MoeForCausalLM"),
+}
+
+Trained = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Trained:
+    """`trained(name)`: the folder of one of RUNS, trained once, with checkpoints after steps 3 and 6."""
+    finished: dict[str, Path] = {}
+
+    def train(name: str) -> Path:
+        if name not in finished:
+            output, run = tmp_path_factory.mktemp(name), RUNS[name]
+            words = (f"output={output}", f"data.cache={cache}", *TINY, "training.validation_batches=2", *run.words)
+            done = efficientbench("run", run.name, "--smoke", *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+            finished[name] = output / f"{run.name}_smoke"
+        return finished[name]
+
+    return train
+
+
+def loss_of(folder: Path, sequences: torch.Tensor) -> float:
+    """Mean loss of an exported model over [N, S + 1] tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(sequences[:, :-1]).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten()).item()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", RUNS)
+def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tmp_path: Path) -> None:
+    run = trained(name)
+    done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"{RUNS[name].class_name} of step" in done.stdout
+    recorded = record(run)["validation_loss"]
+    found = loss_of(tmp_path / "model", torch.from_numpy(validation_sequences(run)))
+    print(name, recorded, found)
+    assert found == pytest.approx(recorded, abs=1e-4)
+    assert str(recorded) in (tmp_path / "model" / "README.md").read_text().replace("\\", "")

@@ -1,0 +1,192 @@
+"""Exported models in transformers: the same logits as ours, for each class that stands for one of our architectures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from support.configs import tiny
+from support.oracle import build, relative_error, text, weights_of
+
+from data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+from efficientbench.export.architectures import architecture_of
+from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.export.shards import write_shards
+from efficientbench.export.tensors import exported
+from efficientbench.export.tokenizers import QWEN2_SPLIT
+
+UNBIASED = "model.attention.qkv_bias=false"
+# Run, overrides, tokenizer, class.
+CASES = {
+    "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
+    "mqa": ("mqa_0.5B", ["model.position.base=500"], "qwen2", "Qwen2ForCausalLM"),
+    "gqa with another tokenizer": ("gqa_1.5B", [], "own", "LlamaForCausalLM"),
+    "gqa without bias": ("gqa_1.5B", [UNBIASED], "qwen2", "LlamaForCausalLM"),
+    "wide heads": ("gqa_1.5B", ["model.head_dim=16"], "qwen2", "Qwen2ForCausalLM"),
+    "none": ("none_1.5B", [], "own", "SmolLM3ForCausalLM"),
+    "none without bias": ("none_1.5B", [UNBIASED], "own", "SmolLM3ForCausalLM"),
+    "experts": ("moe_1.5Bx8", [], "own", "Qwen2MoeForCausalLM"),
+    "experts, top 3": ("moe_0.5Bx8", ["model.moe.top_k=3", "model.moe.experts=5"], "own", "Qwen2MoeForCausalLM"),
+    "experts without bias": ("moe_1.5Bx8", [UNBIASED], "own", "MixtralForCausalLM"),
+    "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
+    "mla, compressed queries": (
+        "mla_1.5B",
+        ["model.attention.q_lora_rank=20", "model.attention.v_head_dim=8", "model.position.base=500"],
+        "own",
+        "DeepseekV2ForCausalLM",
+    ),
+}
+HARD = (
+    "e\u0301 n\u0303 \u212b",
+    "In 1999, 1234567 + 8 = 1234575.",
+    "  \n\n a\tb \n",
+    "it's WE'LL ½ 漢字\u3000\U0001f600",
+    "",
+)
+
+
+def config_of(name: str, *overrides: str) -> RunConfig:
+    return tiny(name, "model.vocab_size=301", "model.init_std=0.2", *overrides)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokenizer]:
+    """`own`: as training makes it; `qwen2`: the same vocabulary behind Qwen2's normalization and split."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    train_tokenizer([Path(__file__).read_text(), "1999 1234567 8 1234575 " * 9], 300, folder / "own")
+    own = load_tokenizer(folder / "own")
+    own.save(folder / "qwen2")
+    path = folder / "qwen2" / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["normalizer"] = {"type": "NFC"}
+    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
+    path.write_text(json.dumps(spec))
+    return {"own": own, "qwen2": load_tokenizer(folder / "qwen2")}
+
+
+def checkpointed(weights: dict[str, torch.Tensor], padding: int = 3) -> dict[str, torch.Tensor]:
+    """As a checkpoint has them: each expert by a name of its own, the embedding with rows that only pad it."""
+    found = {}
+    for name, weight in weights.items():
+        if "mlp.experts." in name:
+            for number, expert in enumerate(weight):
+                found[name.replace("mlp.experts.", f"mlp.experts.{number}.")] = expert
+        elif name == "embedding.word_embeddings.weight":
+            found[name] = torch.cat([weight, weight.new_full((padding, weight.shape[1]), torch.nan)])
+        else:
+            found[name] = weight
+    return found
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize(("name", "overrides", "tokenizer", "expected"), CASES.values(), ids=CASES)
+def test_transformers_computes_the_same_logits(
+    name: str, overrides: list[str], tokenizer: str, expected: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(name, *overrides)
+    model = build(config)
+    assert write_model(Model(config, checkpointed(weights_of(model)), tokenizers[tokenizer]), tmp_path) == []
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded).__name__ == expected
+    assert not any(report.values()), report
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert loaded.config.vocab_size == len(loaded.lm_head.weight) == 301
+    tokens = text(config, config.training.seq_len)
+    assert relative_error(loaded(tokens).logits, model(tokens)) < 1e-5
+    # What releases before 5 read.
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content.get("rope_theta") == getattr(config.model.position, "base", None)
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), [("gqa_1.5B", "own"), ("gqa_1.5B", "qwen2"), ("mla_1.5B", "own")])
+@pytest.mark.usefixtures("single_rank")
+def test_the_tokenizer_gives_the_ids_of_training(
+    name: str, tokenizer: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    config, ours = config_of(name), tokenizers[tokenizer]
+    write_model(Model(config, checkpointed(weights_of(build(config))), ours), tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for string, ids in zip(HARD, ours.encode_batch(list(HARD)), strict=True):
+        assert loaded(string).input_ids == ids
+        assert loaded.decode(ids) == ours.backend.decode(ids, skip_special_tokens=False)
+        assert tokenizer == "qwen2" or loaded.decode(ids) == string
+    assert loaded.eos_token_id == GenerationConfig.from_pretrained(tmp_path).eos_token_id == ours.eod_id
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_bf16_weights_stay_bf16_and_generate(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = config_of("gqa_1.5B", "training.dtype=bf16")
+    weights = weights_of(build(config))
+    write_model(Model(config, checkpointed(weights), tokenizers["qwen2"]), tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(loaded.model.norm.weight, weights["decoder.final_layernorm.weight"])
+    generated = loaded.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
+    assert generated.shape[1] <= 7
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_large_models_are_written_in_several_files(tmp_path: Path) -> None:
+    config = config_of("gqa_1.5B")
+    weights = checkpointed(weights_of(build(config)))
+    size = write_shards(exported(weights, config.model, "qwen2"), tmp_path, largest_bytes=50_000)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
+    ]
+    assert len(files) > 2
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    held = {}
+    for file in files:
+        # Readable by whom any other new file is.
+        assert file.stat().st_mode == (tmp_path / "model.safetensors.index.json").stat().st_mode
+        with safe_open(file, "pt") as content:
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118, no mapping
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= 50_000
+        assert {index["weight_map"][name] for name in tensors} == {file.name}
+        held |= tensors
+    assert held.keys() == index["weight_map"].keys()
+    assert sum(tensor.nbytes for tensor in held.values()) == index["metadata"]["total_size"] == size
+    assert torch.equal(held["model.embed_tokens.weight"], weights["embedding.word_embeddings.weight"][:301])
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("change", ["missing", "foreign", "short"])
+def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> None:
+    config = config_of("gqa_1.5B")
+    weights = checkpointed(weights_of(build(config)))
+    norm = weights.pop("decoder.layers.1.input_layernorm.weight")
+    if change == "foreign":
+        weights["decoder.layers.1.something.weight"] = norm
+    elif change == "short":
+        weights["decoder.layers.1.input_layernorm.weight"] = norm[1:]
+    with pytest.raises(ConfigError, match="the checkpoint holds"):
+        write_shards(exported(weights, config.model, "qwen2"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "reason"),
+    [
+        ("nsa_1.5B", [], "no class of transformers has Native Sparse Attention"),
+        ("absolute_1.5B", [], "position.kind=absolute: .* LayerNorm"),
+        ("learnable_absolute_1.5B", [], "position.kind=learnable_absolute: .* LayerNorm"),
+        ("relative_1.5B", [], "position.kind=relative: .* encoders"),
+        ("gqa_1.5B", ["model.position.kind=alibi"], "position.kind=alibi: .* LayerNorm"),
+        ("moe_1.5Bx8", ["model.position.kind=none"], "such experts without RoPE"),
+        ("moe_1.5Bx8", ["model.attention.kind=mla"], "DeepseekV2 does not scale"),
+    ],
+)
+def test_what_has_no_counterpart_says_why(name: str, overrides: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"{reason}.*; what can be exported"):
+        architecture_of(tiny(name, *overrides).model)

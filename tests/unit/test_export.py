@@ -1,0 +1,124 @@
+"""What `export` refuses before it writes, and the model card."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import efficientbench
+from support.metrics_parts import make_record
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.export.card import model_card
+from efficientbench.export.hugging_face import export
+from efficientbench.job import Job
+from metrics.record_parts import DataSource, QualityPoint
+
+
+def make_run(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Path:
+    """The folder of a run that has not begun to train."""
+    config = resolve(name, smoke=True, overrides=list(overrides))
+    folder.mkdir(parents=True)
+    layout = Layout.of(config, 1, 1, oversubscribe=True)
+    Job(config, layout, plan_budget(config), (folder / "none.json",), folder).write(folder / "config.json")
+    return folder
+
+
+def refused(run: Path, folder: Path, **words: Any) -> str:
+    """Why an export is refused; it must leave everything as it was."""
+    before = {path: path.read_bytes() for path in sorted(folder.parent.rglob("*")) if path.is_file()}
+    with pytest.raises(ConfigError) as error:
+        export(run, folder, **words)
+    assert {path: path.read_bytes() for path in sorted(folder.parent.rglob("*")) if path.is_file()} == before
+    return str(error.value)
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assert refused(tmp_path / "absent", out).startswith(f"{tmp_path / 'absent'}: no such folder; give that of a run")
+    (tmp_path / "empty").mkdir()
+    assert "is not the folder of a run: config.json is missing" in refused(tmp_path / "empty", out)
+    for seed in (1234, 1235):
+        make_run(tmp_path / "repeats" / f"seed_{seed}")
+    assert "it holds repeats; give one of them: seed_1234, seed_1235" in refused(tmp_path / "repeats", out)
+    run = make_run(tmp_path / "damaged")
+    text = (run / "config.json").read_text()
+    for damaged in ("", "[]", "{}", text[: len(text) // 2], text.replace('"layers"', '"leyers"')):
+        (run / "config.json").write_text(damaged)
+        assert f"{run / 'config.json'}: not the configuration of a run (" in refused(run, out)
+    long = Path("x" * 300)
+    assert "File name too long; nothing was exported" in refused(tmp_path / long, out)
+    assert not out.exists()
+
+
+def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "model"
+    out.write_text("a file")
+    assert f"{out} is a file" in refused(run, out)
+    out.unlink()
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    assert f"{out} is not empty (it holds thesis.tex); give a new or empty folder" in refused(run, out)
+    (tmp_path / "link").symlink_to(out)
+    assert f"{out} is not empty" in refused(run, tmp_path / "link")
+    (out / "thesis.tex").unlink()
+    (out / ".partial").mkdir()
+    assert f"another export writes here, or was killed while it did; then remove {out / '.partial'}" in refused(
+        run, out
+    )
+
+
+@pytest.mark.parametrize("name", ["nsa_1.5B", "relative_1.5B"])
+def test_what_has_no_counterpart_ends_with_exit_code_2(name: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", name)
+    done: subprocess.CompletedProcess[str] = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"))
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: model\..*this model has no exact counterpart: .*\n", done.stderr)
+    assert done.stdout == ""
+    assert not (tmp_path / "model").exists()
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    done = efficientbench("export", str(tmp_path), "--to", "onnx", str(tmp_path / "model"))
+    assert done.returncode == 2
+    assert "Invalid value for '--to'" in done.stderr
+
+
+def test_the_card_tells_what_is_recorded() -> None:
+    config = resolve("gqa_1.5B", overrides=["training.seed=7"])
+    curve = [
+        QualityPoint(step=step, tokens=1, loss=loss, loss_se=None, measured_tokens=1, train_s=1.0, energy_j=None)
+        for step, loss in ((10, 3.25), (20, 3.125))
+    ]
+    record = make_record({"quality_curve": curve, "al_s": 0.5, "tokens_per_s": 1234.0})
+    card = model_card(config, "qwen2", 10, 20, record)
+    assert "| class | Qwen2ForCausalLM |" in card
+    assert "| trained for | 10 of 20 steps, 327,680 tokens |" in card
+    assert "| validation loss of these weights, nats | 3.25 |" in card
+    assert "| whole run: tokens/s | 1,234 |" in card
+    assert "| whole run: AEC W | n/a: not part of this test |" in card
+    assert "n/a: the run validated after steps 10, 20, not after step 15" in model_card(config, "qwen2", 15, 20, record)
+    assert "| record | n/a: the run has no record.json" in model_card(config, "qwen2", 10, 20, None)
+
+
+def test_names_in_a_card_are_plain_text() -> None:
+    hostile = "/home/me/x](http://evil) | `a` <script>alert(1)</script>\n---\n# heading\x1b[2J"
+    source = DataSource(source=hostile, weight=1.0, documents=1, tokens=1, fingerprint="0", tokenizer_fingerprint="0")
+    record = make_record({"data": [source], "device_name": hostile})
+    card = model_card(resolve("gqa_1.5B"), "qwen2", 1, 1, record, [hostile])
+    assert "<script>" not in card
+    assert "\x1b" not in card
+    assert "](http" not in card.replace("\\]", "")
+    lines = card.splitlines()
+    assert lines.count("---") == 2
+    assert sum(line.startswith("#") for line in lines) == 1
+    cells = [re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")]
+    assert set(cells) == {3}
+    # Of a path the last part alone.
+    assert "/home/me" not in next(line for line in lines if line.startswith("| data |"))
