@@ -33,6 +33,7 @@ setup(
         "pyarrow>=17",
         "fsspec>=2024.2",
         "huggingface_hub>=1.0",
+        "safetensors>=0.4.3",
         "tensorboard>=2.16",
         "tiktoken>=0.9",
         "tokenizers>=0.21",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,10 @@ import pytest
 import torch
 from support.command_line import TINY, efficientbench, record
 from support.validation import validation_sequences
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.export.hugging_face import export
+from efficientbench.training.errors import CheckpointError
 
 HOSTILE = 'a run\'s $(touch pwned) `touch pwned`; "quoted"\n..\\ *é'
 
@@ -26,8 +32,12 @@ class Run:
 RUNS = {
     # The vocabulary is padded for two ranks, and the checkpoint is put together from both.
     "gqa": Run("gqa_1.5B", ("parallel.tp=2", "model.vocab_size=1025", "training.steps=12"), "LlamaForCausalLM"),
-    "mqa": Run("mqa_1.5B", ("parallel.pp=2", "training.dtype=bf16"), "LlamaForCausalLM"),
-    "mla": Run("mla_1.5B", ("training.learning_rate=1e-2",), "DeepseekV2ForCausalLM"),
+    "mqa": Run("mqa_1.5B", ("parallel.pp=2",), "LlamaForCausalLM"),
+    "mla": Run(
+        "mla_1.5B",
+        ("training.learning_rate=1e-2", "checkpoint.interval=3", "training.validation_interval=3"),
+        "DeepseekV2ForCausalLM",
+    ),
     "moe": Run("moe_1.5Bx8", ("parallel.dp=2", "parallel.ep=2"), "Qwen2MoeForCausalLM"),
 }
 
@@ -36,7 +46,7 @@ Trained = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Trained:
-    """`trained(name)`: the folder of one of RUNS, trained once, with checkpoints after steps 3 and 6."""
+    """`trained(name)`: the folder of one of RUNS, trained once."""
     finished: dict[str, Path] = {}
 
     def train(name: str) -> Path:
@@ -66,11 +76,35 @@ def loss_of(folder: Path, sequences: torch.Tensor) -> float:
 def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tmp_path: Path) -> None:
     run = trained(name)
     done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"{RUNS[name].class_name} of step" in done.stdout
     recorded = record(run)["validation_loss"]
     found = loss_of(tmp_path / "model", torch.from_numpy(validation_sequences(run)))
-    print(name, recorded, found)
     assert found == pytest.approx(recorded, abs=1e-4)
-    assert str(recorded) in (tmp_path / "model" / "README.md").read_text().replace("\\", "")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"| validation loss of these weights, nats | {recorded} |" in card
+
+
+@pytest.mark.proof
+def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Trained, tmp_path: Path) -> None:
+    run, out = tmp_path / HOSTILE, tmp_path / f"-{HOSTILE}" / "model"
+    shutil.copytree(trained("mla"), run)
+    newest, before = (run / "checkpoint" / f"step_{step:08d}" for step in (6, 3))
+    damaged = next(newest.glob("*.distcp"))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(ConfigError, match="no such checkpoint; there are those of steps 3, 6"):
+        export(run, out, step=4)
+    with pytest.raises(CheckpointError, match=re.escape(f"{damaged}: damaged")):
+        export(run, out, step=6)
+    assert sorted(tmp_path.iterdir()) == [run]
+    done = efficientbench("export", str(run), str(out), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"warning: {damaged}: damaged")
+    assert "DeepseekV2ForCausalLM of step 3: " in done.stdout
+    assert sorted(tmp_path.iterdir()) == sorted([run, out.parent])
+    assert list(out.parent.iterdir()) == [out]
+    assert before.is_dir()
+    at_step_3 = next(point["loss"] for point in record(run)["quality_curve"] if point["step"] == 3)
+    assert loss_of(out, torch.from_numpy(validation_sequences(run))) == pytest.approx(at_step_3, abs=1e-4)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,34 @@ class MetadataReader(FileSystemReader):
         return metadata
 
 
+class Weights(Mapping[str, torch.Tensor]):
+    """A checkpoint's weights as `read_weights` gives them, each read from the disk when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Verify the checkpoint of a folder. Raises CheckpointError, as `read_weights` does."""
+        self.manifest = verify(folder)
+        self._reader = MetadataReader(folder, self.manifest.files)
+        self._stored = {
+            name.removeprefix(WEIGHT): each
+            for name, each in self._reader.read_metadata().state_dict_metadata.items()
+            if name.startswith(WEIGHT) and isinstance(each, TensorStorageMetadata)
+        }
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        stored = self._stored[name]
+        weight = torch.empty(stored.size, dtype=stored.properties.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as it is asked to be
+            torch.distributed.checkpoint.load({WEIGHT + name: weight}, storage_reader=self._reader, no_dist=True)
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every weight of a checkpoint, whole and on the host, in the dtype that it was trained in.
 
@@ -91,12 +120,4 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     Raises:
         CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.
     """
-    manifest = verify(folder)
-    stored = MetadataReader(folder, manifest.files).read_metadata().state_dict_metadata
-    weights = {
-        name: torch.empty(each.size, dtype=each.properties.dtype)
-        for name, each in stored.items()
-        if name.startswith(WEIGHT) and isinstance(each, TensorStorageMetadata)
-    }
-    torch.distributed.checkpoint.load(weights, storage_reader=MetadataReader(folder, manifest.files), no_dist=True)
-    return {name.removeprefix(WEIGHT): tensor for name, tensor in weights.items()}
+    return dict(Weights(folder))
