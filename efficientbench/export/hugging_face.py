@@ -135,8 +135,8 @@ def _checkpoint(run: Path, step: int | None) -> tuple[Path, list[str]]:
         return found, problems
     folder = checkpoint_folder(run, step)
     if not folder.is_dir():
-        there = ", ".join(str(int(path.name.removeprefix("step_"))) for path in complete(run))
-        raise ConfigError(f"{folder}: no such checkpoint; there are those of steps {there or '(none)'}")
+        there = ", ".join(path.name for path in complete(run)) or "none"
+        raise ConfigError(f"{folder}: no such checkpoint; there: {there}")
     return folder, []
 
 

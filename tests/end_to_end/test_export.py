@@ -94,7 +94,7 @@ def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Traine
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    with pytest.raises(ConfigError, match="no such checkpoint; there are those of steps 3, 6"):
+    with pytest.raises(ConfigError, match="no such checkpoint; there: step_00000003, step_00000006"):
         export(run, out, step=4)
     with pytest.raises(CheckpointError, match=re.escape(f"{damaged}: damaged")):
         export(run, out, step=6)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ import pytest
 from support.command_line import efficientbench
 from support.metrics_parts import make_record
 
+from data_tools.corpus import prepare_corpus
+from data_tools.errors import DataError
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.export.card import model_card
-from efficientbench.export.hugging_face import export
+from efficientbench.export.hugging_face import _claimed, export
 from efficientbench.job import Job
 from metrics.record_parts import DataSource, QualityPoint
 
@@ -72,6 +77,43 @@ def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
     assert f"another export writes here, or was killed while it did; then remove {out / '.partial'}" in refused(
         run, out
     )
+
+
+def test_a_tokenizer_that_is_lost_or_has_changed_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of some text, times {number * number}\n" for number in range(200)))
+    corpus = prepare_corpus(text, None, tmp_path / "cache", 300)
+    run, out = make_run(tmp_path / "run"), tmp_path / "model"
+    job = Job.read(run / "config.json")
+    dataclasses.replace(job, corpora=(corpus.manifest,)).write(run / "config.json")
+    assert refused(run, out) == f"{run} has no checkpoint to export"
+    path = corpus.tokenizer_folder / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["model"]["merges"].pop()
+    path.write_text(json.dumps(spec))
+    assert refused(run, out) == (
+        f"{corpus.tokenizer_folder} is not the tokenizer that the run was trained with: it has changed since"
+    )
+    shutil.rmtree(corpus.tokenizer_folder)
+    with pytest.raises(DataError, match="which .* names, is missing"):
+        export(run, out)
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path, needed_bytes: int) -> None:
+        with _claimed(folder, needed_bytes) as partial:
+            (partial / "config.json").touch()
+            raise ZeroDivisionError
+
+    with pytest.raises(ConfigError, match=r"no space left in .*: the weights take 1,000,000,000\.00 GB"):
+        fail(tmp_path / "a" / "b", 10**18)
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        with pytest.raises(ZeroDivisionError):
+            fail(folder, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["nsa_1.5B", "relative_1.5B"])
