@@ -60,6 +60,7 @@ def combine(group: Group) -> RunRecord:
         "duration_s": math.fsum(record.duration_s for record in records) / len(records),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
+        "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
     }
     return group.first.model_copy(update=values | further)
@@ -86,18 +87,24 @@ def _few_runs_error(values: list[float]) -> float | None:
 
 
 def _mean_curve(group: Group) -> list[QualityPoint]:
-    """The validations that all repeats made, after the same steps."""
+    """The validations that all repeats made, after the same steps.
+
+    Costs are those of the repeats that ran in one go: a resumed one has measured its last attempt alone. Where all were
+    resumed, the first repeat's stand for all.
+    """
     by_step = [{point.step: point for point in record.quality_curve} for record in group.records]
+    in_one_go = [number for number, record in enumerate(group.records) if not record.resumed_after_steps] or [0]
     curve = []
-    for step, first in by_step[0].items():
-        points = [points[step] for points in by_step if step in points]
-        losses = [point.loss for point in points if point.loss is not None]
+    for step, first in by_step[in_one_go[0]].items():
+        losses = [points[step].loss for points in by_step if step in points]
+        known = [loss for loss in losses if loss is not None]
+        points = [by_step[number][step] for number in in_one_go if step in by_step[number]]
         energies = [point.energy_j for point in points if point.energy_j is not None]
-        if len(losses) < len(by_step):
+        if len(known) < len(by_step):
             continue
         mean = {
-            "loss": math.fsum(losses) / len(losses),
-            "loss_se": _few_runs_error(losses),
+            "loss": math.fsum(known) / len(known),
+            "loss_se": _few_runs_error(known),
             "train_s": math.fsum(point.train_s for point in points) / len(points),
             "energy_j": math.fsum(energies) / len(energies) if len(energies) == len(points) else None,
         }

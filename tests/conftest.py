@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,20 @@ def single_rank() -> Iterator[None]:
     with groups.model_parallel(ParallelConfig(), seed=0):
         yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """`small_disk(kilobytes)` is a folder with no more space than that; a second call changes how much."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(kilobytes: int) -> Path:
+        options = f"size={kilobytes}k" + (",remount" if os.path.ismount(folder) else "")
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
+            pytest.skip("a small disk can only be mounted by root")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", str(folder)], check=False, capture_output=True)

@@ -58,7 +58,7 @@ class ProgressDisplay:
             disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task("", total=steps)
-        self._begin_s = time.monotonic()
+        self._begin_s = self._checkpoint_begin_s = time.monotonic()
         self._printed_s = float("-inf")
 
     def __call__(self, event: Event) -> None:
@@ -79,10 +79,13 @@ class ProgressDisplay:
             logger.info(line)
             self._show(line, always=True)
         elif isinstance(event, CheckpointStarted):
+            self._checkpoint_begin_s = time.monotonic()
             self.bar.update(self.task, description="saving")
         elif isinstance(event, CheckpointEnded):
-            how = "is being written" if event.still_writing else "written"
-            logger.info(f"checkpoint after step {event.step}: {how}")
+            how = "begun, training waited" if event.still_writing else "written in"
+            logger.info(
+                f"checkpoint after step {event.step}: {how} {time.monotonic() - self._checkpoint_begin_s:.2f} s"
+            )
         elif isinstance(event, TrainingEnded):
             self.close()
 

@@ -17,7 +17,7 @@ from metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, per
 from metrics.quality import Validation
 from metrics.record_parts import QualityPoint
 from metrics.report.tensorboard import TensorBoardLog, cut_scalars
-from metrics.steplog import StepLog, cut_steps
+from metrics.steplog import StepLog, cut_steps, read_steps
 from metrics.summarize import Quality
 
 LARGEST_LOSS = 700.0
@@ -35,9 +35,13 @@ class Recorder:
     ) -> None:
         """`before`: of the checkpoint that the run goes on from; what was written of later steps is cut off."""
         self.measure = measure
+        self._written: set[int] = set()
+        """Numbers of steps after which an earlier attempt has validated."""
         self.warmup_steps = config.measurement.warmup_steps + (before.step if before is not None else 0)
         if before is not None:
             cut_steps(folder.steps, before.step)
+            lines = read_steps(folder.steps) if folder.steps.exists() else []
+            self._written = {line["step"] for line in lines if line["kind"] == "evaluation"}
             cut_scalars(folder.tensorboard, before.step, before.progress["tokens"])
         self.steps = StepLog(folder.steps)
         self.tensorboard = TensorBoardLog(folder.tensorboard)
@@ -211,13 +215,17 @@ class Recorder:
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event
         self.interruptions[event.step + 1] = "the first step after an evaluation"
-        # A run that was stopped at its last step is validated when it goes on.
+        # One that a stop had put off is made again where the attempt that made it was killed soon after.
         self.validations = [validation for validation in self.validations if validation.step < event.step]
         loss_se = standard_error(event.batch_losses)
         windows = self.measure.monitor.closed_windows()
         self.validations.append(
             Validation(event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows)
         )
+        if event.step not in self._written:
+            self._write_validation(event, loss_se)
+
+    def _write_validation(self, event: ValidationEnded, loss_se: float | None) -> None:
         size = event.utf8_bytes
         values = {
             "loss": event.loss,

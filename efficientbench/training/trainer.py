@@ -61,6 +61,7 @@ class Trainer:
         """
         self.config, self.steps = config, steps
         self.steps_before = before.step if before is not None else 0
+        self.validation_owed = before is not None and before.stopped
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
         self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
@@ -77,8 +78,7 @@ class Trainer:
         Returns whether it was.
         """
         step, stopped = self.steps_before, False
-        if step == self.steps:
-            # Stopped at its last step, it was not validated.
+        if self.validation_owed and self._is_validated(step):
             self.validate(step)
         while step < self.steps and not stopped:
             step += 1

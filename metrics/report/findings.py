@@ -28,6 +28,16 @@ def slow_steps(records: Sequence[RunRecord]) -> list[str]:
     return found
 
 
+def resumed(records: Sequence[RunRecord]) -> list[str]:
+    """Which runs went on from a checkpoint, since their figures are of a part of the run."""
+    return [
+        f"{record.run} was resumed after step {', '.join(map(str, record.resumed_after_steps))}: measured are the "
+        "steps of its last attempt, after a warm-up of its own."
+        for record in records
+        if record.resumed_after_steps
+    ]
+
+
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """For each size and set of comparable runs, those whose losses noise alone sets apart from the lowest.
 

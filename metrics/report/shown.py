@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metrics.record import RunRecord
-from metrics.report.findings import slow_steps, speed_only
+from metrics.report.findings import resumed, slow_steps, speed_only
 
 ABSENT = "n/a"
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
@@ -156,7 +156,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
-    found += [*slow_steps(records), *speed_only(records)]
+    found += [*resumed(records), *slow_steps(records), *speed_only(records)]
     editions = sorted({record.formula_id for record in records})
     if len(editions) > 1:
         found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,23 +104,6 @@ def test_an_output_folder_that_another_run_uses(tiny: Tiny, tmp_path: Path) -> N
 def test_an_output_folder_that_cannot_be_made(tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     refused(efficientbench(*tiny, f"output={tmp_path / 'file'}"), "output: ", "cannot be written: Not a directory")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """`small_disk(kilobytes)` is a folder with no more space than that; a second call changes how much."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(kilobytes: int) -> Path:
-        options = f"size={kilobytes}k" + (",remount" if os.path.ismount(folder) else "")
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
-            pytest.skip("a small disk can only be mounted by root")
-        return folder
-
-    yield mount
-    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
 
 
 def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:

@@ -37,14 +37,20 @@ class Ranks:
         """`function(*arguments)` on every rank; their answers in the order of ranks. Raises the first failure."""
         for connection in self.connections:
             connection.send((function, arguments))
-        answers = []
+        answers, failures = [], []
+        # All of them, also after a failure: an answer that nobody took would be the next call's.
         for rank, connection in enumerate(self.connections):
             if not connection.poll(CALL_TIMEOUT_S):
-                raise TimeoutError(f"rank {rank} gave no answer to {function.__name__} in {CALL_TIMEOUT_S} s")
+                failures.append(
+                    TimeoutError(f"rank {rank} gave no answer to {function.__name__} in {CALL_TIMEOUT_S} s")
+                )
+                continue
             failure, answer = connection.recv()
             if failure:
-                raise AssertionError(f"rank {rank}:\n{failure}")
+                failures.append(AssertionError(f"rank {rank}:\n{failure}"))
             answers.append(answer)
+        if failures:
+            raise min(failures, key=lambda failure: isinstance(failure, TimeoutError))
         return answers
 
     def close(self) -> None:
@@ -88,6 +94,8 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     _reuse_groups()
+    # What a rank runs may fork processes of its own, which multiprocessing forbids to daemons.
+    multiprocessing.current_process()._config["daemon"] = False
     while True:
         function, arguments = connection.recv()
         try:

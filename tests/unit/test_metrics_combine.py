@@ -113,3 +113,16 @@ def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
     [one] = combine_repeats([up, down])
     assert one.al_s_drift == 0.12
     assert [each.description for each in one.disturbances] == ["others"]
+
+
+def test_costs_of_resumed_repeats_are_left_out() -> None:
+    whole, resumed = repeat(1, 1.0, 4.0), repeat(2, 9.0, 5.0, resumed_after_steps=[1])
+    for records in ([whole, resumed], [resumed, whole]):
+        (one,) = combine_repeats(records)
+        assert [(point.loss, point.train_s, point.measured_tokens) for point in one.quality_curve] == [
+            (5.5, 1.0, 10),
+            (5.0, 2.0, 20),
+        ]
+        assert one.resumed_after_steps == []
+    (one,) = combine_repeats([resumed, resumed.model_copy(update={"seed": 3, "resumed_after_steps": [1, 2]})])
+    assert ([point.train_s for point in one.quality_curve], one.resumed_after_steps) == ([9.0, 18.0], [1])

@@ -18,6 +18,7 @@ from efficientbench.training import groups
 from efficientbench.training.checkpoints import state
 from efficientbench.training.checkpoints.manifest import Manifest, verify
 from efficientbench.training.checkpoints.pieces import Piece
+from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded
 from efficientbench.training.checkpoints.storage import CommonStrategy, LoadStrategy
 from efficientbench.training.errors import CheckpointError
@@ -88,6 +89,7 @@ class Checkpoints:
             state.fill_optimizer(self.optimizer, None)
         content = Manifest(
             step=step,
+            stopped=stopped,
             holds="weights" if last else "everything",
             config=self.config.model_dump(mode="json"),
             data=self.data,
@@ -115,6 +117,8 @@ class Checkpoints:
             CheckpointError: a file is damaged, or the checkpoint is not of this model; nothing was trained then.
         """
         manifest = self._verified(folder)
+        # Here, where a refusal is told as such: within the engine's reading it would be an error of the engine's.
+        MetadataReader(folder, manifest.files).read_metadata()
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now; --fresh begins anew"

@@ -39,6 +39,8 @@ class Manifest:
 
     step: int
     """Steps trained before it; the position in the data too, since a step's samples follow from its number."""
+    stopped: bool
+    """Whether the run was asked to stop after that step: a validation that is due then comes when it goes on."""
     holds: str
     """'everything', or 'weights': the last one of a run that trained to its end, which nothing goes on from."""
     config: dict[str, Any]

@@ -67,6 +67,7 @@ class Saver:
         self.writing: AsyncCallsQueue | None = None
         """The asynchronous save that is under way."""
         self._writer: Writer
+        self._folder = run_folder
         self._deadline_s = 0.0
 
     def save(self, content: Manifest, parts: Iterable[Piece], asynchronous: bool) -> None:

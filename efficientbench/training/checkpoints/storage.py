@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from efficientbench.training.checkpoints.manifest import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
+from efficientbench.training.errors import CheckpointError
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -116,6 +117,8 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
     if os.getpid() != parent:
         # Forked: it must not outlive its rank, nor answer the rank's signals.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # it was gone already
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     ((path, name, (_, tensors)),) = buckets
@@ -157,7 +160,10 @@ class CommonStrategy(TorchCommonLoadStrategy):
     """`common.pt`, which megatron writes though it holds nothing here."""
 
     def load_common(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Read it as plain data."""
+        """Read it as plain data. Raises CheckpointError where it holds anything else."""
         path = os.path.join(checkpoint_dir, "common.pt")
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError) as error:
+            raise CheckpointError(f"{path}: refused, {str(error).partition(chr(10))[0]}") from None
         return content

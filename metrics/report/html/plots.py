@@ -203,10 +203,14 @@ def convergence(runs: Sequence[Run]) -> str:
         ("train_s", "Loss by time", "s of training, measured steps"),
         ("energy_j", "Loss by energy", "J, measured steps"),
     ):
-        found = [curve for run in chosen if len((curve := _curve(run, field)).points) > 1]
+        # A resumed run has measured its last attempt alone: its curve would begin in the middle.
+        known = [run for run in chosen if field == "tokens" or not run.record.resumed_after_steps]
+        found = [curve for run in known if len((curve := _curve(run, field)).points) > 1]
         if found:
             figures.append(curves(title, label, found))
-    return f"{cut_note}{_grid(figures)}" if figures else ""
+    resumed = ", ".join(escape(run.name) for run in chosen if run.record.resumed_after_steps)
+    note = f'<p class="note">By tokens only, since time and energy of earlier attempts are not known: {resumed}.</p>'
+    return f"{cut_note}{note if resumed else ''}{_grid(figures)}" if figures else ""
 
 
 def _curve(run: Run, field: str) -> Curve:

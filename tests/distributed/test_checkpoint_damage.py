@@ -1,0 +1,236 @@
+"""Checkpoints that are not what was written: damaged, half written, or made by somebody who means harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cells import write_corpus
+from support.checkpoints import train
+from support.configs import tiny
+from support.ranks import Ranks
+
+from efficientbench.training.checkpoints import manifest
+from efficientbench.training.checkpoints.manifest import (
+    MANIFEST,
+    checkpoint_folder,
+    complete,
+    find_good,
+    fingerprint,
+    keep_last,
+    latest_good,
+    read_manifest,
+    remove_partial,
+    set_damaged_aside,
+    verify,
+)
+from efficientbench.training.checkpoints.read import MetadataReader, read_weights
+from efficientbench.training.errors import CheckpointError
+
+STEPS = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def original(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with checkpoints after steps 2 and 4, whose corpus lies beside."""
+    folder = tmp_path_factory.mktemp("original")
+    write_corpus(folder / "tokens", vocab_size=131)
+    config = tiny("gqa_1.5B", f"data.cache={folder}", "checkpoint.interval=2", "checkpoint.keep=3", "parallel.dp=2")
+    ranks(2).call(train, config, folder / "tokens", max(STEPS) + 1, folder, None)
+    return folder
+
+
+@pytest.fixture
+def run_folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of it to spoil, without the last checkpoint, which holds weights alone."""
+    for step in STEPS:
+        shutil.copytree(checkpoint_folder(original, step), checkpoint_folder(tmp_path, step))
+    return tmp_path
+
+
+def rewrite_manifest(folder: Path) -> None:
+    """What one who can write into the folder would do: make all checksums fit."""
+    whole = json.loads((folder / MANIFEST).read_text())["content"]
+    for name in list(whole["files"]):
+        seen = fingerprint(folder / name)
+        whole["files"][name] = {"sha256": seen.sha256, "bytes": seen.bytes}
+    (folder / MANIFEST).write_text(manifest._text(whole))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    assert latest_good(run_folder) == newest
+    assert names(newest) == [".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", MANIFEST, "metadata.json"]
+    for name in names(newest):
+        content = bytearray((newest / name).read_bytes())
+        for place in range(0, len(content), len(content) // 10):
+            flipped = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
+            (newest / name).write_bytes(flipped)
+            good, (problem,) = find_good(run_folder)
+            assert good == checkpoint_folder(run_folder, 2), f"{name}, byte {place}"
+            assert problem.startswith(f"{newest / name}: "), problem
+            with pytest.raises(CheckpointError, match=f"{name}: "):
+                read_weights(newest)
+        (newest / name).write_bytes(content)
+    assert latest_good(run_folder) == newest
+
+
+def test_every_byte_of_a_manifest_counts(run_folder: Path, tmp_path: Path) -> None:
+    # A short one: each byte is flipped.
+    whole = read_manifest(checkpoint_folder(run_folder, 4))
+    dataclasses.replace(whole, config={"training": {"steps": 6}}, progress={}).write(tmp_path)
+    path = tmp_path / MANIFEST
+    content = path.read_bytes()
+    for place in range(len(content)):
+        flipped = content[place] ^ (1 << place % 8)
+        path.write_bytes(bytes([*content[:place], flipped, *content[place + 1 :]]))
+        with pytest.raises(CheckpointError, match=f"{MANIFEST}: "):
+            read_manifest(tmp_path)
+    path.write_bytes(content)
+    read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "surplus", "cut", "empty"])
+def test_files_that_are_not_as_they_were(run_folder: Path, damage: str) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    path = newest / "__1_0.distcp"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "surplus":
+        path = newest / "__2_0.distcp"
+        path.write_bytes(b"who put this here?")
+    else:
+        os.truncate(path, 0 if damage == "empty" else path.stat().st_size - 1)
+    good, (problem,) = find_good(run_folder)
+    assert good == checkpoint_folder(run_folder, 2)
+    assert problem.startswith(f"{path}: ")
+
+
+def test_what_was_half_written_is_no_checkpoint(run_folder: Path) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    half = newest.with_name(".partial_step_00000006_0a1b2c3d")
+    shutil.copytree(newest, half)
+    assert complete(run_folder) == [checkpoint_folder(run_folder, 2), newest]
+    remove_partial(run_folder)
+    assert not half.exists()
+    assert latest_good(run_folder) == newest
+
+
+def test_damaged_ones_are_set_aside_and_do_not_count_among_those_kept(run_folder: Path) -> None:
+    newest, older = checkpoint_folder(run_folder, 4), checkpoint_folder(run_folder, 2)
+    (newest / "common.pt").unlink()
+    set_damaged_aside(run_folder, older)
+    assert names(run_folder / "checkpoint") == ["damaged_step_00000004", "step_00000002"]
+    shutil.copytree(older, checkpoint_folder(run_folder, 3))
+    keep_last(run_folder, checkpoint_folder(run_folder, 3), keep=1)
+    assert names(run_folder / "checkpoint") == ["damaged_step_00000004", "step_00000003"]
+
+
+class Touch:
+    """Unpickled, it makes a file: what a hostile checkpoint would do, and worse."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.system, (f"touch '{self.path}'",)
+
+
+def test_a_foreign_class_in_the_metadata_is_refused(
+    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+) -> None:
+    newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
+    with (newest / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    metadata.storage_meta = Touch(trace)
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    rewrite_manifest(newest)
+    # Checksums do not help against one who writes them too.
+    verify(newest)
+    with pytest.raises(CheckpointError, match=r"\.metadata: refused, it names posix.system, which is no part"):
+        read_weights(newest)
+    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
+    with pytest.raises(AssertionError, match=r"CheckpointError: .*\.metadata: refused, it names posix.system"):
+        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)
+    assert not trace.exists()
+    # The test itself works: an unpickler that trusts the file does what it says.
+    pickle.loads((newest / ".metadata").read_bytes())
+    assert trace.exists()
+
+
+def test_a_foreign_class_beside_the_tensors_is_refused(
+    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+) -> None:
+    import torch
+
+    newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
+    torch.save({"state": Touch(trace)}, newest / "common.pt")
+    rewrite_manifest(newest)
+    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
+    with pytest.raises(AssertionError, match=r"common.pt: refused, Weights only load failed"):
+        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)
+    assert not trace.exists()
+
+
+def test_a_foreign_class_in_place_of_a_tensor_is_refused(run_folder: Path) -> None:
+    import io
+
+    import torch
+
+    newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
+    with (newest / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    hostile = io.BytesIO()
+    torch.save(Touch(trace), hostile)
+    name = next(index for index in metadata.storage_data if index.fqn == "model.decoder.final_layernorm.weight")
+    stored = metadata.storage_data[name]
+    stored.offset, stored.length = 0, len(hostile.getvalue())
+    (newest / stored.relative_path).write_bytes(hostile.getvalue())
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    rewrite_manifest(newest)
+    with pytest.raises(CheckpointError, match=r"distcp: refused at byte 0, Weights only load failed"):
+        read_weights(newest)
+    assert not trace.exists()
+
+
+def test_metadata_that_names_bytes_or_other_files_is_refused(run_folder: Path) -> None:
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    newest = checkpoint_folder(run_folder, 4)
+    files = read_manifest(newest).files
+    with (newest / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    first = next(iter(metadata.storage_data.values()))
+    first.relative_path = "../../../etc/passwd"
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"refused, it reads ../../../etc/passwd, which the manifest lacks"):
+        MetadataReader(newest, files).read_metadata()
+    metadata.state_dict_metadata["model.bytes"] = BytesStorageMetadata()
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="BytesStorageMetadata"):
+        MetadataReader(newest, files).read_metadata()
+    (newest / ".metadata").write_bytes(pickle.dumps({"no": "metadata"}))
+    with pytest.raises(CheckpointError, match="it is no metadata"):
+        MetadataReader(newest, files).read_metadata()
+
+
+def test_ranks_refuse_damage_before_they_read_a_weight(
+    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    with (newest / "__1_0.distcp").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"\xff\x00\xff")
+    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
+    with pytest.raises(AssertionError, match=r"__1_0.distcp: damaged, its SHA-256 is not that of the manifest"):
+        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)

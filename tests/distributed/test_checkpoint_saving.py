@@ -1,0 +1,131 @@
+"""How checkpoints are written: beside their place, a few kept, in the background, on full disks and slow ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from support.cells import write_corpus
+from support.checkpoints import dying_writer, slow_writer_on_rank_1, train
+from support.configs import tiny
+from support.ranks import Ranks
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, latest_good, read_manifest
+from efficientbench.training.checkpoints.read import read_weights
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
+    write_corpus(prefix, vocab_size=131)
+    return prefix
+
+
+@pytest.fixture
+def own_ranks() -> Callable[[int], Ranks]:
+    """Ranks that a test may spoil."""
+    pools = []
+
+    def pool(size: int) -> Ranks:
+        pools.append(Ranks(size))
+        return pools[-1]
+
+    yield pool
+    for each in pools:
+        each.close()
+
+
+def configured(corpus: Path, *overrides: str) -> RunConfig:
+    return tiny("gqa_1.5B", f"data.cache={corpus.parent}", *overrides)
+
+
+def found(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoint").iterdir())
+
+
+def test_the_last_ones_are_kept(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=3", "parallel.dp=2")
+    ranks(2).call(train, config, corpus, 9, tmp_path)
+    assert found(tmp_path) == ["step_00000006", "step_00000008", "step_00000009"]
+    assert [read_manifest(folder).holds for folder in complete(tmp_path)] == ["everything", "everything", "weights"]
+    last, before = (
+        sum(path.stat().st_size for path in checkpoint_folder(tmp_path, step).glob("*.distcp")) for step in (9, 8)
+    )
+    assert last < before / 2
+
+
+def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    outcomes = {}
+    for asynchronous in ("true", "false"):
+        config = configured(
+            corpus, "checkpoint.interval=3", "checkpoint.keep=9", f"checkpoint.asynchronous={asynchronous}"
+        )
+        config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"dp": 2})})
+        outcomes[asynchronous] = ranks(2).call(train, config, corpus, 8, tmp_path / asynchronous)[0]
+    # Training goes on while a copy is written, and neither disturbs the other.
+    assert outcomes["true"].losses == outcomes["false"].losses
+    for step in (3, 6, 8):
+        one, other = (read_weights(checkpoint_folder(tmp_path / each, step)) for each in outcomes)
+        assert all(torch.equal(one[name], other[name]) for name in other)
+    config = configured(corpus, "parallel.dp=2")
+    again = ranks(2).call(train, config, corpus, 8, tmp_path / "again", checkpoint_folder(tmp_path / "true", 3))[0]
+    assert again.losses == outcomes["false"].losses[3:]
+
+
+def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    for asynchronous in ("false", "true"):
+        pool = own_ranks(1)
+        config = configured(corpus, "checkpoint.interval=1", f"checkpoint.asynchronous={asynchronous}")
+        pool.call(train, config, corpus, 3, tmp_path / asynchronous)
+        assert psutil.Process(pool.processes[0].pid).children(recursive=True) == []
+
+
+def test_a_writer_that_dies_ends_the_save_with_its_reason(
+    own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    pool = own_ranks(1)
+    config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=9")
+    pool.call(train, config, corpus, 3, tmp_path)
+    asynchronous = configured(corpus, "checkpoint.interval=2", "checkpoint.asynchronous=true")
+    with pytest.raises(AssertionError, match=r"SaveError: rank 0 could not write .*ended without a word"):
+        pool.call(train, asynchronous, corpus, 6, tmp_path, checkpoint_folder(tmp_path, 2), dying_writer)
+    assert found(tmp_path) == ["step_00000002", "step_00000003"]
+
+
+def test_a_rank_that_is_late_is_named(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    pool = own_ranks(2)
+    config = configured(corpus, "checkpoint.interval=2", "checkpoint.time_limit_s=1", "parallel.dp=2")
+    for connection in pool.connections:
+        connection.send((train, (config, corpus, 4, tmp_path, None, slow_writer_on_rank_1)))
+    failures = {}
+    for rank in (1, 0):
+        assert pool.connections[rank].poll(120)
+        failures[rank] = pool.connections[rank].recv()[0]
+    for failure in failures.values():
+        assert "SaveError: rank 1 did not write a part of " in failure
+        assert "in 1 s (checkpoint.time_limit_s)" in failure
+    assert complete(tmp_path) == []
+
+
+def test_a_full_disk_loses_no_earlier_one(
+    ranks: Callable[[int], Ranks], corpus: Path, small_disk: Callable[[int], Path], tmp_path: Path
+) -> None:
+    config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=1", "parallel.dp=2")
+    ranks(2).call(train, config, corpus, 3, tmp_path)
+    one_kilobytes = sum(path.stat().st_size for path in checkpoint_folder(tmp_path, 3).iterdir()) // 1024
+    # Room for a first checkpoint with all states, three times as large and a little more, and a part of the next.
+    disk = small_disk(5 * one_kilobytes)
+    with pytest.raises(AssertionError, match=r"OSError: \[Errno 28\] No space left on device"):
+        ranks(2).call(train, config, corpus, 8, disk)
+    assert found(disk) == ["step_00000002"]
+    assert latest_good(disk) == checkpoint_folder(disk, 2)
+    small_disk(30 * one_kilobytes)
+    again = ranks(2).call(train, config, corpus, 8, disk, latest_good(disk))[0]
+    assert again.began_after == 2
+    assert found(disk) == ["step_00000008"]

@@ -1,0 +1,151 @@
+"""A run that goes on from a checkpoint trains as if it had never stopped: bit for bit, and in other layouts too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.cells import write_corpus
+from support.checkpoints import Trained, train
+from support.configs import tiny
+from support.ranks import Ranks
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
+from efficientbench.training.checkpoints.read import read_weights
+
+STEPS, SAVED = 8, 4
+RELATIVE = 1e-5
+
+EXACT = {
+    "DP 2": (2, "gqa_1.5B", ["parallel.dp=2"]),
+    "DP 2, bf16": (2, "gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
+    "DP 2, plain optimizer, bf16": (
+        2,
+        "gqa_1.5B",
+        ["parallel.dp=2", "training.dtype=bf16", "parallel.distributed_optimizer=false"],
+    ),
+    "TP 2, plain optimizer": (2, "gqa_1.5B", ["parallel.tp=2", "parallel.distributed_optimizer=false"]),
+    "PP 2 interleaved": (2, "gqa_1.5B", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
+    "experts, EP 2": (2, "moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2"]),
+    "experts, TP 2 with SP": (2, "moe_1.5Bx8", ["parallel.tp=2", "parallel.sp=true"]),
+    "MLA, TP 2, fp16": (2, "mla_1.5B", ["parallel.tp=2", "training.dtype=fp16"]),
+    "a table on every stage": (2, "relative_1.5B", ["parallel.pp=2"]),
+    "CP 2": (2, "gqa_1.5B", ["parallel.cp=2"]),
+    "TP 2 x DP 2": (4, "gqa_1.5B", ["parallel.tp=2", "parallel.dp=2"]),
+}
+QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
+
+LAYOUTS = {
+    "single": (1, []),
+    "single, plain optimizer": (1, ["parallel.distributed_optimizer=false"]),
+    "TP 2": (2, ["parallel.tp=2"]),
+    "TP 2 with SP": (2, ["parallel.tp=2", "parallel.sp=true"]),
+    "PP 2": (2, ["parallel.pp=2"]),
+    "PP 2 interleaved": (2, ["parallel.pp=2", "parallel.vpp=2"]),
+    "DP 2": (2, ["parallel.dp=2"]),
+    "DP 2, plain optimizer": (2, ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "CP 2": (2, ["parallel.cp=2"]),
+    "EP 2": (2, ["parallel.ep=2", "parallel.dp=2"]),
+    "EP 2, plain optimizer": (2, ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
+    "TP 2 with SP x PP 2": (4, ["parallel.tp=2", "parallel.sp=true", "parallel.pp=2"]),
+}
+RESHARDED = [
+    *(
+        ("gqa_1.5B", "DP 2", to)
+        for to in ("single", "TP 2 with SP", "PP 2", "PP 2 interleaved", "CP 2", "DP 2, plain optimizer")
+    ),
+    *(("gqa_1.5B", "PP 2 interleaved", to) for to in ("TP 2", "DP 2", "single, plain optimizer")),
+    *(("gqa_1.5B", "TP 2 with SP x PP 2", to) for to in ("DP 2", "TP 2 x DP 2")),
+    ("gqa_1.5B", "DP 2, plain optimizer", "TP 2"),
+    *(("moe_1.5Bx8", "EP 2", to) for to in ("single", "DP 2", "TP 2 with SP", "EP 2, plain optimizer")),
+    *(("moe_1.5Bx8", "TP 2 with SP", to) for to in ("EP 2", "PP 2")),
+    ("moe_1.5Bx8", "DP 2, plain optimizer", "EP 2"),
+    ("mla_1.5B", "TP 2", "PP 2"),
+    ("relative_1.5B", "PP 2", "TP 2"),
+    ("nsa_1.5B", "DP 2", "TP 2"),
+]
+QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
+
+Saved = Callable[..., tuple[Trained, Path]]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
+    write_corpus(prefix, vocab_size=131)
+    return prefix
+
+
+def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:
+    return tiny(name, f"data.cache={cache}", f"checkpoint.interval={SAVED}", *overrides)
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """`saved(name, size, *overrides)`: an undisturbed run and its folder, trained once."""
+    runs: dict[tuple[object, ...], tuple[Trained, Path]] = {}
+
+    def run(name: str, size: int, *overrides: str) -> tuple[Trained, Path]:
+        key = (name, size, *overrides)
+        if key not in runs:
+            folder = tmp_path_factory.mktemp("run")
+            config = configured(name, corpus.parent, list(overrides))
+            runs[key] = ranks(size).call(train, config, corpus, STEPS, folder)[0], folder
+        return runs[key]
+
+    return run
+
+
+def marked(cells: list[object], quick: object) -> list[object]:
+    return [cell if cell in quick else pytest.param(cell, marks=pytest.mark.proof) for cell in cells]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("cell", marked(list(EXACT), QUICK))
+def test_resume_is_exact(cell: str, ranks: Callable[[int], Ranks], corpus: Path, saved: Saved, tmp_path: Path) -> None:
+    size, name, overrides = EXACT[cell]
+    whole, folder = saved(name, size, *overrides)
+    config = configured(name, corpus.parent, overrides)
+    for outcome in ranks(size).call(train, config, corpus, STEPS, tmp_path, checkpoint_folder(folder, SAVED)):
+        assert outcome.began_after == SAVED
+        assert outcome.losses == whole.losses[SAVED:]
+        assert outcome.norms == whole.norms[SAVED:]
+        assert outcome.validation_losses == whole.validation_losses[-1:]
+    expected, weights = (read_weights(checkpoint_folder(each, STEPS)) for each in (folder, tmp_path))
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("cell", marked(RESHARDED, QUICK_RESHARDED), ids=" to ".join)
+def test_resume_in_another_layout(
+    cell: tuple[str, str, str], ranks: Callable[[int], Ranks], corpus: Path, saved: Saved, tmp_path: Path
+) -> None:
+    name, source, target = cell
+    model = ["model.layers=4"] if "interleaved" in source + target else []
+    size, overrides = LAYOUTS[source]
+    whole, folder = saved(name, size, *overrides, *model)
+    size, overrides = LAYOUTS[target]
+    config = configured(name, corpus.parent, [*overrides, *model])
+    for outcome in ranks(size).call(train, config, corpus, STEPS, tmp_path, checkpoint_folder(folder, SAVED)):
+        assert outcome.losses == pytest.approx(whole.losses[SAVED:], rel=RELATIVE)
+        assert outcome.norms == pytest.approx(whole.norms[SAVED:], rel=RELATIVE)
+    # The same weights, whoever cut them: what differs is rounding.
+    expected, weights = (read_weights(checkpoint_folder(each, STEPS)) for each in (folder, tmp_path))
+    assert weights.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_the_names_are_those_of_the_initial_weights(saved: Saved) -> None:
+    _, folder = saved("moe_1.5Bx8", 2, "parallel.ep=2", "parallel.dp=2")
+    weights = read_weights(checkpoint_folder(folder, STEPS))
+    assert weights["embedding.word_embeddings.weight"].shape == (131, 48)
+    experts = [name for name in weights if name.startswith("decoder.layers.1.mlp.experts.")]
+    assert sorted(experts)[:2] == [
+        "decoder.layers.1.mlp.experts.0.linear_fc1.weight",
+        "decoder.layers.1.mlp.experts.0.linear_fc2.weight",
+    ]
+    assert weights["decoder.layers.1.mlp.experts.0.linear_fc1.weight"].dim() == 2

@@ -1,0 +1,145 @@
+"""A run that was interrupted goes on when it is started again, and its files tell one story."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import (
+    Finished,
+    efficientbench,
+    losses,
+    record,
+    started,
+    steps,
+    until,
+    wait_for_steps,
+    workers,
+)
+
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, latest_good
+
+Tiny = tuple[str, ...]
+RUN = ("training.steps=40", "training.validation_interval=8", "checkpoint.interval=10")
+
+
+@pytest.fixture(scope="module")
+def whole(train: Callable[..., Finished]) -> Path:
+    """The folder of a run that nothing disturbed."""
+    finished = train(*RUN)
+    assert finished.done.returncode == 0, finished.done.stderr
+    return finished.folder
+
+
+def told(folder: Path) -> list[tuple[str, int, float]]:
+    """Every step and validation with its loss, in order."""
+    return [(line["kind"], line["step"], line["loss"]) for line in steps(folder) if line["kind"] != "quality"]
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of the values that no clock measured."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if "loss" in tag or tag == "train/tokens"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def interrupted(folder: Path, words: Tiny, how: signal.Signals, after: int) -> int:
+    """Start the run and end it once it has trained `after` steps; its exit code."""
+    with started(*words) as run:
+        wait_for_steps(folder, after, run)
+        os.kill(run.pid if how == signal.SIGTERM else workers(run.pid)[0].pid, how)
+        run.communicate(timeout=60)
+    return run.returncode
+
+
+def test_stopped_then_killed_then_brought_to_its_end(tiny: Tiny, tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    words = (*tiny, *RUN)
+    assert interrupted(folder, words, signal.SIGTERM, 5) == 143
+    saved = latest_good(folder)
+    assert saved is not None
+    stopped_after = int(saved.name.removeprefix("step_"))
+    # A stop is answered after the step in which it comes, and that step's state is saved.
+    assert told(folder)[-1][:2] == ("step", stopped_after)
+    assert interrupted(folder, words, signal.SIGKILL, max(stopped_after + 3, 23)) == 1
+    killed_after = int(complete(folder)[-1].name.removeprefix("step_"))
+    done = efficientbench(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"goes on after step {killed_after}, from {checkpoint_folder(folder, killed_after)}" in done.stdout
+    # One run, as if nothing had happened: bit for bit.
+    assert told(folder) == told(whole)
+    assert scalars(folder) == scalars(whole)
+    found, expected = record(folder), record(whole)
+    assert (found["status"], expected["status"]) == ("completed", "completed")
+    assert (found["resumed_after_steps"], expected["resumed_after_steps"]) == ([stopped_after, killed_after], [])
+    assert found["steps_measured"] == 40 - killed_after - 1
+    for name in ("validation_loss", "train_loss", "bits_per_byte"):
+        assert found[name] == expected[name]
+    curve = [(point["step"], point["tokens"], point["loss"]) for point in found["quality_curve"]]
+    assert curve == [(point["step"], point["tokens"], point["loss"]) for point in expected["quality_curve"]]
+    # What earlier attempts measured is not claimed: those tokens are charged at the measured steps' mean rate.
+    assert [point["measured_tokens"] for point in found["quality_curve"] if point["step"] <= killed_after][0] == 0
+    totals = [line["tokens_total"] for line in steps(folder) if line["kind"] == "step"]
+    assert totals == [128 * number for number in range(1, 41)]
+    assert not (folder / "previous").exists()
+    assert not (folder / "failure.json").exists()
+
+
+def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    words = (*tiny, *RUN)
+    assert interrupted(folder, words, signal.SIGKILL, 24) == 1
+    older, newest = complete(folder)
+    file = newest / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    done = efficientbench(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"passed over: {file}: damaged, its SHA-256 is not that of the manifest" in done.stdout
+    assert f"goes on after step 10, from {older}" in done.stdout
+    assert told(folder) == told(whole)
+
+
+def test_fresh_begins_anew(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    words = (*tiny, *RUN)
+    assert interrupted(folder, words, signal.SIGKILL, 12) == 1
+    done = efficientbench(*words, "--fresh")
+    assert done.returncode == 0, done.stderr
+    assert "goes on" not in done.stdout
+    assert (record(folder)["resumed_after_steps"], len(losses(folder))) == ([], 40)
+    assert len(list((folder / "previous").iterdir())) == 1
+
+
+@pytest.mark.proof
+def test_repeats_go_on_too(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke" / "seed_1234"
+    words = (*tiny, *RUN, "--repeat", "2")
+    assert interrupted(folder, words, signal.SIGKILL, 14) == 1
+    done = efficientbench(*words, "parallel.tp=2")
+    assert done.returncode == 0, done.stderr
+    assert f"goes on after step 10, from {checkpoint_folder(folder, 10)}" in done.stdout
+    assert record(folder)["resumed_after_steps"] == [10]
+    assert record(folder.with_name("seed_1235"))["resumed_after_steps"] == []
+
+
+@pytest.mark.proof
+def test_no_writer_outlives_its_rank(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    words = (*tiny, "training.steps=20000", "checkpoint.interval=1", "checkpoint.asynchronous=true")
+    with started(*words) as run:
+        wait_for_steps(folder, 6, run)
+        (rank,) = workers(run.pid)
+        until(lambda: rank.children(), "a process that writes")
+        family = rank.children(recursive=True)
+        rank.kill()
+        run.communicate(timeout=60)
+    until(lambda: not any(process.is_running() for process in family), "the writer's end", limit_s=5)
+    assert latest_good(folder) is not None

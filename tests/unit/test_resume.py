@@ -1,0 +1,106 @@
+"""Whether a run goes on from what lies in its folder, or begins anew: without a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.configs import tiny
+from support.metrics_parts import make_record
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.output_folder import OutputFolder
+from efficientbench.resume import differences, prepare_folder
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
+from metrics.record import write_record
+
+CONFIG = tiny("gqa_1.5B")
+
+
+def save(run_folder: Path, step: int, config: RunConfig = CONFIG) -> Path:
+    """A checkpoint as far as the parent process looks at it."""
+    folder = checkpoint_folder(run_folder, step)
+    folder.mkdir(parents=True)
+    (folder / "tensors").write_bytes(b"of step %d" % step)
+    files = {"tensors": fingerprint(folder / "tensors")}
+    content = config.model_dump(mode="json")
+    Manifest(step, False, "everything", content, [], {}, "formulas", 0, float(step), None, {}, files).write(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> OutputFolder:
+    """A run's folder with checkpoints after steps 2 and 4, and files of the attempt that left them."""
+    for step in (2, 4):
+        save(tmp_path, step)
+    (tmp_path / "steps.jsonl").write_text("{}\n")
+    return OutputFolder(tmp_path)
+
+
+def set_aside(folder: OutputFolder) -> set[str]:
+    return {path.name for aside in (folder.path / "previous").glob("*") for path in aside.iterdir()}
+
+
+def test_it_goes_on_from_the_newest(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = checkpoint_folder(folder.path, 4)
+    partial = newest.with_name(".partial_step_00000006_01234567")
+    partial.mkdir()
+    write_record(make_record({"status": "failed"}), folder.record)
+    assert prepare_folder(folder, CONFIG, fresh=False) == newest
+    assert capsys.readouterr().out == f"goes on after step 4, from {newest}\n"
+    # What is left of a save, and of the attempt that is over.
+    assert not partial.exists()
+    assert not folder.record.exists()
+    assert folder.steps.exists()
+
+
+def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
+    (newest / "tensors").write_bytes(b"of step 5")
+    assert prepare_folder(folder, CONFIG, fresh=False) == older
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"passed over: {newest / 'tensors'}: damaged, its SHA-256 is not that of the manifest"
+    assert second == f"goes on after step 2, from {older}"
+    assert sorted(path.name for path in older.parent.iterdir()) == ["damaged_step_00000004", "step_00000002"]
+
+
+@pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])
+def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
+    if why == "completed":
+        write_record(make_record({"status": "completed"}), folder.record)
+    for step in (2, 4):
+        path = checkpoint_folder(folder.path, step) / "manifest.json"
+        if why == "all damaged":
+            path.write_text("{}")
+        elif why == "none":
+            path.parent.rename(path.parent.with_name(f".partial_{step}"))
+    assert prepare_folder(folder, CONFIG, fresh=why == "fresh") is None
+    assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
+    assert not (folder.path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("training.learning_rate=2e-3", "training.learning_rate"),
+        ("training.steps=20", "training.steps"),
+        ("training.seed=1", "training.seed"),
+        ("model.hidden_size=96", "model.hidden_size"),
+    ],
+)
+def test_another_configuration_is_another_run(
+    folder: OutputFolder, override: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare_folder(folder, tiny("gqa_1.5B", override), fresh=False) is None
+    told = f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
+    assert capsys.readouterr().out == told
+    assert "checkpoint" in set_aside(folder)
+
+
+def test_what_may_differ() -> None:
+    other = tiny(
+        "gqa_1.5B",
+        *("output=elsewhere", "data.cache=elsewhere", "parallel.tp=2", "parallel.distributed_optimizer=false"),
+        *("training.micro_batch_size=1", "checkpoint.interval=7", "faults.skip_non_finite_steps=3"),
+    )
+    assert differences(CONFIG.model_dump(mode="json"), other.model_dump(mode="json")) == []
