@@ -85,14 +85,14 @@ class Display:
             step = f"step {each.step[0]:,}" if each.step else "starting"
             of = f" of {each.steps:,}" if each.step and each.steps else ""
             loss = f"loss {each.step[1]:.3f}" if each.step else ""
-            table.add_row(Text(each.id), step + of, loss, seconds(each.elapsed_s))
+            table.add_row(Text(each.id), step + of, loss, seconds(int(each.elapsed_s)))
         ended = sum(self._counts.values())
         counted = ", ".join(f"{count} {name}" for name, count in self._counts.items())
         elsewhere = left and not running
         waits = "; the rest is with another sweep" if elsewhere else ""
         told = f"{ended} of {self._total} ended{f' ({counted})' if counted else ''}{waits}"
         whole = Table.grid(padding=(0, 2, 0, 0))
-        elapsed = seconds(time.monotonic() - self._begin_s)
+        elapsed = seconds(int(time.monotonic() - self._begin_s))
         whole.add_row(ProgressBar(self._total, ended, width=24), told, elapsed, self._remaining(len(running), left))
         self._live.update(Group(table, whole), refresh=True)
 
