@@ -79,8 +79,7 @@ def _tokens(config: RunConfig, layout: Layout) -> int:
 
 def _matmuls(config: RunConfig, layout: Layout) -> Works:
     """Projections, feed-forward and router of one layer: forward, and twice as much backward. Each pass reads weights
-    or adds to the float32 sums of their gradients, and moves inputs and outputs. A weight's gradient that is narrower
-    than its sum is written, and then read and added."""
+    or, inside the product, adds to the float32 sums of their gradients, and moves inputs and outputs."""
     model, tp = config.model, layout.tp
     dtype_bytes = BYTES[config.training.dtype]
     attention = ATTENTION[model.attention.kind]
@@ -96,14 +95,9 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
         weights += memory_cost.rank_experts(config, layout) / layout.layers_per_stage
     inner = 3 * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
-    moved = weights * (passes - 1) * dtype_bytes + passes * _tokens(config, layout) * elements * dtype_bytes
-    products = Work(_tokens(config, layout) * per_token / tp * passes, moved)
-    if dtype_bytes == FLOAT32:
-        return (Work(products.flops, moved + weights * 2 * FLOAT32),)
-    return (
-        Work(products.flops, moved + weights * dtype_bytes),
-        Work(0, weights * (dtype_bytes + 2 * FLOAT32)),
-    )
+    moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32
+    moved += passes * _tokens(config, layout) * elements * dtype_bytes
+    return (Work(_tokens(config, layout) * per_token / tp * passes, moved),)
 
 
 def _attention(config: RunConfig, layout: Layout) -> Work:
