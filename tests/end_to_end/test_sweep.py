@@ -143,7 +143,7 @@ def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> 
 def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
     """A real allocation fails: 17 sequences keep more activations than the address space has room for, one does not;
     and 17 is prime."""
-    short = ("training.steps=1", "measurement.warmup_steps=0", "measurement.min_steps=1")
+    short = ("training.steps=2", "measurement.warmup_steps=0", "measurement.min_steps=2")
     wide = ("model.ffn_hidden_size=8192", "training.seq_len=512", *short)
     batch = ("training.micro_batch_size=17", "training.global_batch_size=17")
     done = subprocess.run(
