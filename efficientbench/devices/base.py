@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.errors import DeviceError
@@ -34,6 +35,8 @@ class Device(ABC):
     """The environment variable that limits which of the devices a process sees; None where there is none."""
     remedy: str
     """What would make this device type usable on a machine where it is not."""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Environment variables that ranks should find, unless the user has set them."""
 
     @abstractmethod
     def count(self) -> int:

@@ -29,7 +29,8 @@ class Router(TopKRouter):
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config, pg_collection)
         # The sum of this rank's auxiliary losses, then the tokens sent to each expert.
-        self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float64, device=torch.get_default_device())
+        # In float32, which every device has: it counts to 16 million, more than a rank sends to an expert in a step.
+        self.counted = torch.zeros(1 + self.num_experts, dtype=torch.float32, device=torch.get_default_device())
 
     def forward(
         self, input: torch.Tensor, padding_mask: torch.Tensor | None = None
@@ -54,7 +55,7 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
     """What the routers of this stage have counted since the last call; None for a model without experts.
 
     Returns:
-        [layers of the whole model, 1 + experts] float64: sum of auxiliary losses without their factor, then tokens of
+        [layers of the whole model, 1 + experts] float32: sum of auxiliary losses without their factor, then tokens of
         each expert; zero for the layers of other stages. Summed over all ranks these are the run's.
     """
     config = model.config

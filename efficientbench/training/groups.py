@@ -60,10 +60,16 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Element-wise sum over all ranks, in place."""
-    dist.all_reduce(values)
-    return values
+def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Element-wise sum over all ranks of float64 values on the host, sent through this rank's device.
+
+    NPUs hold no float64 (a cast gives float32, with a warning) and HCCL reduces none: bits are gathered, and summed on
+    the host, in the order of ranks.
+    """
+    bits = values.contiguous().view(torch.int32).flatten().to(device)
+    gathered = bits.new_empty(dist.get_world_size() * bits.numel())
+    dist.all_gather_into_tensor(gathered, bits)
+    return gathered.cpu().view(torch.float64).view(-1, *values.shape).sum(dim=0)
 
 
 def holds_loss() -> bool:

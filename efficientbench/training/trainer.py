@@ -165,14 +165,14 @@ class Trainer:
         for stage in self.stages:
             stage.train()
         # [batches, 3] over all ranks: loss, tokens, UTF-8 bytes.
-        batches = groups.sum_over_ranks(torch.stack(sums)).tolist()
+        batches = groups.sum_over_ranks(_on_host(torch.stack(sums)), self.batches.device).tolist()
         loss, tokens, utf8_bytes = (sum(column) for column in zip(*batches, strict=True))
         counted = int(utf8_bytes) if self.token_bytes is not None else None
         means = tuple(batch[0] / batch[1] for batch in batches)
         self._emit(ValidationEnded(step, loss / tokens, means, int(tokens), counted))
 
     def _forward_backward(self, batches: Callable[[], Iterator[Batch]], forward_only: bool) -> torch.Tensor:
-        """Sums of loss, tokens and UTF-8 bytes [3] over this rank's micro-batches; zeros where it has no loss.
+        """Loss, tokens and UTF-8 bytes [n, 3] of each of this rank's n micro-batches; zeros where it has no loss.
 
         `batches()` begins the step's micro-batches; each stage that reads them goes through them by itself.
         """
@@ -191,8 +191,8 @@ class Trainer:
             forward_only=forward_only,
         )
         if not groups.holds_loss():
-            return torch.zeros(3, dtype=torch.float64, device=self.batches.device)
-        return torch.stack(stored).sum(dim=0)
+            return torch.zeros(self.batches.micro_batches, 3, device=self.batches.device)
+        return torch.stack(stored)
 
     def _forward_step(
         self, batches: Iterator[Batch] | None, model: DistributedDataParallel
@@ -209,7 +209,7 @@ class Trainer:
         if self.token_bytes is not None and not self.stages[-1].training:
             utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
         # Copies, because the schedules divide the loss in place.
-        sums = torch.stack([loss.detach().double(), tokens.double(), utf8_bytes.double()])
+        sums = torch.stack([loss.detach().float(), tokens.float(), utf8_bytes.float()])
         return loss, tokens.int(), sums
 
     def _take_routing(self) -> torch.Tensor | None:
@@ -229,12 +229,17 @@ class Trainer:
         )
 
     def _over_ranks(self, sums: torch.Tensor, flag: float, counted: torch.Tensor | None = None) -> list[float]:
-        parts = [sums, sums.new_tensor([flag])]
+        parts = [_on_host(sums), torch.tensor([flag], dtype=torch.float64)]
         if counted is not None:
-            parts.append(counted.flatten())
-        values = torch.cat(parts)
-        return [float(value) for value in groups.sum_over_ranks(values).tolist()]
+            parts.append(counted.cpu().double().flatten())
+        return [float(value) for value in groups.sum_over_ranks(torch.cat(parts), self.batches.device).tolist()]
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
+
+
+def _on_host(of_micro_batches: torch.Tensor) -> torch.Tensor:
+    """[..., n, 3] of n micro-batches, each exact in float32 → their sums [..., 3] in float64, which not all devices
+    have."""
+    return of_micro_batches.cpu().double().sum(dim=-2)

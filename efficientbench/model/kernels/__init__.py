@@ -20,12 +20,13 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
     names = _attention(config, device_type)
     fused = bool(config.kernels.fused)
-    for part, kernel in (("cross_entropy", cross_entropy), ("norm", norm), ("swiglu", swiglu), ("rope", rope)):
+    names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
+    for part, kernel in (("norm", norm), ("swiglu", swiglu), ("rope", rope)):
         if part != "rope" or model.position.kind == "rope":
-            names[part] = kernel.FUSED if fused else kernel.NAME
+            names[part] = kernel.FUSED if fused else kernel.name(device_type)
     names["weight_gradient"] = weight_gradient.name(device_type, TORCH_DTYPES[config.training.dtype])
     if model.moe is not None:
-        names["grouped_mm"] = grouped_mm.NAMES[grouped_mm.has_grouped_mm(device_type)]
+        names["grouped_mm"] = grouped_mm.name(device_type)
     return names
 
 
@@ -57,7 +58,8 @@ def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
         return {"nsa_compression": nsa_range.NAME, "nsa_selection": selection, "nsa_window": nsa_range.NAME}
     shape = attention_shape(config)
     if shape is None:
-        return {"attention": biased_attention.name(device_type)}
+        trained = model.position.kind == "relative"
+        return {"attention": biased_attention.name(device_type, trained)}
     return {"attention": choose(config.kernels.attention, shape, device_type).describe()}
 
 

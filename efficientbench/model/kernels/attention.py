@@ -6,7 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from efficientbench.model.kernels import npu_fused
+
 NAME = "torch scaled_dot_product_attention"
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return npu_fused.ATTENTION if npu_fused.serves(device_type) else NAME
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -23,6 +30,8 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     Returns:
         [Q, B, heads · E]
     """
+    if npu_fused.serves(query.device.type):
+        return npu_fused.causal_attention(query, key, value, scale)
     value_dim = value.shape[-1]
     if value_dim != query.shape[-1] and query.device.type == "cpu":
         # The CPU's flash kernel wants values as wide as keys. The zeros cost less than scores in memory would.

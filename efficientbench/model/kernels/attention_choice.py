@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.model.kernels import flex
+from efficientbench.model.kernels import attention, flex
 from efficientbench.model.kernels.attention import causal_attention
 
 AttentionKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -146,7 +146,7 @@ def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoi
             raise ConfigError(f"kernels.attention={asked} does not serve this run: {reason}; auto picks one that does")
         return AttentionChoice(asked, KERNELS[asked])
     if device_type != "cuda" or not torch.cuda.is_available():
-        return AttentionChoice("torch scaled_dot_product_attention", DEFAULT)
+        return AttentionChoice(attention.name(device_type), DEFAULT)
     # Not math, which holds all scores: it serves where nothing else does, by torch's own choice.
     return fastest([name for name in KERNELS if name != "math"], shape, device)
 

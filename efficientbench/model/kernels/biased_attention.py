@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels import flex
+from efficientbench.model.kernels import flex, npu_fused
 
 BLOCK_ELEMENTS = 2**20
 """Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed."""
@@ -23,8 +23,10 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 """The kernel that serves every device."""
 
 
-def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
+def name(device_type: str, trained: bool) -> str:
+    """The kernel that serves a device type; `trained`: whether the bias is."""
+    if npu_fused.serves(device_type):
+        return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained else npu_fused.ATTENTION
     return "torch flex_attention" if flex.runs(device_type) else BLOCKS
 
 
@@ -44,6 +46,8 @@ def biased_causal_attention(
     """
     if flex.runs(query.device.type):
         return flex_attention(query, key, value, scale, bias, flex.compiled())
+    if npu_fused.serves(query.device.type) and not bias.requires_grad:
+        return npu_fused.biased_causal_attention(query, key, value, scale, bias)
     out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
     return out
 
@@ -61,6 +65,9 @@ class BlockedAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value, bias)
         ctx.scale = scale
+        if npu_fused.serves(query.device.type):
+            # It has no gradient for the bias: the backward pass is the one below.
+            return npu_fused.biased_causal_attention(query, key, value, scale, bias)
         sequence, batch, heads, _ = query.shape
         keys, values = _reversed(key), _reversed(value)
         out = query.new_empty(sequence, batch, heads, value.shape[-1])

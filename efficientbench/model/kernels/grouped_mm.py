@@ -11,9 +11,15 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.weight_gradient import add_product
 
 NAMES = {True: "torch grouped_mm", False: "torch mm, one expert after another"}
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return npu_fused.GROUPED_MATMUL if npu_fused.serves(device_type) else NAMES[has_grouped_mm(device_type)]
 
 
 def has_grouped_mm(device_type: str) -> bool:
@@ -32,6 +38,8 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, sizes: Sequence[int]) -> 
     Returns:
         [N, O]
     """
+    if npu_fused.serves(x.device.type):
+        return npu_fused.grouped_mm(x, weights, sizes)
     if has_grouped_mm(x.device.type):
         ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x.device)
         # Gradients may come expanded, which grouped_mm refuses.
@@ -53,6 +61,9 @@ def accumulate_weight_gradient(
         sizes: rows of each group.
         gradient: [E, O, I]; may be wider than the others.
     """
+    if npu_fused.adds_weight_gradient(x, gradient):
+        npu_fused.accumulate_weight_gradient(x, grad_out, sizes, gradient)
+        return
     groups = zip(x.split(list(sizes)), grad_out.split(list(sizes)), gradient, strict=True)
     for rows, grad_rows, total in groups:
         add_product(total, grad_rows, rows)

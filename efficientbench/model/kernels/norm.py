@@ -7,10 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.fusion import fused
 
 NAME = "torch rms_norm; on a CPU its formula, which keeps only the input and a factor per token"
 FUSED = "torch.compile, which keeps only the input and a factor per token"
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return npu_fused.RMS_NORM if npu_fused.serves(device_type) else NAME
 
 
 class FormulaRMSNorm(torch.autograd.Function):
@@ -79,4 +85,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, fuse: bool =
     if x.device.type == "cpu":
         normed: torch.Tensor = FormulaRMSNorm.apply(x, weight, epsilon)
         return normed
+    if npu_fused.serves(x.device.type):
+        return npu_fused.rms_norm(x, weight, epsilon)
     return F.rms_norm(x, (x.shape[-1],), weight, epsilon)

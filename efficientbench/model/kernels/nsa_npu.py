@@ -13,13 +13,13 @@ documentation of the former.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from efficientbench.devices.ascend_chip import FUSED
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 NAME = "torch_npu npu_nsa_select_attention (past blocks) with torch matmuls (own block)"
@@ -29,19 +29,13 @@ KEY_DIM, VALUE_DIM = 192, 128
 """The only head dimensions that it takes; narrower heads are filled up with zeros."""
 LEAST_SEQUENCE = BLOCK * COUNT
 LARGEST_GROUP = 32
-CHIPS = ("Ascend910B", "Ascend910_93")
-"""Product families that the kernel is documented for (Atlas A2 and A3), by the beginning of the device's name."""
 EMPTY_SCORE = -1e4
 """Before the scale: a key that scores this weighs exp(-1e4 / √D), which is 0."""
 
 
 @functools.cache
 def _has_kernel() -> bool:
-    if importlib.util.find_spec("torch_npu") is None:
-        return False
-    torch_npu = importlib.import_module("torch_npu")
-    chip = str(torch_npu.npu.get_device_name(0))
-    return chip.startswith(CHIPS) and hasattr(torch_npu, "npu_nsa_select_attention_grad")
+    return npu_fused.chip_family() in FUSED and hasattr(npu_fused.torch_npu(), "npu_nsa_select_attention_grad")
 
 
 def serves(device_type: str, shape: SelectionShape) -> bool:
@@ -66,7 +60,7 @@ class SelectedAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         batch, sequence, group, dim = query.shape
         past = _Past.of(query, key, value, chosen)
-        out_past, largest_past, sum_past = importlib.import_module("torch_npu").npu_nsa_select_attention(
+        out_past, largest_past, sum_past = npu_fused.torch_npu().npu_nsa_select_attention(
             past.query,
             past.key,
             past.value,
@@ -102,7 +96,7 @@ class SelectedAttention(torch.autograd.Function):
         past = _Past.of(query, key, value, chosen)
         grad = grad_outputs[0].contiguous()
         # With the output and the sums of both parts, the kernel's probabilities and Σ p · dp are the whole's.
-        grad_query, grad_key, grad_value = importlib.import_module("torch_npu").npu_nsa_select_attention_grad(
+        grad_query, grad_key, grad_value = npu_fused.torch_npu().npu_nsa_select_attention_grad(
             _heads(grad, VALUE_DIM),
             past.query,
             past.key,

@@ -6,9 +6,15 @@ from typing import Any
 
 import torch
 
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.fusion import fused
 
 NAME, FUSED = "torch elementwise", "torch.compile"
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return npu_fused.ROTARY if npu_fused.serves(device_type) else NAME
 
 
 class Rotate(torch.autograd.Function):
@@ -42,6 +48,8 @@ def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    if npu_fused.serves(x.device.type):
+        return npu_fused.rotate(x, cos, sin)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     left = x.shape[-1] - 2 * cos.shape[-1]
     if left:

@@ -7,10 +7,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.fusion import fused
 
 NAME = "torch elementwise, activation recomputed in backward"
 FUSED = "torch.compile, activation recomputed in backward"
+
+
+def name(device_type: str) -> str:
+    """The kernel that serves a device type."""
+    return npu_fused.SWIGLU if npu_fused.serves(device_type) else NAME
 
 
 class SwiGLU(torch.autograd.Function):
@@ -66,5 +72,7 @@ def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
 
     `fuse`: by compiled kernels.
     """
+    if not fuse and npu_fused.serves(gate_up.device.type):
+        return npu_fused.swiglu(gate_up)
     activated: torch.Tensor = (FusedSwiGLU if fuse else SwiGLU).apply(gate_up)
     return activated

@@ -1,0 +1,1 @@
+"""What torch_npu.contrib holds, as far as it is used."""

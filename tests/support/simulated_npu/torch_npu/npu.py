@@ -1,0 +1,241 @@
+"""`torch_npu.npu`, which is also `torch.npu`: one device, on which everything has happened already.
+
+Only names that the real namespace has (tests/unit/test_torch_npu_wheel.py compares them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+__all__ = [
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "empty_cache",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "init",
+    "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "utilization",
+]
+
+DEFAULT_CHIP = "Ascend910B2"
+TOTAL_MEMORY_BYTES = 64 << 30
+
+
+class Event:
+    """An event that has happened."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+    def record(self, stream: Stream | None = None) -> None:
+        pass
+
+    def wait(self, stream: Stream | None = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    """The only stream; all objects are equal."""
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.device = torch.device("npu:0")
+
+    def wait_stream(self, stream: Stream) -> None:
+        pass
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream)
+
+    def __hash__(self) -> int:
+        return hash(Stream)
+
+
+class device(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """The block's current device."""
+
+    def __init__(self, device: object) -> None:
+        self.idx = device
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+def chip() -> str:
+    """The product that this device answers for; tests set SIMULATED_NPU."""
+    return os.environ.get("SIMULATED_NPU", DEFAULT_CHIP)
+
+
+def get_device_name(device_name: object = None) -> str:
+    return chip()
+
+
+def get_device_properties(device_name: object = None) -> SimpleNamespace:
+    return SimpleNamespace(name=chip(), total_memory=TOTAL_MEMORY_BYTES)
+
+
+def get_device_capability(device: object = None) -> tuple[int, ...] | None:
+    told = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY")
+    return tuple(map(int, told.split("."))) if told else None
+
+
+def is_bf16_supported(including_emulation: bool = False) -> bool:
+    return re.match(r"Ascend(910B\d|910_93|950)", chip()) is not None
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    pass
+
+
+def device_count() -> int:
+    # As many as the test has ranks; they all are npu:0 to their own process.
+    return int(os.environ.get("SIMULATED_NPUS", "1"))
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(device: object) -> None:
+    pass
+
+
+def synchronize(device: object = None) -> None:
+    pass
+
+
+def current_stream(device: object = None) -> Stream:
+    return Stream()
+
+
+def default_stream(device: object = None) -> Stream:
+    return Stream()
+
+
+def set_stream(stream: Stream) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def stream(stream: Stream | None) -> Iterator[None]:
+    yield
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+default_generators = (torch.default_generator,)
+
+
+def get_rng_state(device: object = "npu") -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: object = "npu") -> None:
+    torch.set_rng_state(new_state)
+
+
+def manual_seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+def empty_cache() -> None:
+    pass
+
+
+def memory_allocated(device: object = None) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
+
+
+def memory_stats(device: object = None) -> dict[str, int]:
+    return {"num_ooms": 0, "num_alloc_retries": 0}
+
+
+def reset_peak_memory_stats(device: object = None) -> None:
+    pass
+
+
+def mem_get_info(device: object = None) -> tuple[int, int]:
+    return TOTAL_MEMORY_BYTES - memory_allocated(), TOTAL_MEMORY_BYTES
+
+
+def utilization(device: object = None) -> int:
+    return 0
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def _lazy_init() -> None:
+    pass
+
+
+def _lazy_call(callback: Callable[[], Any]) -> None:
+    callback()
