@@ -58,8 +58,8 @@ class FiniteCheck:
         finalize_model_grads(stages, num_tokens, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
 
     def flags(self, loss: torch.Tensor) -> torch.Tensor:
-        """[2] float64 on the device: whether this rank's loss, and its gradients, are not finite; 1 for yes."""
-        return torch.cat([(~torch.isfinite(loss)).double().reshape(1), (self._gradients > 0).double()])
+        """[2] float32 on the device: whether this rank's loss, and its gradients, are not finite; 1 for yes."""
+        return torch.cat([(~torch.isfinite(loss)).float().reshape(1), (self._gradients > 0).float()])
 
     def _none(self) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.float32, device=self.device)

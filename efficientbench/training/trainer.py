@@ -127,9 +127,9 @@ class Trainer:
         self.optimizer.zero_grad()
         sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
         # Before the optimizer, which has to leave the weights as they are on all ranks if any rank's are not finite.
-        flags = self.finite.flags(sums[0])
-        loss, tokens, _, bad_losses, bad_gradients, stops, *routed = self._over_ranks(
-            torch.cat([sums, flags]), float(stop), self._take_routing()
+        flags = self.finite.flags(sums[:, 0].sum())
+        loss, tokens, _, stops, bad_losses, bad_gradients, *routed = self._over_ranks(
+            sums, float(stop), flags, self._take_routing()
         )
         non_finite = self._leave_out(step, flags) if bad_losses or bad_gradients else None
         updated, gradient_norm, _ = self.optimizer.step() if non_finite is None else (False, None, None)
@@ -165,7 +165,7 @@ class Trainer:
         for stage in self.stages:
             stage.train()
         # [batches, 3] over all ranks: loss, tokens, UTF-8 bytes.
-        batches = groups.sum_over_ranks(_on_host(torch.stack(sums)), self.batches.device).tolist()
+        batches = groups.sum_over_ranks(_total(torch.stack(sums).cpu()), self.batches.device).tolist()
         loss, tokens, utf8_bytes = (sum(column) for column in zip(*batches, strict=True))
         counted = int(utf8_bytes) if self.token_bytes is not None else None
         means = tuple(batch[0] / batch[1] for batch in batches)
@@ -228,18 +228,22 @@ class Trainer:
             tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
         )
 
-    def _over_ranks(self, sums: torch.Tensor, flag: float, counted: torch.Tensor | None = None) -> list[float]:
-        parts = [_on_host(sums), torch.tensor([flag], dtype=torch.float64)]
-        if counted is not None:
-            parts.append(counted.cpu().double().flatten())
-        return [float(value) for value in groups.sum_over_ranks(torch.cat(parts), self.batches.device).tolist()]
+    def _over_ranks(
+        self, sums: torch.Tensor, stop: float, flags: torch.Tensor, counted: torch.Tensor | None
+    ) -> list[float]:
+        """Over all ranks the sums of what `_forward_backward` gave, of `stop`, of `flags` and of what was counted."""
+        parts = [sums.flatten(), flags, *([] if counted is None else [counted.flatten()])]
+        # From the device at once.
+        own = torch.cat(parts).cpu()
+        of_micro_batches, others = own[: sums.numel()].view_as(sums), own[sums.numel() :].double()
+        own = torch.cat([_total(of_micro_batches), torch.tensor([stop], dtype=torch.float64), others])
+        return [float(value) for value in groups.sum_over_ranks(own, self.batches.device).tolist()]
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
 
 
-def _on_host(of_micro_batches: torch.Tensor) -> torch.Tensor:
-    """[..., n, 3] of n micro-batches, each exact in float32 → their sums [..., 3] in float64, which not all devices
-    have."""
-    return of_micro_batches.cpu().double().sum(dim=-2)
+def _total(of_micro_batches: torch.Tensor) -> torch.Tensor:
+    """[..., n, 3] on the host, each exact in float32 → sums over n in float64, which not all devices have."""
+    return of_micro_batches.double().sum(dim=-2)

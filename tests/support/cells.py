@@ -52,7 +52,7 @@ def write_tokens(prefix: Path, documents: Iterable[np.ndarray]) -> None:
     builder.finalize(f"{prefix}.idx")
 
 
-def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
+def train(config: RunConfig, prefix: Path, steps: int, device_type: str = "cpu") -> Outcome:
     """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
     from megatron.core import parallel_state
 
@@ -75,7 +75,7 @@ def train(config: RunConfig, prefix: Path, steps: int) -> Outcome:
         elif isinstance(event, ValidationEnded):
             outcome.validation_losses.append(event.loss)
 
-    device = torch.device("cpu")
+    device = torch.device(device_type)
     with groups.model_parallel(config.parallel, config.training.seed):
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
@@ -101,7 +101,7 @@ def _gradients(model: torch.nn.Module) -> dict[str, Piece]:
         _gather_reduced_shards(buffer)
     pieces = {}
     for name, parameter in global_parameters(model.module).items():
-        gradient, position = parameter.main_grad.clone(), tensor_parallel_rank(name)[0]
+        gradient, position = parameter.main_grad.cpu().clone(), tensor_parallel_rank(name)[0]
         dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
         stride = getattr(parameter, "partition_stride", 1)
         if EXPERTS in name:

@@ -1,4 +1,4 @@
-"""Pools of gloo ranks that stay up, since an empty start of two costs several seconds.
+"""Pools of ranks that stay up, since an empty start of two costs several seconds.
 
 A pool of N ranks is one world of torch.distributed; each call runs one function on all of its ranks.
 """
@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 CALL_TIMEOUT_S = 180
+SIMULATED_NPU = Path(__file__).resolve().parent / "simulated_npu"
 
 
 class Ranks:
-    """One world of ranks on this machine's CPU."""
+    """One world of ranks on this machine's CPU, or on the simulated NPU."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device_type: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         self.connections: list[Connection] = []
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, os.path.join(self.folder.name, "store"), theirs)
+            arguments = (device_type, rank, size, os.path.join(self.folder.name, "store"), theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self.connections.append(ours)
@@ -77,21 +80,27 @@ def _reuse_groups() -> None:
     dist.new_group = new_group
 
 
-def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
+def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:
     import warnings
+
+    if device_type == "npu":
+        sys.path.insert(0, str(SIMULATED_NPU))
 
     import torch
     import torch.distributed as dist
 
-    from efficientbench.devices.cpu import CPU
+    from efficientbench.devices.base import all_devices
 
     warnings.filterwarnings("ignore", module="megatron")
     torch.set_num_threads(1)
     # A rank is killed in the end and removes nothing: what it leaves goes with the pool's folder.
     tempfile.tempdir = os.path.dirname(store)
-    CPU().prepare(rank)
+    device = next(device for device in all_devices() if device.type == device_type)
+    for name, value in device.environment.items():
+        os.environ.setdefault(name, value)
+    device.prepare(rank)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     _reuse_groups()
     # What a rank runs may fork processes of its own, which multiprocessing forbids to daemons.

@@ -1,0 +1,105 @@
+"""The code for NPUs on a device type `npu` that the CPU computes: what it proves stands in its `torch_npu/__init__.py`.
+
+Ranks of the simulated device are compared with one rank on the CPU, in float32: loss and gradient norm at each step,
+every gradient of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support import npu_checks
+from support.cells import train, whole_gradients, write_corpus
+from support.configs import tiny
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.proof
+
+STEPS = 4
+# Kernels that compute in float32 and in another order.
+RELATIVE = 1e-5
+TWO_RANKS = {
+    "gqa_1.5B": ["parallel.cp=2"],
+    "mla_1.5B": ["parallel.tp=2", "parallel.sp=true"],
+    "nsa_1.5B": ["parallel.pp=2"],
+    "relative_1.5B": ["parallel.dp=2"],
+    "moe_1.5Bx8": ["parallel.ep=2", "parallel.dp=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def npu_ranks() -> Iterator[Callable[[int], Ranks]]:
+    """`npu_ranks(2)` is the pool of two ranks, each on a simulated NPU."""
+    pools: dict[int, Ranks] = {}
+
+    def pool(size: int) -> Ranks:
+        if size not in pools:
+            pools[size] = Ranks(size, "npu")
+        return pools[size]
+
+    yield pool
+    for each in pools.values():
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
+    write_corpus(prefix, vocab_size=131)
+    return prefix
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_trains_as_a_cpu_does(
+    name: str,
+    size: int,
+    npu_ranks: Callable[[int], Ranks],
+    ranks: Callable[[int], Ranks],
+    corpus: Path,
+    tmp_path: Path,
+) -> None:
+    alone = tiny(name, f"data.cache={tmp_path}")
+    config = alone if size == 1 else tiny(name, f"data.cache={tmp_path}", *TWO_RANKS[name])
+    [expected] = ranks(1).call(train, alone, corpus, STEPS)
+    outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu")
+    for outcome in outcomes:
+        assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
+        assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)
+        assert outcome.validation_losses == pytest.approx(expected.validation_losses, rel=RELATIVE)
+        assert outcome.auxiliary_losses == pytest.approx(expected.auxiliary_losses, rel=RELATIVE)
+        assert outcome.tokens_per_expert == expected.tokens_per_expert
+    gradients = whole_gradients(outcomes, config.model.vocab_size)
+    oracle = whole_gradients([expected], config.model.vocab_size)
+    assert gradients.keys() == oracle.keys()
+    for key, gradient in gradients.items():
+        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
+        assert error < RELATIVE, f"{key}: relative error {error:.1e}"
+
+
+def test_kernels_and_their_gradients_equal_the_cpus(npu_ranks: Callable[[int], Ranks]) -> None:
+    [errors] = npu_ranks(1).call(npu_checks.kernel_errors)
+    assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
+
+
+@pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+def test_grouped_matmul_and_its_weight_gradient(
+    dtype: torch.dtype, relative: float, npu_ranks: Callable[[int], Ranks]
+) -> None:
+    [errors] = npu_ranks(1).call(npu_checks.grouped_matmul_errors, dtype)
+    assert max(errors) < relative
+
+
+def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable[[int], Ranks]) -> None:
+    [said] = npu_ranks(1).call(npu_checks.refusals)
+    assert said["reduce float64"] == "HCCL AllReduce & Reduce: Unsupported data type torch.float64"
+    assert "same device, but found at least two devices, npu:0 and cpu" in said["mix devices"]
+    assert said["give a kernel a host tensor"] == "npu_swiglu: expected a tensor on npu, got one on cpu"
+    assert said["mask upside down"] == "refused by the kernel: 1 hides what follows"
+    assert "is 2048 × 2048" in said["mask of the sequence's size"]
+    assert "'SBD' is none of BSH, SBH" in said["an unknown layout"]
+    assert said["gradient of a grouped matmul"].startswith("npu_grouped_matmul has no gradient")
+    assert npu_ranks(1).call(npu_checks.double_becomes_float) == [torch.float32]

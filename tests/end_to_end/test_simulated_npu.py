@@ -1,0 +1,83 @@
+"""The command line on the simulated NPU, as a user starts it; the stand-in for torch_npu is found on PYTHONPATH alone.
+
+What this proves and what it does not stands in `tests/support/simulated_npu/torch_npu/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.command_line import ROOT, TINY, Finished, efficientbench, losses, record
+
+SIMULATED = ROOT / "tests" / "support" / "simulated_npu"
+# float32 sums in another order, over six steps.
+RELATIVE = 1e-5
+
+
+@pytest.fixture
+def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
+    """`on_npu("key=value", …, chip=…, devices=…)` runs the smallest model on simulated NPUs."""
+
+    def run(*overrides: str, chip: str = "Ascend910B2", devices: int = 1) -> Finished:
+        words = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY, "device=npu")
+        done = efficientbench(
+            *words,
+            *overrides,
+            PYTHONPATH=os.pathsep.join([str(ROOT), str(SIMULATED)]),
+            SIMULATED_NPU=chip,
+            SIMULATED_NPUS=str(devices),
+        )
+        return Finished(tmp_path / "gqa_1.5B_smoke", done)
+
+    return run
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_has_the_losses_of_the_cpu(
+    ranks: int, on_npu: Callable[..., Finished], train: Callable[..., Finished]
+) -> None:
+    expected = train()
+    run = on_npu(f"parallel.dp={ranks}", devices=ranks)
+    assert run.done.returncode == 0, run.done.stdout + run.done.stderr
+    assert losses(run.folder) == pytest.approx(losses(expected.folder), rel=RELATIVE)
+    content = record(run.folder)
+    assert content["validation_loss"] == pytest.approx(record(expected.folder)["validation_loss"], rel=RELATIVE)
+    assert content["device_name"] == "Ascend910B2"
+    assert content["devices"] == ranks
+    assert content["kernels"] == {
+        "attention": "torch_npu npu_fusion_attention",
+        "cross_entropy": record(expected.folder)["kernels"]["cross_entropy"],
+        "norm": "torch_npu npu_rms_norm",
+        "rope": "torch_npu npu_rotary_mul",
+        "swiglu": "torch_npu npu_swiglu",
+    }
+    assert content["fallback_kernels"] == {}
+
+
+@pytest.mark.proof
+def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callable[..., Finished]) -> None:
+    run = on_npu("training.dtype=fp16", chip="Ascend910PremiumA")
+    assert run.done.returncode == 0, run.done.stdout + run.done.stderr
+    assert record(run.folder)["dtype"] == "fp16"
+    assert record(run.folder)["kernels"]["attention"] == "torch scaled_dot_product_attention"
+
+
+@pytest.mark.parametrize(
+    ("chip", "reason"),
+    [
+        ("Ascend910A", "training.dtype=bf16: Ascend910A has no bf16 arithmetic: add training.dtype=fp16"),
+        ("Ascend310P3", "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train"),
+    ],
+)
+def test_what_a_chip_cannot_is_told_before_anything_starts(
+    chip: str, reason: str, on_npu: Callable[..., Finished]
+) -> None:
+    run = on_npu("training.dtype=bf16", chip=chip)
+    assert run.done.returncode == 2
+    assert reason in run.done.stderr
+    assert "Traceback" not in run.done.stderr
+    assert not run.folder.exists()

@@ -1,0 +1,110 @@
+"""What a rank on the simulated NPU runs: our kernels against the CPU's, and what the device refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+Compute = Callable[..., torch.Tensor]
+
+HEADS, GROUPS, BATCH, SEQUENCE = 4, 2, 2, 40
+
+
+def _error(compute: Compute, inputs: list[torch.Tensor], trained: list[int]) -> float:
+    """The largest relative difference between NPU and CPU, in the output and in the gradients of `trained` inputs."""
+    results = []
+    for device in ("cpu", "npu"):
+        here = [each.to(device).requires_grad_(index in trained) for index, each in enumerate(inputs)]
+        out = compute(*here)
+        assert out.device.type == device
+        seed = torch.arange(out.numel(), dtype=torch.float32).cos().view(out.shape).to(out.dtype)
+        grads = torch.autograd.grad(out, [here[index] for index in trained], seed.to(device))
+        results.append([each.detach().cpu().float() for each in (out, *grads)])
+    return max(float((ours - theirs).abs().max() / theirs.abs().max()) for theirs, ours in zip(*results, strict=True))
+
+
+def kernel_errors() -> dict[str, float]:
+    """Relative error of each kernel's output and gradients on the simulated NPU against the CPU's, in float32."""
+    from efficientbench.model.kernels import attention, biased_attention, norm, npu_fused, rope, swiglu
+
+    torch.manual_seed(0)
+    # Several blocks of queries, the last one not full.
+    npu_fused.BIAS_ROWS = 16
+    query = torch.randn(SEQUENCE, BATCH, HEADS, 24)
+    key, value = (torch.randn(SEQUENCE, BATCH, GROUPS, dim) for dim in (24, 24))
+    narrow = torch.randn(SEQUENCE, BATCH, GROUPS, 16)
+    angles = torch.rand(SEQUENCE, 1, 1, 8)
+    bias = torch.randn(HEADS, SEQUENCE)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention.causal_attention(q, k, v, 0.3)
+
+    def attend_with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return biased_attention.biased_causal_attention(q, k, v, 0.3, b)
+
+    return {
+        "grouped heads": _error(attend, [query, key, value], [0, 1, 2]),
+        "values narrower than keys": _error(attend, [query, key, narrow], [0, 1, 2]),
+        "the last queries of a sequence": _error(attend, [query[-16:], key, value], [0, 1, 2]),
+        "a bias that is trained": _error(attend_with_bias, [query, key, value, bias], [0, 1, 2, 3]),
+        "a bias that is not": _error(attend_with_bias, [query, key, value, bias], [0, 1, 2]),
+        "norm": _error(lambda x, w: norm.rms_norm(x, w, 1e-6), [torch.randn(5, 3, 48), torch.randn(48)], [0, 1]),
+        "rope on all of a head": _error(rope.rotate, [query[..., :16], angles.cos(), angles.sin()], [0]),
+        "rope on a head's end": _error(rope.rotate, [query, angles.cos(), angles.sin()], [0]),
+        "swiglu": _error(swiglu.swiglu, [torch.randn(7, 2, 32)], [0]),
+    }
+
+
+def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
+    """Relative errors of the grouped matmul and of its weight gradient; one group has no rows."""
+    from efficientbench.model.kernels.grouped_mm import accumulate_weight_gradient, grouped_mm
+
+    torch.manual_seed(0)
+    sizes = [3, 0, 7, 2]
+    x, weights = torch.randn(12, 6, dtype=dtype), torch.randn(4, 6, 10, dtype=dtype)
+    results = []
+    for device in ("cpu", "npu"):
+        out = grouped_mm(x.to(device), weights.to(device), sizes)
+        gradient = torch.ones(4, 10, 6, device=device)
+        accumulate_weight_gradient(x.to(device), out, sizes, gradient)
+        results.append((out.cpu().float(), gradient.cpu()))
+    (out, gradient), (ours, our_gradient) = results
+    difference = (ours - out).abs().max() / out.abs().max()
+    return float(difference), float((our_gradient - gradient).abs().max() / gradient.abs().max())
+
+
+def refusals() -> dict[str, str]:
+    """What the simulated device says to what the real one would refuse."""
+    import torch_npu
+
+    on_npu = torch.randn(4, 2, 8, device="npu")
+    mask = torch.ones(2048, 2048, dtype=torch.bool, device="npu").triu(1)
+    attempts: dict[str, Callable[[], object]] = {
+        "reduce float64": lambda: dist.all_reduce(torch.zeros(1, dtype=torch.float64, device="npu")),
+        "mix devices": lambda: on_npu + torch.randn(4, 2, 8),
+        "give a kernel a host tensor": lambda: torch_npu.npu_swiglu(on_npu.cpu()),
+        "mask upside down": lambda: torch_npu.npu_fusion_attention(
+            on_npu, on_npu, on_npu, 2, "SBH", atten_mask=~mask, sparse_mode=2
+        ),
+        "mask of the sequence's size": lambda: torch_npu.npu_fusion_attention(
+            on_npu, on_npu, on_npu, 2, "SBH", atten_mask=mask[:4, :4], sparse_mode=2
+        ),
+        "an unknown layout": lambda: torch_npu.npu_fusion_attention(on_npu, on_npu, on_npu, 2, "SBD"),
+        "gradient of a grouped matmul": lambda: torch_npu.npu_grouped_matmul(
+            [on_npu[:, 0].requires_grad_()], [torch.zeros(1, 8, 2, device="npu")]
+        ),
+    }
+    said = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except (RuntimeError, ValueError) as error:
+            said[name] = str(error)
+    return said
+
+
+def double_becomes_float() -> torch.dtype:
+    """What a cast to float64 gives."""
+    return torch.zeros(2, device="npu").double().dtype

@@ -1,0 +1,109 @@
+"""What is said of an NPU, with a stand-in for torch_npu's namespace."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from efficientbench.devices import base, npu
+from efficientbench.devices.ascend_chip import FUSED, family
+from efficientbench.devices.errors import DeviceError
+from efficientbench.devices.npu import NPU
+
+Machine = Callable[..., NPU]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """`machine("Ascend910B2")` has one such NPU."""
+
+    def build(chip: str, bf16: bool = True, available: bool = True) -> NPU:
+        namespace = SimpleNamespace(
+            is_available=lambda: available,
+            device_count=lambda: 1,
+            get_device_name=lambda index: chip,
+            is_bf16_supported=lambda: bf16,
+        )
+        monkeypatch.setattr(glob, "glob", lambda pattern: ["/dev/davinci0"])
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(npu, "npu_namespace", lambda: namespace)
+        return NPU()
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Ascend910B2", "A2"),
+        ("Ascend910B4_1", "A2"),
+        ("Ascend910_9382", "A3"),
+        ("Ascend950", "950"),
+        ("Ascend310P3", "310"),
+        ("Ascend310B1", "310"),
+        # Without a number "B" is a board of the first generation, which has no bf16.
+        ("Ascend910B", "910"),
+        ("Ascend910A", "910"),
+        ("Ascend910PremiumA", "910"),
+        ("Kunpeng", None),
+    ],
+)
+def test_family_of_a_product(name: str, expected: str | None) -> None:
+    assert family(name) == expected
+    assert (family(name) in FUSED) == (expected in ("A2", "A3"))
+
+
+def test_a_training_chip_serves(machine: Machine) -> None:
+    device = machine("Ascend910B2")
+    assert device.unavailable_reason() is None
+    assert device.unsupported_dtypes() == {}
+
+
+def test_bf16_is_refused_where_the_chip_has_none_with_the_word_that_helps(machine: Machine) -> None:
+    device = machine("Ascend910PremiumA", bf16=False)
+    device.check("fp16")
+    with pytest.raises(DeviceError, match="Ascend910PremiumA has no bf16 arithmetic: add training.dtype=fp16, which"):
+        device.check("bf16")
+
+
+def test_an_inference_chip_is_named_so(machine: Machine) -> None:
+    assert machine("Ascend310P3").unavailable_reason() == "Ascend310P3 is made for inference and cannot train"
+
+
+@pytest.mark.parametrize("adaptor", ["mindspeed", "megatron_adaptor"])
+def test_another_projects_patches_are_refused_by_name(
+    adaptor: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = machine("Ascend910B2")
+    monkeypatch.setitem(sys.modules, adaptor, SimpleNamespace())  # type: ignore[arg-type]
+    reason = device.unavailable_reason()
+    assert reason is not None
+    assert "patches megatron-core 0.1" in reason
+    assert "take it out of this environment's start-up" in reason
+    with pytest.raises(DeviceError, match="is already imported"):
+        device.prepare(0)
+
+
+def test_without_cann_the_reason_names_the_script(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = machine("Ascend910B2")
+
+    def without_cann() -> None:
+        raise ImportError("libhccl.so: cannot open shared object file")
+
+    monkeypatch.setattr(npu, "npu_namespace", without_cann)
+    reason = device.unavailable_reason()
+    assert reason is not None
+    assert "libhccl.so" in reason
+    assert "source CANN's set_env.sh first" in reason
+
+
+def test_environment_is_given_where_the_user_has_not_set_it() -> None:
+    assert NPU.environment["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
+    # A broadcast fails without it, since torch asks what answers for CUDA for its compute capability.
+    assert "TORCH_NPU_DEVICE_CAPABILITY" in NPU.environment
+    assert base.Device.environment == {}
