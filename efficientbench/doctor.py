@@ -139,7 +139,8 @@ def _package(name: str, wanted: Requirement | None) -> Finding:
 def _import_problem(module: str) -> str | None:
     try:
         importlib.import_module(module)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, RuntimeError) as error:
+        # The last is torch's where a vendor's extension, which it loads by itself, does not import.
         return str(error)
     return None
 

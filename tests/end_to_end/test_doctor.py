@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.command_line import efficientbench
 
 SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
@@ -29,9 +30,17 @@ def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
             assert any(after.strip().startswith("needs: ") for after in lines[index + 1 : index + 3])
 
 
-def test_a_torch_that_does_not_import(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text('raise ImportError("libcudart.so.13: cannot open shared object file")')
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ('ImportError("libcudart.so.13: cannot open shared object file")', "libcudart.so.13"),
+        # As torch says it where torch-npu is installed and CANN's set_env.sh was not sourced.
+        ('RuntimeError("Failed to load the backend extension: torch_npu")', "Failed to load the backend"),
+    ],
+)
+def test_a_torch_that_does_not_import(error: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}")
     done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{Path(__file__).resolve().parents[2]}")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "does not import: libcudart.so.13" in done.stdout
+    assert f"does not import: {told}" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

@@ -64,6 +64,7 @@ def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callabl
     assert run.done.returncode == 0, run.done.stdout + run.done.stderr
     assert record(run.folder)["dtype"] == "fp16"
     assert record(run.folder)["kernels"]["attention"] == "torch scaled_dot_product_attention"
+    assert set(record(run.folder)["fallback_kernels"]) == {"attention", "norm", "rope", "swiglu"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,13 @@ def test_a_cpu_runs_on_the_kernels_that_it_has(name: str) -> None:
     assert set(fallback_kernels(config, "cuda")) <= set(kernel_names(config, "cuda"))
 
 
+def test_an_npu_without_documented_kernels_says_what_fell_back() -> None:
+    # No torch_npu is here, as on a chip that is not known.
+    found = fallback_kernels(resolve("moe_0.5Bx8"), "npu")
+    assert set(found) == {"attention", "norm", "rope", "swiglu", "grouped_mm"}
+    assert set(found.values()) == {"torch_npu's fused kernels are documented for Ascend A2 and A3"}
+
+
 def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     nsa, moe, relative = resolve("nsa_1.5B"), resolve("moe_0.5Bx8"), resolve("relative_1.5B")
     monkeypatch.setattr(nsa_fla, "_installed", lambda: True)

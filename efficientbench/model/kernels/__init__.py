@@ -35,7 +35,7 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
     Two runs of which only one fell back are not alike in more than their model.
     """
-    from efficientbench.model.kernels import biased_attention, grouped_mm, nsa_selection
+    from efficientbench.model.kernels import biased_attention, grouped_mm, npu_fused, nsa_selection
 
     names = kernel_names(config, device_type)
     found = {}
@@ -45,6 +45,9 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
         found["attention"] = "FlexAttention needs Triton"
     if names.get("grouped_mm") == grouped_mm.NAMES[False] and device_type in ("cpu", "cuda"):
         found["grouped_mm"] = "this torch has no grouped_mm"
+    if device_type == "npu" and not npu_fused.serves(device_type):
+        reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"
+        found |= {part: reason for part in npu_fused.PARTS if part in names}
     return found
 
 

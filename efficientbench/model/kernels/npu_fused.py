@@ -25,6 +25,8 @@ RMS_NORM = "torch_npu npu_rms_norm"
 ROTARY = "torch_npu npu_rotary_mul"
 SWIGLU = "torch_npu npu_swiglu"
 GROUPED_MATMUL = "torch_npu npu_grouped_matmul"
+PARTS = ("attention", "norm", "rope", "swiglu", "grouped_mm")
+"""Parts of a model, as the record names them, that these kernels compute."""
 
 MASK_SIZE = 2048
 LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL = 2, 3

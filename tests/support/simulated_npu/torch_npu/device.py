@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _device
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -214,8 +215,9 @@ def _let_torch_make_tensors_from_lists() -> None:
     make = torch.tensor
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
-        device = device if device is not None else torch.get_default_device()
-        if torch.device(device).type != "npu":
+        # Not by torch.get_default_device, which makes a tensor to find out.
+        device = device if device is not None else _device.CURRENT_DEVICE
+        if device is None or torch.device(device).type != "npu":
             return make(data, device=device, **options)
         requires_grad = options.pop("requires_grad", False)
         return make(data, device="cpu", **options).to(device).requires_grad_(requires_grad)
