@@ -65,7 +65,7 @@ def test_trains_as_a_cpu_does(
     alone = tiny(name, f"data.cache={tmp_path}")
     config = alone if size == 1 else tiny(name, f"data.cache={tmp_path}", *TWO_RANKS[name])
     [expected] = ranks(1).call(train, alone, corpus, STEPS)
-    outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu")
+    outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu:0")
     for outcome in outcomes:
         assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
         assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)

@@ -52,7 +52,7 @@ def write_tokens(prefix: Path, documents: Iterable[np.ndarray]) -> None:
     builder.finalize(f"{prefix}.idx")
 
 
-def train(config: RunConfig, prefix: Path, steps: int, device_type: str = "cpu") -> Outcome:
+def train(config: RunConfig, prefix: Path, steps: int, device_name: str = "cpu") -> Outcome:
     """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
     from megatron.core import parallel_state
 
@@ -75,7 +75,7 @@ def train(config: RunConfig, prefix: Path, steps: int, device_type: str = "cpu")
         elif isinstance(event, ValidationEnded):
             outcome.validation_losses.append(event.loss)
 
-    device = torch.device(device_type)
+    device = torch.device(device_name)
     with groups.model_parallel(config.parallel, config.training.seed):
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]

@@ -63,11 +63,11 @@ def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
 
     torch.manual_seed(0)
     sizes = [3, 0, 7, 2]
-    x, weights = torch.randn(12, 6, dtype=dtype), torch.randn(4, 6, 10, dtype=dtype)
+    x, weights = torch.randn(12, 8, dtype=dtype), torch.randn(4, 8, 16, dtype=dtype)
     results = []
     for device in ("cpu", "npu"):
         out = grouped_mm(x.to(device), weights.to(device), sizes)
-        gradient = torch.ones(4, 10, 6, device=device)
+        gradient = torch.ones(4, 16, 8, device=device)
         accumulate_weight_gradient(x.to(device), out, sizes, gradient)
         results.append((out.cpu().float(), gradient.cpu()))
     (out, gradient), (ours, our_gradient) = results
