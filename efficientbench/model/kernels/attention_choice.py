@@ -139,14 +139,14 @@ def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoi
     Raises:
         ConfigError: the kernel asked for does not serve this shape here.
     """
+    if asked == "auto" and (device_type != "cuda" or not torch.cuda.is_available()):
+        return AttentionChoice(attention.name(device_type), DEFAULT)
     device = torch.device(device_type)
     if asked != "auto":
         reason = unavailable_reason(asked, shape, device)
         if reason is not None:
             raise ConfigError(f"kernels.attention={asked} does not serve this run: {reason}; auto picks one that does")
         return AttentionChoice(asked, KERNELS[asked])
-    if device_type != "cuda" or not torch.cuda.is_available():
-        return AttentionChoice(attention.name(device_type), DEFAULT)
     # Not math, which holds all scores: it serves where nothing else does, by torch's own choice.
     return fastest([name for name in KERNELS if name != "math"], shape, device)
 
