@@ -78,6 +78,7 @@ def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
     assert again.losses == outcomes["false"].losses[3:]
 
 
+@pytest.mark.proof
 def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     for asynchronous in ("false", "true"):
         pool = own_ranks(1)
@@ -86,6 +87,7 @@ def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus:
         assert psutil.Process(pool.processes[0].pid).children(recursive=True) == []
 
 
+@pytest.mark.proof
 def test_a_writer_that_dies_ends_the_save_with_its_reason(
     own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_writer_that_dies_ends_the_save_with_its_reason(
     assert found(tmp_path) == ["step_00000002", "step_00000003"]
 
 
+@pytest.mark.proof
 def test_a_rank_that_is_late_is_named(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
     pool = own_ranks(2)
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.time_limit_s=1", "parallel.dp=2")
