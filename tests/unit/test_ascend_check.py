@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -96,6 +98,19 @@ def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.Mo
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -11, "", "boom\n"))
     (finding,) = step_findings(CPU())
     assert finding.text == "the bf16 step failed: boom"
+
+
+@pytest.mark.proof
+def test_a_step_on_the_simulated_npu_has_the_cpus_loss() -> None:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support" / "simulated_npu")])
+    command = [sys.executable, "-m", "efficientbench.step_check", "npu", "0", "bf16"]
+    done = subprocess.run(
+        command, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["loss"] == pytest.approx(told["wanted"], rel=1e-3)
+    assert told["next_loss"] < told["loss"]
 
 
 def test_the_doctor_refuses_a_machine_without_npus() -> None:
