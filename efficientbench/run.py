@@ -29,6 +29,7 @@ from launchers.hccl_network import HcclNetwork
 from launchers.interfaces import check_interfaces
 from launchers.launch import launch
 from launchers.mesh import check_mesh
+from launchers.node_link import NodeLink
 from launchers.preflight import preflight
 from launchers.supervision import USER_MISTAKE
 from launchers.worker_process import module_command
@@ -72,7 +73,8 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
             resume = prepare_folder(folder, plan.config, fresh) if node == 0 else None
-            return _train(plan, device, folder, cluster, files, resume)
+            with _meet(cluster, device, plan.layout) if cluster is not None else NodeLink(0, 1, {}) as link:
+                return _train(plan, device, folder, cluster, link, files, resume)
         except Exception as error:
             if files is not None and is_users_mistake(error):
                 files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
@@ -84,18 +86,20 @@ def _train(
     device: Device,
     folder: OutputFolder,
     cluster: Cluster | None,
+    link: NodeLink,
     files: FailureFiles | None,
     resume: Path | None,
 ) -> int:
     """This node's part of the run in its folder.
 
     Args:
-        files: what the first node leaves where the run fails.
+        plan, device, folder: of the run.
+        cluster: the nodes; None: this machine alone.
+        link: to the launchers of the other nodes.
+        files: what the first node leaves where the run fails; None on the others.
         resume: the checkpoint that the first node has found to go on from.
     """
-    config, node = plan.config, cluster.node_rank if cluster is not None else 0
-    if cluster is not None:
-        _meet(cluster, device, plan.layout)
+    config, node = plan.config, link.node
     corpora = prepare_corpora(config)
     _announce_data(config, corpora)
     job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
@@ -111,9 +115,12 @@ def _train(
     def tell(failure: Failure) -> None:
         if files is not None:
             files.write(failure)
-            files.write_record(failure, job, device, cluster.nodes if cluster else 1)
+            files.write_record(failure, job, device, link.nodes)
 
-    exit_code = launch(command, plan.layout.ranks_per_node, cluster, folder.log, tell=tell)
+    limit_s = config.faults.hang_limit_s
+    exit_code = launch(
+        command, plan.layout.ranks_per_node, cluster, folder.log, tell=tell, link=link, hang_limit_s=limit_s
+    )
     # A rank that was killed leaves the cursor as its display had it: hidden.
     Console().show_cursor()
     if node == 0 and folder.record.exists():
@@ -121,16 +128,21 @@ def _train(
     return exit_code
 
 
-def _meet(cluster: Cluster, device: Device, layout: Layout) -> None:
-    """Wait for all nodes, and see that they reach each other as the ranks will; the ranks inherit what that takes."""
-    if cluster.nodes == 1:
-        return
-    ascend = device.telemetry == "ascend"
+def _meet(cluster: Cluster, device: Device, layout: Layout) -> NodeLink:
+    """Wait for all nodes, and see that they reach each other as the ranks will; the ranks inherit what that takes.
+
+    Returns the line between the nodes' launchers.
+    """
+    ascend = cluster.nodes > 1 and device.telemetry == "ascend"
     network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
-    preflight(cluster)
-    address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
-    if network is not None:
-        os.environ.update(network.environment(address))
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(preflight(cluster))
+        if cluster.nodes > 1:
+            address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
+            if network is not None:
+                os.environ.update(network.environment(address))
+        stack.pop_all()
+    return link
 
 
 def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:

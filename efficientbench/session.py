@@ -12,6 +12,7 @@ from data_tools.manifest import Corpus
 from efficientbench.corpora import load_corpora
 from efficientbench.devices.base import find_device
 from efficientbench.job import Job
+from efficientbench.listeners.heartbeat import Heartbeat
 from efficientbench.listeners.measure import Measure
 from efficientbench.listeners.profiler import Profiler
 from efficientbench.listeners.progress import ProgressDisplay
@@ -19,6 +20,7 @@ from efficientbench.listeners.recorder import Recorder
 from efficientbench.measurement import build_monitor, build_record, run_facts
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
+from launchers.pulse import Pulse
 from metrics.record import write_record
 from metrics.summarize import RunFacts
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from efficientbench.training.trainer import Trainer
 
 
-def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool]) -> bool:
+def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
     """Train this rank's part of the run; returns whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
     device = find_device(job.config.device)
@@ -37,7 +39,14 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
     # Only now: megatron must find the device prepared.
     from efficientbench.training import groups
 
-    with groups.world(device.backend), groups.model_parallel(job.config.parallel, job.config.training.seed):
+    pulse.at(0, "meeting the other ranks")
+    limit_s = job.config.faults.hang_limit_s
+    with (
+        groups.world(device.backend, limit_s),
+        groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
+    ):
+        pulse.collectives = groups.collectives_begun
+        pulse.at(0, "building model and data")
         # The first node's parent has looked for it, and verified it.
         resume = groups.gather(job.resume)[0]
         before = read_manifest(resume) if resume is not None else None
@@ -46,7 +55,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device)
         reporter = RankZero(job, measure, facts, before) if rank == 0 else None
-        listeners: list[Listener] = [measure, *(reporter.listeners if reporter else [])]
+        listeners: list[Listener] = [Heartbeat(pulse), measure, *(reporter.listeners if reporter else [])]
         try:
             progress = reporter.recorder.progress if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)

@@ -5,6 +5,7 @@ Logging, signals and the ways to end; what a rank does in between stands in sess
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from efficientbench.job import Job
 from efficientbench.output_folder import OutputFolder
 from efficientbench.session import train_rank
 from launchers.error_file import report_error
+from launchers.pulse import Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,10 @@ def main() -> None:
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
     _set_up_logging(log_file)
     received = _note_signals()
+    pulse = Pulse()
+    pulse.start()
     try:
-        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received))
+        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), pulse)
     except Exception as error:
         logger.exception("rank %d failed", rank)
         found = diagnose(error, job, log_file)
@@ -47,6 +51,8 @@ def _set_up_logging(path: Path) -> None:
     logging.basicConfig(
         filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    # The launcher asks for it where a run hangs: every thread's stack, also of a rank that a native call holds.
+    faulthandler.register(signal.SIGUSR1, file=path.open("a", encoding="utf-8"))
     # megatron explains at length what it would do with Transformer Engine and Apex.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="megatron")

@@ -20,8 +20,9 @@ from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
 from launchers.failure import Failure
 from launchers.interfaces import GLOO_INTERFACE, gloo_interface
+from launchers.node_link import NodeLink
 from launchers.process_record import recorded_processes
-from launchers.supervision import STOPPED, Supervision, end_all
+from launchers.supervision import STOPPED, Limits, Supervision, end_all
 from launchers.worker_process import WorkerProcess
 
 # The time that ranks have to save their state after Ctrl-C or SIGTERM.
@@ -37,6 +38,8 @@ def launch(
     log_folder: Path,
     stop_grace_s: float = STOP_GRACE_S,
     tell: Callable[[Failure], None] | None = None,
+    link: NodeLink | None = None,
+    hang_limit_s: float | None = None,
 ) -> int:
     """Runs ``worker_argv`` once for each of this node's ranks and returns the exit code of the whole.
 
@@ -47,7 +50,8 @@ def launch(
     SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
     ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a further Ctrl-C, is killed. A
     further SIGTERM changes nothing: schedulers send it to the job and to its processes, and again at a time limit.
-    ``tell`` is called with the reason where it is not 0.
+    ``tell`` is called with the reason where it is not 0. ``link`` leads to the launchers of the other nodes, so that
+    each node ends with any; ``hang_limit_s`` ends ranks that all make no progress for so long.
 
     Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
     """
@@ -69,7 +73,9 @@ def launch(
         for local_rank in range(local_ranks):
             workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
         stack.enter_context(recorded_processes(log_folder, cluster.node_rank, [worker.pid for worker in workers]))
-        failure = Supervision(workers, signals, cluster.node_rank, stop_grace_s, FAILURE_GRACE_S).run()
+        limits = Limits(stop_grace_s, FAILURE_GRACE_S, hang_limit_s)
+        link = link or NodeLink(cluster.node_rank, 1, {})
+        failure = Supervision(workers, signals, limits, link, log_folder).run()
     if failure is None:
         return 0
     if tell is not None:

@@ -1,7 +1,8 @@
 """All nodes of a run meet at the master's port before any of them loads torch, or say which one is missing.
 
 Node 0 listens at MASTER_PORT. Every other node connects, sends ``efficientbench <nodes> <node rank>`` and a newline,
-and goes on when it reads ``go``, which node 0 sends once all are there; the port is then free for the training.
+and goes on when it reads ``go``, which node 0 sends once all are there. Nobody listens at the port then, so that the
+training can; the connections stay, as the line between the nodes' launchers.
 """
 
 from __future__ import annotations
@@ -14,34 +15,36 @@ import time
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
+from launchers.node_link import NodeLink
 
 RETRY_S = 0.2
 TELL_AFTER_S = 30.0
 GREETING = "efficientbench"
 
 
-def preflight(cluster: Cluster, time_limit_s: float | None = None) -> None:
+def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
     """Returns when every node of the run is there and has reached node 0.
 
     Raises LaunchError, which names the host, the port or the nodes that could not be reached within the limit (unset:
     the cluster's).
     """
     if cluster.nodes == 1:
-        return
+        return NodeLink(0, 1, {})
     if time_limit_s is None:
         time_limit_s = cluster.rendezvous_timeout_s
     deadline_s = time.monotonic() + time_limit_s
     if cluster.node_rank == 0:
-        _gather(cluster, deadline_s, time_limit_s)
-    else:
-        _check_in(cluster, deadline_s, time_limit_s)
+        return NodeLink(0, cluster.nodes, _gather(cluster, deadline_s, time_limit_s))
+    return NodeLink(cluster.node_rank, cluster.nodes, {0: _check_in(cluster, deadline_s, time_limit_s)})
 
 
-def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
-    """Node 0: waits for every other node."""
+def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[int, socket.socket]:
+    """Node 0: waits for every other node, and returns the connections to them."""
     arrived: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(cluster))
+        # Unless all arrive, none is kept.
+        waiting = stack.enter_context(contextlib.ExitStack())
         _warn_if_elsewhere(cluster)
         told_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
@@ -58,19 +61,23 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
                 print(f"waiting at {_place(cluster)} for node {', '.join(missing)}", file=sys.stderr, flush=True)
             with contextlib.suppress(socket.timeout):
                 connection, _ = listener.accept()
-                stack.enter_context(connection)
+                waiting.enter_context(connection)
                 _welcome(connection, cluster, arrived)
         for connection in arrived.values():
             # A node that has gone in the meantime is missed by the training's own rendezvous.
             with contextlib.suppress(OSError):
                 connection.sendall(b"go\n")
+        for connection in arrived.values():
+            connection.setblocking(True)
+        waiting.pop_all()
+    return arrived
 
 
 def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
     """Adds the node behind a new connection; port scanners and the like are ignored."""
     connection.settimeout(2.0)
     try:
-        words = connection.makefile("r", encoding="ascii", errors="replace").readline(80).split()
+        words = _read_line(connection, 80).split()
         greeting, nodes, node_rank = words[0], int(words[1]), int(words[2])
     except (OSError, ValueError, IndexError):
         return
@@ -99,18 +106,19 @@ def _is_open(connection: socket.socket) -> bool:
         return False
 
 
-def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
-    """Every other node: reaches node 0 and waits for its word."""
+def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socket.socket:
+    """Every other node: reaches node 0, waits for its word, and returns the connection."""
     told_s = time.monotonic()
     problem = "no attempt was made"
     while time.monotonic() < deadline_s:
         try:
-            answer = _ask(cluster, deadline_s)
+            connection, answer = _ask(cluster, deadline_s)
         except OSError as error:
             problem = _described(error, cluster)
         else:
             if answer == "go":
-                return
+                return connection
+            connection.close()
             if answer:
                 raise LaunchError(f"node 0 at {_place(cluster)} refuses this node: {answer}")
             problem = "node 0 closed the connection before all nodes were there"
@@ -123,15 +131,26 @@ def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> None:
     )
 
 
-def _ask(cluster: Cluster, deadline_s: float) -> str:
-    """Node 0's answer to this node's greeting; empty where it closed the connection without a word."""
+def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, str]:
+    """A connection to node 0, and its answer to this node's greeting; empty where it hung up without a word."""
     left_s = max(0.1, deadline_s - time.monotonic())
-    with socket.create_connection(
-        (cluster.master_address, cluster.master_port), timeout=min(10.0, left_s)
-    ) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(
+            socket.create_connection((cluster.master_address, cluster.master_port), timeout=min(10.0, left_s))
+        )
         connection.sendall(f"{GREETING} {cluster.nodes} {cluster.node_rank}\n".encode("ascii"))
         connection.settimeout(max(0.1, deadline_s - time.monotonic()))
-        return connection.makefile("r", encoding="ascii", errors="replace").readline(200).strip()
+        answer = _read_line(connection, 200)
+        stack.pop_all()
+    return connection, answer
+
+
+def _read_line(connection: socket.socket, longest: int) -> str:
+    """One line and not a byte more: what follows is for the line between the launchers."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < longest and (byte := connection.recv(1)):
+        line += byte
+    return line.decode("ascii", errors="replace").strip()
 
 
 def open_listener(cluster: Cluster) -> socket.socket:

@@ -14,10 +14,16 @@ from pathlib import Path
 
 from launchers.error_file import ENVIRONMENT_NAME, WorkerError, read_error
 from launchers.failure import Failure, Kind
+from launchers.pulse import Sign, pulse_file, read_sign
 
 PR_SET_PDEATHSIG = 1
 TAIL_BYTES = 4096
 KILL_WAIT_S = 10.0
+KERNEL_STATES = {
+    "T": "its process is stopped (SIGSTOP)",
+    "t": "its process is held by a debugger",
+    "D": "its process is inside the kernel, as where a driver or a file system hangs",
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -94,6 +100,18 @@ class WorkerProcess:
         """What the rank itself has told of its end, if anything."""
         return read_error(self._error_file)
 
+    def sign(self) -> Sign | None:
+        """The rank's last sign of life; None where it has given none."""
+        return read_sign(pulse_file(self._error_file), self._kernel_says())
+
+    def _kernel_says(self) -> str:
+        """What the kernel tells of the process where that explains why it does nothing."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
+        return KERNEL_STATES.get(state, "")
+
     def failure(self, node: int, memory_ran_out: bool) -> Failure:
         """Why the rank ended: its own words, else the signal, else its exit status and last output.
 
@@ -117,7 +135,9 @@ class WorkerProcess:
         last_line = self._last_output_line()
         reason = f"{cause}; the last line of {self._output_file}: {last_line}" if last_line else cause
         kind: Kind = "out_of_memory" if killed else "lost_rank"
-        return Failure(kind, self.rank, reason, code or 1, None, node, self._ended_s, silent=True)
+        sign = self.sign()
+        step = sign.step if sign is not None else None
+        return Failure(kind, self.rank, reason, code or 1, step, node, self._ended_s, silent=True)
 
     def _last_output_line(self) -> str:
         if self._output_file is None:

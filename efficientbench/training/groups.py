@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,21 +15,23 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from efficientbench.config.schema import ParallelConfig
 
-TIMEOUT = datetime.timedelta(minutes=10)
-"""How long a collective may wait for a rank."""
+HANG_LIMIT_S = 600.0
+"""How long a collective may wait for a rank, where nothing else is configured."""
+MARGIN_S = 60.0
+"""By so much the launcher, which can name the rank that did not arrive, comes before the backend's own time limit."""
 
 
 @contextlib.contextmanager
-def world(backend: str) -> Iterator[None]:
+def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """torch.distributed over the ranks that the launcher's environment describes (RANK, WORLD_SIZE, MASTER_*)."""
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=hang_limit_s + MARGIN_S))
     yield
     # Not after an error: a rank that failed says so and ends, without waiting for the others.
     dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
+def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
@@ -39,13 +42,24 @@ def model_parallel(parallel: ParallelConfig, seed: int) -> Iterator[None]:
         expert_tensor_parallel_size=parallel.expert_tp,
         virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         create_gloo_process_groups=False,
-        distributed_timeout_minutes=int(TIMEOUT.total_seconds() // 60),
+        distributed_timeout_minutes=math.ceil((hang_limit_s + MARGIN_S) / 60),
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     try:
         yield
     finally:
         parallel_state.destroy_model_parallel()
+
+
+def collectives_begun() -> dict[str, int]:
+    """Process group, by the name that all its ranks give it → collectives that this rank has begun in it."""
+    # What torch itself compares where it looks for ranks that are out of step; it has no public name.
+    names = dict(dist.distributed_c10d._world.pg_names)
+    return {str(name): _count(group) for group, name in names.items()}
+
+
+def _count(group: Any) -> int:
+    return int(group._get_sequence_number_for_group())
 
 
 def barrier() -> None:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
-from support.command_line import efficientbench, losses, record, started
+from support.command_line import efficientbench, free_port, losses, record, started
 
 Tiny = tuple[str, ...]
-
-
-def free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-    return port
 
 
 def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -122,6 +123,14 @@ def failure(folder: Path) -> dict[str, Any]:
     """`failure.json` as it lies there."""
     content: dict[str, Any] = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
     return content
+
+
+def free_port() -> int:
+    """A port that nothing listens at."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+    return port
 
 
 def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> None:

@@ -1,0 +1,23 @@
+"""Notes where training is, for the signs of life that the launcher reads."""
+
+from __future__ import annotations
+
+from efficientbench.training.events import Event, StepStarted, TrainingEnded, ValidationEnded, ValidationStarted
+from launchers.pulse import Pulse
+
+
+class Heartbeat:
+    """Tells the pulse of steps and validations."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepStarted):
+            self.pulse.at(event.step, "training")
+        elif isinstance(event, ValidationStarted):
+            self.pulse.at(event.step, "validation")
+        elif isinstance(event, ValidationEnded):
+            self.pulse.at(event.step, "after a validation")
+        elif isinstance(event, TrainingEnded):
+            self.pulse.at(event.steps, "after training")

@@ -1,0 +1,215 @@
+"""Faults injected into real runs: each ends soon, with the reason first, on every node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.command_line import (
+    LONG,
+    children,
+    command,
+    efficientbench,
+    environment,
+    failure,
+    free_port,
+    record,
+    started,
+    until,
+    wait_for_steps,
+    workers,
+)
+
+Tiny = tuple[str, ...]
+TWO = "parallel.tp=2"
+HANG = "faults.hang_limit_s=8"
+RUN = "gqa_1.5B_smoke"
+
+
+@contextmanager
+def two_nodes(tiny: Tiny, *words: str) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """Two command lines of one rank each, as a cluster's scheduler would start them."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    with (
+        started(*tiny, *LONG, *words, "dlc", **place, RANK="1") as second,
+        started(*tiny, *LONG, *words, "dlc", **place, RANK="0") as first,
+    ):
+        yield first, second
+
+
+def end(run: subprocess.Popen[str], limit_s: float = 30) -> tuple[int, str]:
+    """Exit code and stderr of a run that ends by itself."""
+    stdout, stderr = run.communicate(timeout=limit_s)
+    assert "Traceback" not in stdout + stderr
+    return run.returncode, stderr
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> None:
+    done = efficientbench(*tiny, TWO, "training.learning_rate=1e30", "training.gradient_clip=0")
+    assert done.returncode == 1
+    found = failure(tmp_path / RUN)
+    assert (found["kind"], found["rank"]) == ("non_finite", 0)
+    assert found["step"] in (2, 3)
+    assert f"error: rank 0: step {found['step']}: the " in done.stderr
+    assert "not finite on rank 0 (and on ranks 1)" in done.stderr
+    assert "faults.skip_non_finite_steps=N" in done.stderr
+    assert "Traceback" not in done.stderr
+    failed = record(tmp_path / RUN)
+    assert failed["status"] == "failed"
+    assert failed["unavailable"]["al_s"].startswith("the run failed (non finite): rank 0: step ")
+
+
+def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enough(tiny: Tiny, tmp_path: Path) -> None:
+    with started(*tiny, *LONG, TWO, HANG) as run:
+        wait_for_steps(tmp_path / RUN, 2, run)
+        family, begin_s = children(run.pid), time.monotonic()
+        workers(run.pid)[1].send_signal(signal.SIGSTOP)
+        code, told = end(run)
+        assert 8 < time.monotonic() - begin_s < 25
+    assert code == 1
+    assert told.startswith("error: rank 1: hung: no rank got on for 8 s; rank 1 did not arrive (in step ")
+    assert "its process is stopped (SIGSTOP)" in told
+    assert not any(process.is_running() for process in family)
+    found = failure(tmp_path / RUN)
+    assert (found["kind"], found["rank"]) == ("hung", 1)
+    assert found["step"] >= 2
+    # The rank that waited has written down where it was.
+    assert "most recent call first" in (tmp_path / RUN / "log" / "rank_0.log").read_text()
+
+
+@pytest.mark.proof
+def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_it(
+    tiny: Tiny, tmp_path: Path, cache: str
+) -> None:
+    # Rank 0 waits for the lock of the sample index, which another program holds; rank 1 waits for rank 0.
+    index = Path(cache) / "index"
+    index.mkdir(parents=True, exist_ok=True)
+    with (index / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with started(*tiny, TWO, HANG) as run:
+            code, told = end(run, 60)
+    assert code == 1
+    assert told.startswith(
+        "error: rank 0: hung: no rank got on for 8 s; rank 0 did not arrive (building model and data"
+    )
+    assert "at efficientbench.training.batches line " in told
+    assert "rank 1" not in told
+
+
+def test_a_rank_that_dies_ends_the_other_node_too(tiny: Tiny, tmp_path: Path) -> None:
+    with two_nodes(tiny) as (first, second):
+        wait_for_steps(tmp_path / RUN, 2, first)
+        (worker,), begin_s = workers(second.pid), time.monotonic()
+        worker.kill()
+        ends = [end(first), end(second)]
+        assert time.monotonic() - begin_s < 15
+    for code, told in ends:
+        assert code == 1
+        assert told.startswith("error: rank 1 on node 1: ended by SIGKILL"), told
+    found = failure(tmp_path / RUN)
+    assert (found["kind"], found["rank"]) == ("lost_rank", 1)
+
+
+@pytest.mark.proof
+def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    with two_nodes(tiny) as (first, second):
+        wait_for_steps(tmp_path / RUN, 2, first)
+        second.kill()
+        code, told = end(first)
+    assert code == 1
+    assert told.startswith("error: node 1 is gone: its launcher ended without a word"), told
+    assert failure(tmp_path / RUN)["kind"] == "lost_rank"
+
+
+@pytest.mark.proof
+def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tmp_path: Path) -> None:
+    with two_nodes(tiny, HANG) as (first, second):
+        wait_for_steps(tmp_path / RUN, 2, first)
+        workers(second.pid)[0].send_signal(signal.SIGSTOP)
+        ends = [end(first), end(second)]
+    for code, told in ends:
+        assert code == 1
+        assert told.startswith("error: rank 1 on node 1: hung: no rank got on for 8 s; rank 1 did not arrive"), told
+
+
+@pytest.mark.proof
+def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    with two_nodes(tiny, HANG) as (first, second):
+        wait_for_steps(tmp_path / RUN, 2, first)
+        (worker,) = workers(second.pid)
+        for pid in (second.pid, worker.pid):
+            os.kill(pid, signal.SIGSTOP)
+        code, told = end(first)
+    assert code == 1
+    assert "rank 1 did not arrive (node 1 gave no sign of life)" in told
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_signal_that_reaches_one_node_stops_both(tiny: Tiny, tmp_path: Path, node: int) -> None:
+    with two_nodes(tiny) as nodes:
+        wait_for_steps(tmp_path / RUN, 2, nodes[0])
+        nodes[node].terminate()
+        ends = [end(each) for each in nodes]
+    assert [code for code, _ in ends] == [143, 143]
+    assert ends[node][1].startswith("SIGTERM: the ranks have 60 s to save and end")
+    assert ends[1 - node][1].startswith(f"SIGTERM on node {node}: the ranks have 60 s to save and end")
+    assert "error" not in ends[0][1] + ends[1][1]
+    assert record(tmp_path / RUN)["status"] == "stopped"
+    assert failure(tmp_path / RUN)["kind"] == "stopped"
+
+
+@pytest.mark.proof
+def test_memory_that_the_host_refuses(tiny: Tiny, tmp_path: Path) -> None:
+    words = ["training.seq_len=8192", "training.micro_batch_size=2", "model.hidden_size=512"]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 4500000; exec "$@"', "bash", *command(*tiny, *words)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    found = failure(tmp_path / RUN)
+    assert found["kind"] == "out_of_memory"
+    assert found["reason"].startswith("out of memory: ")
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup for memory in which processes may be put; needs root."""
+    roots = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]
+    folder = next(root for root in roots if root.is_dir()) / f"efficientbench_test_{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("memory cgroups can only be made by root")
+    limits = [folder / name for name in ("memory.limit_in_bytes", "memory.max") if (folder / name).exists()]
+    if not limits:
+        folder.rmdir()
+        pytest.skip("no controller of memory can be used here")
+    yield limits[0]
+    until(lambda: not (folder / "cgroup.procs").read_text().strip(), "the cgroup's end", limit_s=20)
+    folder.rmdir()
+
+
+@pytest.mark.proof
+def test_a_rank_that_the_kernel_kills_for_its_memory(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
+    with started(*tiny, *LONG, TWO) as run:
+        (small_cgroup.parent / "cgroup.procs").write_text(str(run.pid))
+        wait_for_steps(tmp_path / RUN, 2, run)
+        for worker in workers(run.pid):
+            (small_cgroup.parent / "cgroup.procs").write_text(str(worker.pid))
+        small_cgroup.write_text(str(200 << 20))
+        code, told = end(run)
+    assert code == 1
+    assert "killed by the kernel, which had run out of memory for it" in told
+    assert failure(tmp_path / RUN)["kind"] == "out_of_memory"

@@ -1,0 +1,189 @@
+"""The launchers of several nodes, in real processes: what ends one ends all, and all tell the same reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command_line import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NODE = """
+import json, os, sys
+from pathlib import Path
+from launchers.cluster_env import Cluster
+from launchers.launch import launch
+from launchers.preflight import preflight
+cluster, folder = Cluster.from_environment(os.environ), Path(sys.argv[2])
+def tell(failure):
+    (folder / f"failure_{cluster.node_rank}").write_text(json.dumps([failure.kind, failure.rank, failure.step]))
+with preflight(cluster, time_limit_s=20) as link:
+    (folder / f"met_{cluster.node_rank}").touch()
+    sys.exit(launch(
+        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", tell=tell, link=link, hang_limit_s=float(sys.argv[3])
+    ))
+"""
+
+WORKER = """
+import os, pathlib, signal, sys, time
+from launchers.error_file import report_error
+from launchers.pulse import Pulse
+rank = int(os.environ["RANK"])
+folder = pathlib.Path({folder!r})
+pulse = Pulse()
+pulse.at(3, "training")
+pulse.start()
+def ready():
+    while not list(pathlib.Path(os.environ["EFFICIENTBENCH_ERROR_FILE"]).parent.glob(f"rank_{{rank}}.pulse")):
+        time.sleep(0.01)
+    (folder / f"ready_{{rank}}.new").write_text(str(os.getpid()))
+    os.replace(folder / f"ready_{{rank}}.new", folder / f"ready_{{rank}}")
+"""
+
+
+class Nodes:
+    """Two nodes of two ranks each: ranks 0 and 1, ranks 2 and 3."""
+
+    def __init__(self, folder: Path, body: str, hang_limit_s: float) -> None:
+        self.folder = folder
+        script = folder / "worker.py"
+        script.write_text(WORKER.format(folder=str(folder)) + textwrap.dedent(body))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        command = [sys.executable, "-c", NODE, str(script), str(folder), str(hang_limit_s)]
+        self.processes = [
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **place, "RANK": str(node), "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in range(2)
+        ]
+
+    def pids(self) -> list[int]:
+        """Of all ranks, once they are ready."""
+        files = [self.folder / f"ready_{rank}" for rank in range(4)]
+        end_s = time.monotonic() + 20
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < end_s, [each.poll() for each in self.processes]
+            time.sleep(0.02)
+        return [int(file.read_text()) for file in files]
+
+    def ends(self) -> list[tuple[int, str]]:
+        """Exit code and stderr of each node."""
+        said = [process.communicate(timeout=30)[1] for process in self.processes]
+        return [(process.returncode, text) for process, text in zip(self.processes, said, strict=True)]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
+    """`nodes(body, hang_limit_s)` starts two nodes whose ranks run the body."""
+    started: list[Nodes] = []
+
+    def start(body: str, hang_limit_s: float = 600) -> Nodes:
+        started.append(Nodes(tmp_path, body, hang_limit_s))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+STAYS = "ready()\ntime.sleep(60)"
+STOPS = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+ready()
+time.sleep(60)
+"""
+
+
+def test_all_end_well(nodes: Callable[..., Nodes]) -> None:
+    assert nodes("time.sleep(0.2 * rank)").ends() == [(0, ""), (0, "")]
+
+
+def test_a_killed_rank_ends_all_nodes_and_is_named_on_each(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
+    running = nodes(STAYS)
+    os.kill(running.pids()[2], signal.SIGKILL)
+    begin_s = time.monotonic()
+    for code, told in running.ends():
+        assert (code, told.count("error:")) == (1, 1)
+        assert told.startswith("error: rank 2 on node 1: ended by SIGKILL")
+    assert time.monotonic() - begin_s < 5
+    assert (tmp_path / "failure_0").read_text() == '["lost_rank", 2, 3]'
+
+
+def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Callable[..., Nodes]) -> None:
+    body = """
+    ready()
+    while not (folder / "ready_3").exists():
+        time.sleep(0.01)
+    if rank == 3:
+        report_error("the third layer is crooked", 1)
+        (folder / "reported").touch()
+        time.sleep(0.4)
+    while not (folder / "reported").exists():
+        time.sleep(0.01)
+    report_error("connection closed by peer", 1, "lost_rank") if rank != 3 else None
+    os._exit(1)
+    """
+    for code, told in nodes(body).ends():
+        assert (code, told) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
+
+
+def test_a_signal_that_reaches_one_node_stops_all(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
+    running = nodes(STOPS)
+    running.pids()
+    running.processes[1].terminate()
+    (first, said), (second, _) = running.ends()
+    assert (first, second) == (143, 143)
+    assert said.startswith("SIGTERM on node 1: the ranks have 60 s")
+    assert "error" not in said
+    assert (tmp_path / "failure_0").read_text() == '["stopped", null, null]'
+
+
+def test_a_rank_that_was_asked_itself_stops_all(nodes: Callable[..., Nodes]) -> None:
+    running = nodes(STOPS)
+    os.kill(running.pids()[3], signal.SIGTERM)
+    assert [code for code, _ in running.ends()] == [143, 143]
+
+
+def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None:
+    running = nodes(STAYS)
+    running.pids()
+    running.processes[1].kill()
+    assert running.ends()[0] == (1, "error: node 1 is gone: its launcher ended without a word\n")
+
+
+def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
+    running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 4)
+    os.kill(running.pids()[2], signal.SIGSTOP)
+    for code, told in running.ends():
+        assert code == 1
+        named = "error: rank 2 on node 1: hung: no rank got on for 4 s; rank 2 did not arrive (in step 3, training at "
+        assert told.startswith(named), told
+        assert "its process is stopped (SIGSTOP)" in told
+    assert (tmp_path / "failure_0").read_text() == '["hung", 2, 3]'
+
+
+def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
+    running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 2)
+    for pid in (running.processes[1].pid, *running.pids()[2:]):
+        os.kill(pid, signal.SIGSTOP)
+    told = running.processes[0].communicate(timeout=30)[1]
+    assert running.processes[0].returncode == 1
+    assert "ranks 2, 3 did not arrive (rank 2: node 1 gave no sign of life; rank 3:" in told
