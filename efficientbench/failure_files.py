@@ -6,12 +6,12 @@ import contextlib
 import json
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from efficientbench.measurement import failed_record
 from efficientbench.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import latest_good
 from launchers.failure import Failure
 from launchers.supervision import say
 from metrics.errors import MetricsError
@@ -34,7 +34,7 @@ class FailureFiles:
 
         A disk that is full keeps it from being written, and must not hide the failure.
         """
-        checkpoint = last_checkpoint(self.folder)
+        checkpoint = latest_good(self.folder.path)
         content = {
             "kind": failure.kind,
             "rank": failure.rank,
@@ -57,9 +57,3 @@ class FailureFiles:
         record = failed_record(job, device, nodes, reason, self.started_at, duration_s)
         with contextlib.suppress(MetricsError):
             write_record(record, self.folder.record)
-
-
-def last_checkpoint(folder: OutputFolder) -> Path | None:
-    """The newest checkpoint that was written whole."""
-    manifests = sorted((folder.path / "checkpoint").glob("step_*/manifest.json"))
-    return manifests[-1].parent if manifests else None

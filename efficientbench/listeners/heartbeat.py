@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from efficientbench.training.events import Event, StepStarted, TrainingEnded, ValidationEnded, ValidationStarted
+from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
+    Event,
+    StepStarted,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
 from launchers.pulse import Pulse
 
 
 class Heartbeat:
-    """Tells the pulse of steps and validations."""
+    """Tells the pulse of steps, validations and checkpoints."""
 
     def __init__(self, pulse: Pulse) -> None:
         self.pulse = pulse
@@ -19,5 +27,9 @@ class Heartbeat:
             self.pulse.at(event.step, "validation")
         elif isinstance(event, ValidationEnded):
             self.pulse.at(event.step, "after a validation")
+        elif isinstance(event, CheckpointStarted):
+            self.pulse.at(event.step, "saving a checkpoint")
+        elif isinstance(event, CheckpointEnded):
+            self.pulse.at(event.step, "after a checkpoint")
         elif isinstance(event, TrainingEnded):
             self.pulse.at(event.steps, "after training")

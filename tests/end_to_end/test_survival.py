@@ -1,0 +1,106 @@
+"""What a run loses when its ranks are killed or its disk is full: nothing that was saved, and no bit of the result."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from support.command_line import TINY, efficientbench, failure, losses, record, started, steps, until, workers
+
+from efficientbench.training.checkpoints.manifest import PARTIAL, complete, latest_good, verify
+from efficientbench.training.checkpoints.read import read_weights
+
+Tiny = tuple[str, ...]
+RUN = "gqa_1.5B_smoke"
+KILLS = 20
+STEPS = 300
+LENGTH = ("parallel.dp=2", f"training.steps={STEPS}")
+
+
+def kill_a_rank(words: tuple[str, ...], folder: Path, chance: random.Random, when: str) -> bool:
+    """Start the run and kill one of its ranks; returns whether that was in the middle of a checkpoint."""
+    with started(*words) as run:
+        begun = len(steps(folder))
+        if when == "starting":
+            until(lambda: run.poll() is not None or len(psutil.Process(run.pid).children()) == 2, "two ranks")
+            time.sleep(chance.uniform(0, 5))
+        else:
+            until(lambda: run.poll() is not None or len(steps(folder)) != begun, "a further step")
+            time.sleep(chance.uniform(0, 1))
+        if when == "saving":
+            parts = folder / "checkpoint"
+            until(lambda: run.poll() is not None or any(parts.glob(f"{PARTIAL}*")), "a checkpoint being written")
+        assert run.poll() is None, run.communicate()
+        chance.choice(workers(run.pid)).kill()
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 1, told
+    assert failure(folder)["kind"] == "lost_rank"
+    return any((folder / "checkpoint").glob(f"{PARTIAL}*"))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_20_times_ends_with_the_bits_of_one_that_never_was(
+    tiny: Tiny, tmp_path: Path, cache: str
+) -> None:
+    whole = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path / 'whole'}", f"data.cache={cache}", *TINY, *LENGTH)
+    assert efficientbench(*whole, "checkpoint.interval=0").returncode == 0
+    folder, chance = tmp_path / RUN, random.Random(6)
+    words = (*tiny, *LENGTH, "checkpoint.interval=3")
+    saved, halved = -1, 0
+    for kill in range(KILLS):
+        halved += kill_a_rank(words, folder, chance, ("training", "saving", "starting", "saving")[kill % 4])
+        good = latest_good(folder)
+        step = verify(good).step if good is not None else 0
+        assert step >= saved, f"the checkpoint of step {saved} is lost"
+        saved = step
+    assert halved >= 3, "hardly any kill was in the middle of a checkpoint"
+    assert 0 < saved < STEPS
+    done = efficientbench(*words)
+    assert done.returncode == 0, done.stderr
+    assert record(folder)["status"] == "completed"
+    undisturbed = tmp_path / "whole" / RUN
+    assert losses(folder)[-1] == losses(undisturbed)[-1]
+    assert dict(by_step(folder)) == dict(by_step(undisturbed))
+    assert record(folder)["validation_loss"] == record(undisturbed)["validation_loss"]
+    weights, expected = (read_weights(complete(each)[-1]) for each in (folder, undisturbed))
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def by_step(folder: Path) -> list[tuple[int, float]]:
+    """Each step's loss, in the order of the lines: one for each step, whatever attempts there were."""
+    found = [(line["step"], line["loss"]) for line in steps(folder) if line["kind"] == "step"]
+    assert [step for step, _ in found] == list(range(1, STEPS + 1))
+    return found
+
+
+@pytest.mark.proof
+def test_a_full_disk_loses_no_earlier_checkpoint(tiny: Tiny, small_disk: Callable[[int], Path], tmp_path: Path) -> None:
+    disk = small_disk(100_000)
+    folder = disk / RUN
+    words = (*tiny, "parallel.dp=2", f"output={disk}", "training.steps=8", "checkpoint.keep=9")
+    assert efficientbench(*words, "training.steps=8", "checkpoint.interval=4").returncode == 0
+    size_bytes = shutil.disk_usage(disk).used // 2
+    shutil.rmtree(folder)
+    # Room for one checkpoint and a half.
+    small_disk((size_bytes * 3 // 2) // 1024)
+    done = efficientbench(*words, "checkpoint.interval=4")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith(f"error: no space left in {folder}"), done.stderr
+    good = latest_good(folder)
+    assert good is not None
+    assert verify(good).step == 4
+    assert f"last good checkpoint: {good}" in done.stderr
+    assert not list((folder / "checkpoint").glob("step_00000008*"))
+    small_disk(100_000)
+    again = efficientbench(*words, "checkpoint.interval=4")
+    assert again.returncode == 0, again.stderr
+    assert "goes on after step 4" in again.stdout
+    assert verify(complete(folder)[-1]).step == 8
