@@ -1,0 +1,51 @@
+"""What is told of the exceptions that end a rank."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.diagnosis import diagnose
+from efficientbench.job import Job
+from efficientbench.training.errors import NonFiniteError
+from metrics.errors import MetricsError
+
+
+def refused_by_torch() -> Exception:
+    try:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("this machine has an exbibyte of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "exit_code"),
+    [
+        (ConfigError("model.heads: 3"), "mistake", 2),
+        (MetricsError("steps.jsonl: cannot be written (No space left on device)"), "full_disk", 2),
+        (OSError(errno.ENOSPC, "No space left on device"), "full_disk", 2),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory", 1),
+        (refused_by_torch(), "out_of_memory", 1),
+        (MemoryError(), "out_of_memory", 1),
+        (RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB"), "out_of_memory", 1),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"), "lost_rank", 1),
+        (NonFiniteError("step 7: the loss is not finite on rank 3", 7, 3), "non_finite", 1),
+        (ValueError("crooked"), "crash", 1),
+    ],
+)
+def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> None:
+    config = resolve("gqa_1.5B", smoke=True, overrides=["device=cpu"])
+    layout = Layout.of(config, 1, 1, oversubscribe=True)
+    job = Job(config, layout, plan_budget(config), (), tmp_path)
+    found = diagnose(error, job, tmp_path / "rank_0.log")
+    assert (found.kind, found.exit_code) == (kind, exit_code)
+    if kind == "non_finite":
+        assert (found.rank, found.step) == (3, 7)

@@ -1,0 +1,74 @@
+"""Who is named when ranks get on no more, and what is told of a process that the kernel killed for its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers.hang import HangWatch, Signs, describe_hang
+from launchers.memory_killer import memory_kills
+from launchers.pulse import STARTS, Sign
+
+
+def sign(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "", **counts: int) -> Sign:
+    return Sign(step, "training", dict(counts), "trainer line 7", waits, 0.0, age_s, process)
+
+
+@pytest.mark.parametrize(
+    ("signs", "rank", "told"),
+    [
+        # Silence says most, whatever the collectives say.
+        ({0: sign(world=9), 1: sign(age_s=7.0, process="stopped", world=9)}, 1, "silent for 7 s, stopped"),
+        ({0: sign(), 1: None}, 1, "gave no sign of life"),
+        # One that lives, and has not begun the collective in which the other waits.
+        ({0: sign(world=9), 1: sign(world=8)}, 1, "rank 1 did not arrive (in step 4, training at trainer line 7)"),
+        # Two groups of tensor parallelism, 0 with 1 and 2 with 3, and two of data parallelism: 3 is missing, 2 waits
+        # for it, and 0 and 1 wait for 2 and 3.
+        ({0: sign(t0=5, d0=2), 1: sign(t0=5, d1=2), 2: sign(t1=5, d0=1), 3: sign(t1=4, d1=1)}, 3, "rank 3 did not"),
+        # Point to point nothing is counted: one of them is not inside a collective.
+        ({0: sign(world=9), 1: sign(world=9, waits=False)}, 1, "rank 1 did not arrive"),
+        ({0: sign(5, world=9), 1: sign(4, world=9)}, 1, "rank 1 did not arrive"),
+        ({0: sign(world=9), 1: sign(world=9)}, None, "all wait for each other (rank 0: in step 4"),
+    ],
+)
+def test_who_did_not_arrive(signs: Signs, rank: int | None, told: str) -> None:
+    found, reason = describe_hang(signs, {}, 60)
+    assert found == rank
+    assert reason.startswith("hung: no rank got on for 60 s")
+    assert told in reason
+
+
+def test_a_rank_that_has_ended_is_missing() -> None:
+    assert describe_hang({0: sign(world=9)}, {1: "has ended"}, 60) == (
+        1,
+        "hung: no rank got on for 60 s; rank 1 did not arrive (has ended)",
+    )
+
+
+def test_progress_of_any_rank_counts_and_loading_libraries_takes_its_time() -> None:
+    watch = HangWatch(limit_s=-1.0)
+    # Whatever is seen for the first time is progress; with no patience left it is stuck at the second look.
+    assert [watch.is_stuck({0: sign(world=count)}) for count in (1, 1)] == [True, True]
+    assert not HangWatch(-1.0).is_stuck({0: sign(), 1: Sign(phase=STARTS)})
+    watch = HangWatch(limit_s=60)
+    assert not watch.is_stuck({0: sign(world=1)})
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"sys/fs/cgroup/a/b/memory.events": "low 0\noom 3\noom_kill 2\n"}, 2),
+        ({"sys/fs/cgroup/memory.events": "oom_kill 5\n"}, 5),
+        ({"sys/fs/cgroup/memory/x/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"}, 1),
+        ({}, None),
+    ],
+)
+def test_kills_are_counted_by_either_version_of_cgroups(
+    tmp_path: Path, files: dict[str, str], kills: int | None
+) -> None:
+    own = "4:memory:/x\n0::/\n" if any("memory/x" in name for name in files) else "0::/a/b\n"
+    for name, text in {"proc/self/cgroup": own, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_kills(tmp_path) == kills
