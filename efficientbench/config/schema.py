@@ -190,7 +190,8 @@ class FaultsConfig(Part):
     )
     hang_limit_s: PositiveFloat = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run is ended as hung",
+        description="seconds without progress on any rank of a node after which the run is ended as hung; writing a "
+        "checkpoint is no progress, so that more than checkpoint.time_limit_s lets a slow disk take its time",
     )
 
 
