@@ -42,19 +42,21 @@ def wait_for_steps(slurm: Slurm, job: str, folder: Path, said_in: Path, count: i
 
 
 def wait_for_free_nodes(slurm: Slurm) -> None:
-    until(lambda: slurm.call("sinfo", "--noheader", "--format=%t%D") == "idle2", "both nodes are idle")
+    until(
+        lambda: slurm.call("sinfo", "--noheader", "--partition=main", "--format=%t%D") == "idle2", "both nodes are idle"
+    )
 
 
-def test_a_job_that_is_stopped_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
-    job = slurm.submit(script(tiny, tmp_path, "training.steps=400"), tmp_path)
+def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+    job = slurm.submit(script(tiny, tmp_path, "training.steps=800"), tmp_path)
     folder = tmp_path / "gqa_1.5B_smoke"
     wait_for_steps(slurm, job, folder, tmp_path)
-    # As Slurm itself does before the time limit (`--signal=B:TERM@120`).
-    slurm.call("scancel", "--batch", "--signal=TERM", job)
+    urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    slurm.call("sbatch", *urgent, cwd=tmp_path)
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
     assert "stopped with its state saved: requeued" in said(tmp_path)
     assert record(folder)["status"] == "stopped"
-    assert len(losses(folder)) < 400
+    assert len(losses(folder)) < 800
     # It would wait for two minutes; before the nodes are done with it, slurmd refuses to start it again.
     wait_for_free_nodes(slurm)
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
@@ -64,7 +66,7 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tm
     content = record(folder)
     assert (content["status"], content["dp"]) == ("completed", 2)
     # No step is missing, and none was trained twice.
-    assert len(losses(folder)) == 400
+    assert len(losses(folder)) == 800
 
 
 def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_away(
@@ -78,6 +80,7 @@ def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_
     # One of the tasks has the number of the whole array: what stops it must leave the other alone.
     stopped, other = sorted(folders, key=lambda task: slurm.number(task) != job)
     assert (slurm.number(stopped), slurm.number(other) != job) == (job, True)
+    # As Slurm itself does before the time limit (`--signal=B:TERM@120`).
     slurm.call("scancel", "--batch", "--signal=TERM", stopped)
     slurm.wait_until(stopped, "PENDING", lambda: said(tmp_path))
     assert slurm.state(other) == "RUNNING"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A Slurm of this machine alone, with two nodes (this host's name and localhost), for as long as a command runs.
+# A Slurm of this machine alone, with two nodes (this host's name and localhost), for as long as a command runs. Jobs of
+# the partition "urgent" take the nodes of those of "main", which have 30 s to save.
 #
 #   bash tests/support/one_machine_slurm.sh FOLDER COMMAND...
 #
@@ -38,7 +39,8 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-PreemptType=preempt/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 KillWait=30
 StateSaveLocation=$folder/state
@@ -50,7 +52,8 @@ SlurmdLogFile=$folder/slurmd.%n.log
 SlurmdParameters=config_overrides
 NodeName=$host NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[1]} CPUs=2 RealMemory=2000
 NodeName=localhost NodeHostname=$host NodeAddr=127.0.0.1 Port=${ports[2]} CPUs=2 RealMemory=2000
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 CONF
 export SLURM_CONF="$folder/slurm.conf"
 
@@ -81,10 +84,10 @@ for node in "$host" localhost; do
 done
 
 for _ in {1..300}; do
-    [[ "$(sinfo --noheader --format=%t%D 2>/dev/null)" != idle2 ]] || break
+    [[ "$(sinfo --noheader --partition=main --format=%t%D 2>/dev/null)" != idle2 ]] || break
     sleep 0.1
 done
-if [[ "$(sinfo --noheader --format=%t%D)" != idle2 ]]; then
+if [[ "$(sinfo --noheader --partition=main --format=%t%D)" != idle2 ]]; then
     echo "error: the nodes did not come up within 30 s: see the logs in $folder" >&2
     exit 1
 fi

@@ -44,7 +44,14 @@ def test_answers_fast(words: tuple[str, ...], limit_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["run", "gqa_1.5B", "seq_len=64"], ["plan", "gqa_1.5B"], ["scripts", "--check"]]
+    "words",
+    [
+        ["--help"],
+        ["run", "gqa_1.5B", "seq_len=64"],
+        ["plan", "gqa_1.5B"],
+        ["scripts", "--check"],
+        ["launch", "gqa_1.5B", "--to", "slurm"],
+    ],
 )
 def test_starts_without_torch(words: list[str]) -> None:
     program = (
