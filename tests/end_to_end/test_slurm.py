@@ -57,9 +57,9 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     assert "stopped with its state saved: requeued" in said(tmp_path)
     assert record(folder)["status"] == "stopped"
     assert len(losses(folder)) < 800
-    # It would wait for two minutes; before the nodes are done with it, slurmd refuses to start it again.
+    # It would wait for two minutes; within the second in which its nodes are done with it, slurmd refuses to start it.
     wait_for_free_nodes(slurm)
-    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
     slurm.wait_until(job, "COMPLETED", lambda: said(tmp_path))
     assert said(tmp_path).count("2 ranks (tp 1, pp 1, dp 2)") == 4
     assert said(tmp_path).count("goes on after step") == 1
