@@ -210,14 +210,14 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
 
 
 def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
-    """The gradient's norm; loss, tokens, bytes and the wish to stop; what routers counted."""
+    """The gradient's norm; loss, tokens, bytes, what is not finite and the wish to stop; what routers counted."""
     if layout.world_size == 1:
         return
     model = config.model
     counted = model.layers * (1 + model.moe.experts) if model.moe else 0
     # Of the ranks that hold a part of the gradient; all of them where they share the optimizer's states.
     norm = FLOAT32 if config.parallel.distributed_optimizer or layout.tp * layout.pp > 1 else 0
-    yield Transfer("norm, loss and counts", "all-reduce", "world", norm + (4 + counted) * FLOAT64)
+    yield Transfer("norm, loss and counts", "all-reduce", "world", norm + (6 + counted) * FLOAT64)
 
 
 def _tokens(config: RunConfig, layout: Layout) -> int:
