@@ -54,6 +54,7 @@ def test_a_run_has_the_losses_of_the_cpu(
         "norm": "torch_npu npu_rms_norm",
         "rope": "torch_npu npu_rotary_mul",
         "swiglu": "torch_npu npu_swiglu",
+        "weight_gradient": record(expected.folder)["kernels"]["weight_gradient"],
     }
     assert content["fallback_kernels"] == {}
 
