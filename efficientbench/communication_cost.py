@@ -217,7 +217,10 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     counted = model.layers * (1 + model.moe.experts) if model.moe else 0
     # Of the ranks that hold a part of the gradient; all of them where they share the optimizer's states.
     norm = FLOAT32 if config.parallel.distributed_optimizer or layout.tp * layout.pp > 1 else 0
-    yield Transfer("norm, loss and counts", "all-reduce", "world", norm + (6 + counted) * FLOAT64)
+    yield Transfer("norm, loss and counts", "all-reduce", "world", norm)
+    # Gathered and added on the host, for devices without float64.
+    sums = layout.world_size * (6 + counted) * FLOAT64
+    yield Transfer("norm, loss and counts", "all-gather", "world", sums)
 
 
 def _tokens(config: RunConfig, layout: Layout) -> int:
