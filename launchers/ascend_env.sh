@@ -14,7 +14,7 @@ ascend_find_cann() {
             [[ ! -r "$file" ]] || found+=("$(readlink -f "$file")")
         done
     done
-    for root in "${ASCEND_INSTALL_PATH:-}" /usr/local/Ascend "$HOME/Ascend" /opt/Ascend; do
+    for root in "${ASCEND_INSTALL_PATH:-}" /usr/local/Ascend ~/Ascend /opt/Ascend; do
         [[ -n "$root" && -d "$root" ]] || continue
         mapfile -t versions < <(compgen -G "$root/cann-*/set_env.sh" | sort -rV)
         for file in "$root/set_env.sh" "$root/ascend-toolkit/set_env.sh" "$root/cann/set_env.sh" \

@@ -22,7 +22,7 @@ usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [
   dsw|dlc         this machine's devices (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
   --data PATH     text of your own (parquet, JSONL, text; or FINEWEB_DATA=PATH) instead of downloading FineWeb-Edu
   --num-files N   files of FineWeb-Edu to download ($fineweb_files)
-  --devices N     accelerators to train on ($fineweb_devices; all of each node with dlc)
+  --devices N     accelerators to train on ($fineweb_devices; all of each node with dlc or parallel.* keys)
   --device TYPE   device type; by default the first accelerator found, else the CPU, for which the run is shortened
   --work FOLDER   where everything goes ($fineweb_work)
   key=value       a key of the configuration, like training.steps=1000
@@ -34,6 +34,7 @@ fineweb_read_words() { # script words...
     local script="$1"
     shift
     fineweb_mode=dsw fineweb_data="${FINEWEB_DATA:-}" fineweb_words=()
+    local devices_told=false
     while [[ $# -gt 0 ]]; do
         case "$1" in
         dsw | dlc) fineweb_mode="$1" ;;
@@ -45,7 +46,7 @@ fineweb_read_words() { # script words...
             case "$1" in
             --data) fineweb_data="$2" ;;
             --num-files) fineweb_files="$2" ;;
-            --devices) fineweb_devices="$2" ;;
+            --devices) fineweb_devices="$2" devices_told=true ;;
             --device) fineweb_device="$2" ;;
             --work) fineweb_work="$2" ;;
             esac
@@ -62,6 +63,11 @@ fineweb_read_words() { # script words...
     done
     if ! [[ "$fineweb_files$fineweb_devices" =~ ^[0-9]+$ && "$fineweb_files" -gt 0 && "$fineweb_devices" -gt 0 ]]; then
         echo "error: --num-files and --devices are whole numbers above 0" >&2
+        return 2
+    fi
+    if $devices_told && [[ " ${fineweb_words[*]}" == *" parallel."* ]]; then
+        echo "error: --devices and parallel.* keys both say how many devices there are: give one of them; what" \
+            "parallel.dp leaves open takes all" >&2
         return 2
     fi
 }
@@ -160,7 +166,7 @@ fineweb_train() { # name
         words=("${FINEWEB_CPU_WORDS[@]}")
     else
         fineweb_say "training: $1"
-        if [[ "$fineweb_mode" == dsw && "${fineweb_words[*]}" != *parallel.* ]]; then
+        if [[ "$fineweb_mode" == dsw && " ${fineweb_words[*]}" != *" parallel."* ]]; then
             if [[ "$count" -lt "$fineweb_devices" ]]; then
                 echo "error: $fineweb_devices devices are wanted and $count of type $type are here: --devices $count" >&2
                 return 2

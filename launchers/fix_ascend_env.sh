@@ -15,7 +15,7 @@ source "$root/launchers/ascend_env.sh"
 begin="# >>> efficientbench: Ascend >>>"
 end="# <<< efficientbench: Ascend <<<"
 apply=false
-file="$HOME/.bashrc"
+file=~/.bashrc
 lines=()
 others=0
 
@@ -129,6 +129,20 @@ PYTHON
     fi
 }
 
+# Refuses a file in which our block has no end, since what follows would be taken for it, and one with no folder.
+check_file() {
+    if [[ ! -d "$(dirname "$file")" ]]; then
+        echo "error: --file $file: its folder is not there" >&2
+        exit 2
+    fi
+    [[ -e "$file" ]] || return 0
+    if ! awk -v begin="$begin" -v end="$end" '$0 == begin {depth++} $0 == end {depth--} depth < 0 || depth > 1 {exit}
+        END {exit depth != 0}' "$file"; then
+        echo "error: $file: the lines '$begin' and '$end' do not come in pairs: nothing was written; mend them" >&2
+        exit 2
+    fi
+}
+
 # The file with our block as it should be; without one where there is nothing to write.
 new_content() {
     if [[ -e "$file" ]]; then
@@ -158,6 +172,7 @@ wanted=${#lines[@]}
 if ! $apply; then
     [[ $wanted -eq 0 ]] || echo "nothing was changed; --apply writes the $wanted lines above into $file"
 elif [[ $wanted -gt 0 ]]; then
+    check_file
     keep_earlier
     target="$(readlink -f "$file")"
     [[ ! -e "$target" ]] || cp -p "$target" "$target.efficientbench.$$"

@@ -15,8 +15,10 @@ fineweb_set_up
 
 check() {
     # Another machine, or this one started anew, is checked again.
-    local mark="$fineweb_work/checked_$fineweb_device.txt" place
-    place="$(uname -n) $(cat /proc/sys/kernel/random/boot_id)"
+    local mark place
+    # The nodes of a run share the folder.
+    mark="$fineweb_work/checked_${fineweb_device}_$(uname -n).txt"
+    place="$(cat /proc/sys/kernel/random/boot_id)"
     if [[ -e "$mark" && "$(cat "$mark")" == "$place" ]]; then
         fineweb_say "check: complete"
         return 0

@@ -32,6 +32,11 @@ UNITS = {
 }
 
 
+def unit_scale(metric: str) -> float:
+    """What a figure is divided by to be in the unit that UNITS names."""
+    return BYTES_PER_GB if metric.endswith("_bytes") else 1
+
+
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print what differs, the ratio of each figure, the cost to a quality, and each reason for an n/a once."""
     first, second = _titles(comparison)
@@ -101,7 +106,7 @@ def _table(ratios: tuple[Ratio, ...]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for ratio in ratios:
-        scale = BYTES_PER_GB if ratio.metric.endswith("_bytes") else 1
+        scale = unit_scale(ratio.metric)
         table.add_row(
             UNITS[ratio.metric],
             f"{ratio.first / scale:.4g}",

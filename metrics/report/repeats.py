@@ -8,7 +8,7 @@ from rich.text import Text
 
 from metrics.compare import METRICS
 from metrics.repeats import Group
-from metrics.report.comparison import UNITS
+from metrics.report.comparison import UNITS, unit_scale
 
 
 def print_spread(group: Group, console: Console) -> None:
@@ -24,7 +24,10 @@ def print_spread(group: Group, console: Console) -> None:
         spread = group.spread(metric)
         if spread is None:
             continue
-        interval = "n/a" if spread.low is None else f"{spread.low:.4g} to {spread.high:.4g}"
+        scale = unit_scale(metric)
+        interval = "n/a"
+        if spread.low is not None and spread.high is not None:
+            interval = f"{spread.low / scale:.4g} to {spread.high / scale:.4g}"
         noise = "n/a" if spread.std is None or not spread.mean else f"{spread.std / spread.mean:.1%}"
-        table.add_row(UNITS[metric], f"{spread.mean:.4g}", interval, noise)
+        table.add_row(UNITS[metric], f"{spread.mean / scale:.4g}", interval, noise)
     console.print(table)

@@ -149,6 +149,31 @@ def test_fix_writes_its_block_once_and_the_next_shell_has_cann(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir() if "efficientbench" in path.name] == []
 
 
+@pytest.mark.parametrize("marks", ["# >>> {} >>>\n", "# <<< {} <<<\n", "# >>> {0} >>>\n# >>> {0} >>>\n# <<< {0} <<<\n"])
+def test_fix_writes_nothing_where_its_block_has_lost_an_end(tmp_path: Path, marks: str) -> None:
+    bashrc = tmp_path / ".bashrc"
+    content = marks.format("efficientbench: Ascend") + "export MINE=1\n"
+    bashrc.write_text(content)
+    done = fix(tmp_path, "--apply", ASCEND_LAUNCH_BLOCKING="1")
+    assert done.returncode == 2
+    assert "do not come in pairs: nothing was written" in done.stderr
+    assert bashrc.read_text() == content
+
+
+def test_fix_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    done = fix(tmp_path, "--apply", "--file", "nowhere/rc", ASCEND_LAUNCH_BLOCKING="1")
+    assert done.returncode == 2
+    assert "--file nowhere/rc: its folder is not there" in done.stderr
+
+
+def test_without_home_cann_is_still_looked_for() -> None:
+    environment = {"PATH": os.environ["PATH"], "ASCEND_DEVICE_FILES": "/nowhere*"}
+    script = str(ROOT / "launchers" / "fix_ascend_env.sh")
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert "unbound variable" not in done.stderr
+    assert "no NPU: no file /dev/davinci0" in done.stdout
+
+
 def test_fix_names_what_only_others_can_mend(tmp_path: Path) -> None:
     done = fix(tmp_path)
     assert done.returncode == 1

@@ -159,6 +159,7 @@ def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
         (["--data"], "--data needs a value"),
         (["--devices", "four"], "whole numbers above 0"),
         (["--devices", "0"], "whole numbers above 0"),
+        (["--devices", "4", "parallel.tp=2"], "--devices and parallel.* keys both say how many devices there are"),
         (["--data", "/no/such/text"], "--data /no/such/text is not there"),
         (["--help"], "usage: bash launchers/quick_fineweb_test.sh"),
     ],
@@ -189,3 +190,13 @@ def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine)
     _, said, calls = machine.run("speedrun_npu.sh", *data)
     assert "== check: complete" in said
     assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
+
+
+def test_nodes_that_share_a_folder_do_not_take_each_others_check(machine: Machine) -> None:
+    words, tools = ("dlc", "--data", str(machine.text)), machine.clone / ".venv" / "bin"
+    for node in ("node-a", "node-b"):
+        executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
+        assert "efficientbench doctor --device npu" in machine.run("speedrun_npu.sh", *words)[2]
+    for node in ("node-a", "node-b"):
+        executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
+        assert "== check: complete" in machine.run("speedrun_npu.sh", *words)[1]

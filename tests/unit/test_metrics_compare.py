@@ -20,6 +20,7 @@ from metrics.record import RunRecord, write_record
 from metrics.record_parts import DataSource, QualityPoint
 from metrics.repeats import Group, group_repeats, load_group, load_neighbours
 from metrics.report.comparison import print_comparison
+from metrics.report.repeats import print_spread
 
 CONFIG = {
     "variant": "gqa",
@@ -260,6 +261,13 @@ def test_what_is_printed_names_everything() -> None:
         "J/token; J/step; AEC, W; AMU, GB; peak, device, GB",
     ):
         assert shown in text, shown
+
+
+def test_repeats_are_printed_in_the_unit_that_they_name() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    print_spread(group_of(*(run_of(seed=seed, peak_memory_device_bytes=540_000_000) for seed in (1, 2))), console)
+    [row] = [line for line in console.export_text().splitlines() if line.startswith("peak, device, GB")]
+    assert row.split()[3:7] == ["0.54", "0.54", "to", "0.54"]
 
 
 def test_a_configuration_without_a_part_can_be_compared() -> None:
