@@ -161,6 +161,11 @@ fineweb_train() { # name
     local found type count words=()
     found="$(_fineweb_device)" || return 2
     read -r type count <<<"$found"
+    if [[ "$count" -eq 0 && "$fineweb_device" == auto ]] && ascend_has_device; then
+        echo "error: this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh tells why;" \
+            "--device cpu trains on the CPU, shortened" >&2
+        return 2
+    fi
     if [[ "$count" -eq 0 ]]; then
         fineweb_say "training: $1 on the $type, shortened (${FINEWEB_CPU_WORDS[*]})"
         words=("${FINEWEB_CPU_WORDS[@]}")

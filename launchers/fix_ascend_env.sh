@@ -104,7 +104,7 @@ look_at_ports() {
     reserved="$(cat /proc/sys/net/ipv4/ip_local_reserved_ports 2>/dev/null || true)"
     if ((base + 15 >= low && base <= high)) && [[ "$reserved" != *"$base"* ]]; then
         printf "· for several nodes, keep HCCL's ports for it: %s\n" \
-            "sudo sysctl -w net.ipv4.ip_local_reserved_ports=$base-$((base + 15))"
+            "sudo sysctl -w net.ipv4.ip_local_reserved_ports=${reserved:+$reserved,}$base-$((base + 15))"
     fi
 }
 

@@ -1,7 +1,7 @@
 """What npu-smi prints, over the generations of chips and drivers, and what can be read from it.
 
 The formats are those of the tool's published sources (github.com/hicann/driver, npucli/src/npu_info_print.c), of
-Huawei's "npu-smi Command Reference", and of output that users published; tests/support/npu_smi_outputs/ holds a
+Huawei's "npu-smi Command Reference", and of output that users published; tests/support/npu_smi_outputs.yaml holds a
 collection. Columns are found by their titles, and what does not fit its titles is passed over.
 """
 

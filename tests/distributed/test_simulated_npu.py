@@ -80,6 +80,18 @@ def test_trains_as_a_cpu_does(
         assert error < RELATIVE, f"{key}: relative error {error:.1e}"
 
 
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
+    name: str, npu_ranks: Callable[[int], Ranks], ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    config = tiny(name, f"data.cache={tmp_path}", "training.dtype=bf16")
+    [expected] = ranks(1).call(train, config, corpus, STEPS)
+    [outcome] = npu_ranks(1).call(train, config, corpus, STEPS, "npu:0")
+    # Kernels keep float32 where the CPU rounds in between.
+    assert outcome.losses == pytest.approx(expected.losses, rel=1e-2)
+    assert outcome.norms == pytest.approx(expected.norms, rel=5e-2)
+
+
 def test_kernels_and_their_gradients_equal_the_cpus(npu_ranks: Callable[[int], Ranks]) -> None:
     [errors] = npu_ranks(1).call(npu_checks.kernel_errors)
     assert {name: error for name, error in errors.items() if error > RELATIVE} == {}

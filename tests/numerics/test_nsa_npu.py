@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.npu_kernels import NsaSelectAttention
 
-from efficientbench.model.kernels import nsa_npu, nsa_selection
+from efficientbench.model.kernels import npu_fused, nsa_npu, nsa_selection
 from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 SEQUENCE = 1088
@@ -87,3 +87,13 @@ def test_shapes_beyond_its_limits_are_left_to_pytorch(change: dict[str, int]) ->
 def test_other_devices_do_not_ask_for_it() -> None:
     assert not nsa_npu.serves("cpu", SHAPE)
     assert nsa_selection.kernel_name("cpu", SHAPE) == nsa_selection.NAME
+
+
+@pytest.mark.parametrize(("family", "served"), [("A2", True), ("A3", False), ("910", False), (None, False)])
+def test_chips_that_it_is_not_documented_for_do_not_get_it(
+    family: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", NsaSelectAttention().torch_npu())
+    monkeypatch.setattr(npu_fused, "chip_family", lambda: family)
+    monkeypatch.setattr(nsa_npu, "_has_kernel", nsa_npu._has_kernel.__wrapped__)
+    assert nsa_npu.serves("npu", SHAPE) == served

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable
+from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable, install_cann
 
 from efficientbench.config.load import resolve
 
@@ -135,6 +135,18 @@ def test_devices(machine: Machine) -> None:
     _, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert "shortened" in said
     assert "training.steps=20" in calls[0]
+
+
+def test_npus_that_cannot_be_used_are_not_replaced_by_the_cpu_unasked(machine: Machine) -> None:
+    install_cann(machine.folder / "Ascend")
+    (machine.folder / "davinci0").touch()
+    data = ("--data", str(machine.text))
+    status, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
+    assert (status, len(calls)) == (2, 2)
+    assert "this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh tells why" in said
+    _, said, calls = machine.run("train_with_fineweb.sh", *data, "--device", "cpu", device="cpu 0")
+    assert "shortened" in said
+    assert " device=cpu " in calls[0]
 
 
 def test_two_calls_at_once_prepare_once(machine: Machine) -> None:

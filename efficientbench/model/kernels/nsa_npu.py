@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from efficientbench.devices.ascend_chip import FUSED
 from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.nsa_choice import SelectionShape
 
 NAME = "torch_npu npu_nsa_select_attention (past blocks) with torch matmuls (own block)"
+FAMILY = "A2"
+"""The only family of chips that it is documented for."""
 BLOCK, COUNT = 64, 16
 """Tokens in a block and blocks of a query: the only ones that the kernel takes."""
 KEY_DIM, VALUE_DIM = 192, 128
@@ -35,7 +36,7 @@ EMPTY_SCORE = -1e4
 
 @functools.cache
 def _has_kernel() -> bool:
-    return npu_fused.chip_family() in FUSED and hasattr(npu_fused.torch_npu(), "npu_nsa_select_attention_grad")
+    return npu_fused.chip_family() == FAMILY and hasattr(npu_fused.torch_npu(), "npu_nsa_select_attention_grad")
 
 
 def serves(device_type: str, shape: SelectionShape) -> bool:
