@@ -67,11 +67,14 @@ class NPU(Device):
             return "torch_npu is not installed"
         try:
             namespace = npu_namespace()
+        except (ImportError, OSError, RuntimeError) as error:
+            return f"torch_npu does not import ({_first_line(error)}); source CANN's set_env.sh first"
+        try:
             if not namespace.is_available():
                 return "torch_npu finds no usable NPU; npu-smi info tells more"
             name = str(namespace.get_device_name(0))
-        except (ImportError, OSError, RuntimeError) as error:
-            return f"torch_npu does not import ({error}); source CANN's set_env.sh first"
+        except RuntimeError as error:
+            return f"the driver refuses torch_npu the NPU ({_first_line(error)}); npu-smi info tells more"
         if family(name) == INFERENCE:
             return f"{name} is made for inference and cannot train"
         return _foreign_adaptor()
@@ -124,6 +127,10 @@ class NPU(Device):
         if self.unavailable_reason() is not None:
             return "torch-npu, which brings it, cannot be used here"
         return super().backend_unavailable_reason()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _foreign_adaptor() -> str | None:

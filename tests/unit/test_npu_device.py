@@ -102,6 +102,21 @@ def test_without_cann_the_reason_names_the_script(machine: Machine, monkeypatch:
     assert "source CANN's set_env.sh first" in reason
 
 
+def test_an_npu_that_the_driver_withholds_is_no_matter_of_cann(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = machine("Ascend910B2")
+
+    def refused(index: int) -> str:
+        raise RuntimeError("NPU function error: aclrtSetDevice, error code is 507033\n[ERROR] many lines of a log")
+
+    monkeypatch.setattr(npu.npu_namespace(), "get_device_name", refused)
+    assert device.unavailable_reason() == (
+        "the driver refuses torch_npu the NPU (NPU function error: aclrtSetDevice, error code is 507033); npu-smi info "
+        "tells more"
+    )
+
+
 def test_environment_is_given_where_the_user_has_not_set_it() -> None:
     assert NPU.environment["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
     # A broadcast fails without it, since torch asks what answers for CUDA for its compute capability.
