@@ -80,7 +80,8 @@ def test_trains_as_a_cpu_does(
         assert error < RELATIVE, f"{key}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+# Together they have all fused kernels: heads of unequal dimensions, a bias, experts.
+@pytest.mark.parametrize("name", ["mla_1.5B", "relative_1.5B", "moe_1.5Bx8"])
 def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
     name: str, npu_ranks: Callable[[int], Ranks], ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
