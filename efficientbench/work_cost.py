@@ -127,12 +127,14 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
     dtype_bytes, forwards = BYTES[config.training.dtype], _forwards(config)
     copies = model.moe.top_k if model.moe else 1
     width = copies * model.ffn_hidden_size / layout.tp
-    # silu, then its product with up; backward the activation again, two products and silu's gradient.
-    swiglu = (5 * forwards + 12) * width
+    # silu, then its product with up; backward the activation again, two products and silu's gradient. Fused, each way
+    # reads what goes in and writes what comes out.
+    swiglu = (3 * forwards + 5 if config.kernels.fused else 5 * forwards + 12) * width
     rotated = 0.0
     if model.position.kind == "rope":
         groups = max(model.key_value_heads / layout.tp, 1)
-        rotated = (3 * forwards + 3) * (model.heads / layout.tp + groups) * model.rotated_dim
+        once = 2 if config.kernels.fused else 3
+        rotated = once * (forwards + 1) * (model.heads / layout.tp + groups) * model.rotated_dim
     residual = 2 * 3 * (forwards + 1) * _residual(config, layout)
     return Work(0, tokens * (swiglu + rotated) * dtype_bytes + residual)
 
@@ -157,7 +159,10 @@ def _loss(config: RunConfig, layout: Layout) -> Works:
     table = memory_cost.rank_embedding(config, layout)
     products = table * blocks * (2 * dtype_bytes + 2 * FLOAT32) + 3 * tokens * rows * dtype_bytes
     # Largest, difference, exponential, sum, quotient, weight; where logits are narrower, wider copies of them too.
+    # Fused, logits are read for the largest, for the sum and for the gradient, which is written.
     softmax = 10 * FLOAT32 + (0 if dtype_bytes == FLOAT32 else FLOAT32 + 2 * dtype_bytes)
+    if config.kernels.fused:
+        softmax = 4 * dtype_bytes
     return (
         Work(3 * 2 * tokens * model.hidden_size * rows, products),
         # The table's gradient: zeros, scaled, added.

@@ -13,7 +13,7 @@ from typing import Any
 from metrics.definitions import mean_confidence_interval, standard_deviation
 from metrics.errors import MetricsError
 from metrics.record import RECORD_NAME, RunRecord, read_record
-from metrics.report.load import PREVIOUS, load_records
+from metrics.report.load import LEFT_OUT, load_records
 
 _NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")
@@ -140,11 +140,11 @@ def load_neighbours(*folders: Path) -> list[Group]:
     """
     own = {folder.resolve() for folder in folders}
     around = {path for folder in own for path in folder.parent.iterdir() if path.is_dir()} - own
-    beside = {path for path in around if path.name != PREVIOUS}
+    beside = {path for path in around if path.name not in LEFT_OUT}
     records = []
     for path in sorted(beside):
         for file in (path / RECORD_NAME, *sorted(path.glob(f"*/{RECORD_NAME}"))):
-            if file.is_file() and file.parent.name != PREVIOUS:
+            if file.is_file() and file.parent.name not in LEFT_OUT:
                 with suppress(MetricsError):
                     records.append(read_record(file))
     return group_repeats(records)

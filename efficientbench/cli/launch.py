@@ -90,6 +90,7 @@ def launch(
     from efficientbench.config.matrix import MATRIX
     from efficientbench.launch_script import Machines, by_slurm, by_torchrun, named_runs
     from efficientbench.sweep.tasks import Request
+    from launchers.errors import LaunchError
     from launchers.shell_script import checked, write
     from launchers.torchrun import Meeting
 
@@ -110,8 +111,12 @@ def launch(
         repeat=repeat,
     )
     machines = Machines(nodes, devices_per_node)
+    meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
+    if to is Starter.TORCHRUN and sbatch:
+        raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
+    if to is Starter.SLURM and meeting != Meeting():
+        raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
     if to is Starter.TORCHRUN:
-        meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
         script = by_torchrun(named_runs(request, name), machines, meeting)
     else:
         script = by_slurm(named_runs(request, name), machines, sbatch or [])

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from efficientbench.config.schema import Recompute
+from efficientbench.cost import flops_per_token
 from efficientbench.plan import Plan
 from efficientbench.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
@@ -49,7 +51,7 @@ class Estimator:
         alike = [each for each in self._same if each.dtype == plan.config.training.dtype]
         if alike:
             nearest = min(alike, key=lambda each: _distance(each, plan))
-            rate = (nearest.tokens_per_s or 0.0) * nearest.flops_per_token / nearest.devices
+            rate = (nearest.tokens_per_s or 0.0) * _hardware_flops(nearest, plan) / nearest.devices
             around_s = statistics.median(_around_s(each) for each in alike)
             source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
             return flops / (rate * devices) + around_s, source
@@ -75,15 +77,23 @@ class Estimator:
         if not measured:
             return None, f"no record in this folder has the energy of a run on {self._machine.name}"
         nearest = min(measured, key=lambda each: _distance(each, plan))
-        per_flop = (nearest.energy_j_per_token or 0.0) / nearest.flops_per_token
+        per_flop = (nearest.energy_j_per_token or 0.0) / _hardware_flops(nearest, plan)
         source = f"J/FLOP of the record nearest in size, {nearest.energy_scope}, training alone"
-        return per_flop * plan.flops.training * plan.budget.tokens, source
+        return per_flop * plan.flops.training_hardware * plan.budget.tokens, source
 
 
 def _distance(record: RunRecord, plan: Plan) -> float:
     """How far a record's cost of a token is from the plan's, as a factor of at least 1."""
     ratio = record.flops_per_token / plan.flops.training
     return max(ratio, 1 / ratio)
+
+
+def _hardware_flops(record: RunRecord, plan: Plan) -> float:
+    """Of a token of the record's run with what it recomputed, which it has without: by the plan's share of that."""
+    training = record.config.get("training", {})
+    recompute: Recompute = training.get("recompute", "none") if isinstance(training, dict) else "none"
+    flops = flops_per_token(plan.config.model, plan.config.training.seq_len, recompute)
+    return record.flops_per_token * flops.training_hardware / flops.training
 
 
 def _around_s(record: RunRecord) -> float:

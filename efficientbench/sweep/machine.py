@@ -17,6 +17,9 @@ from efficientbench.devices.base import find_device
 from efficientbench.devices.errors import DeviceError
 from launchers.worker_process import module_command
 
+MOST_RUNS = 1000
+"""At once."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -86,8 +89,8 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
     """
     if jobs == "auto":
         return None
-    if not jobs.isascii() or not jobs.isdigit() or int(jobs) < 1:
-        raise ConfigError(f"--jobs: {jobs[:40]!r} is neither auto nor a number from 1 on")
+    if not jobs.isascii() or not jobs.isdigit() or len(jobs) > len(str(MOST_RUNS)) or not 1 <= int(jobs) <= MOST_RUNS:
+        raise ConfigError(f"--jobs: {jobs[:40]!r} is neither auto nor a number from 1 to {MOST_RUNS:,}")
     if not machine.shared and int(jobs) > len(machine.devices):
         raise ConfigError(f"--jobs: {jobs} runs cannot have devices of their own: there are {len(machine.devices)}")
     return int(jobs)
@@ -95,7 +98,10 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
 
 def slots(machine: Machine, jobs: int | None) -> tuple[str, ...]:
     """What runs occupy, one or several of: the devices; on a shared one as many places as runs may be at once."""
-    return tuple(str(place) for place in range(jobs or 1)) if machine.shared else machine.devices
+    if machine.shared:
+        return tuple(str(place) for place in range(jobs or 1))
+    # Without those that are left over when all runs have equal parts: they would serve as one run more.
+    return machine.devices if jobs is None else machine.devices[: len(machine.devices) // jobs * jobs]
 
 
 def slots_needed(machine: Machine, jobs: int | None, ranks: int | None) -> int:

@@ -92,7 +92,7 @@ class Scheduler:
                     self._display.show([self._shown(attempt) for attempt in self._running], len(self._open))
                 time.sleep(POLL_S)
         finally:
-            self._kill_all()
+            self._end_all(signals)
 
     def _start_what_fits(self) -> None:
         taken = len(self._places) + 1
@@ -110,9 +110,11 @@ class Scheduler:
                 continue
             state = self._queue.read(task.id)
             # Another sweep may have ended it meanwhile; one that was stopped or killed leaves it to us.
-            if state is None or state.state in ("done", "failed"):
+            if state is None or state.configuration != task.configuration or state.state in ("done", "failed"):
                 self._open.remove(task)
-                if state is not None:
+                if state is not None and state.configuration != task.configuration:
+                    self._display.say(f"{task.id}: left out: another sweep entered it in another configuration")
+                elif state is not None:
                     self._display.ended(state, elsewhere=True)
                 place.release()
                 claim.release()
@@ -161,6 +163,18 @@ class Scheduler:
     def _stop(self, attempt: _Attempt) -> None:
         attempt.kill_at_s = time.monotonic() + STOP_GRACE_S
         attempt.child.stop()
+
+    def _end_all(self, signals: list[int]) -> None:
+        """Where an error of the sweep's own ends it, as a full disk: what it has started saves, unless a second signal
+        comes."""
+        for attempt in self._running:
+            self._stop(attempt)
+        while len(signals) < 2 and any(
+            attempt.child.exit_code() is None and time.monotonic() < (attempt.kill_at_s or 0)
+            for attempt in self._running
+        ):
+            time.sleep(POLL_S)
+        self._kill_all()
 
     def _kill_all(self) -> None:
         for attempt in list(self._running):

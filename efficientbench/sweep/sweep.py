@@ -69,7 +69,7 @@ def sweep(request: Request, options: Options) -> int:
         finally:
             display.close()
     _report(suite)
-    ends = [state.state if (state := queue.read(task.id)) else "queued" for task in tasks]
+    ends = [_end_of(task, queue.read(task.id)) for task in tasks]
     for name in ("failed", "refused", "stopped", "queued"):
         if count := ends.count(name):
             print(f"{name}: {count} of {len(tasks)}; the same command {_what_it_does(name)}", file=sys.stderr)
@@ -78,6 +78,11 @@ def sweep(request: Request, options: Options) -> int:
     if signals:
         return STOPPED[signal.Signals(signals[0])]
     return 0 if all(end == "done" for end in ends) else 1
+
+
+def _end_of(task: Task, state: State | None) -> str:
+    """How the run stands; what another sweep made of it in another configuration leaves it to be done."""
+    return state.state if state is not None and state.configuration == task.configuration else "queued"
 
 
 def _what_it_does(state: str) -> str:
@@ -132,6 +137,9 @@ def _enter(
                 entered = _entered(task, state, _next_state(task, state, machine, request, options))
                 if entered != state:
                     queue.write(entered)
+                if entered.state == "done":
+                    # Of another configuration that was refused meanwhile: a complete run has no failure.
+                    task.folder.failure.unlink(missing_ok=True)
             finally:
                 claim.release()
             if entered.state == "queued":

@@ -115,7 +115,7 @@ def _tasks(request: Request, name: RunName, values: dict[str, str], machine: Mac
         config = resolve(name.name, request.smoke, given, request.matrix)
     except ConfigError as error:
         # Enough of it for the folder in which its reason is told.
-        places = [override for override in request.overrides if override.startswith("output=")]
+        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
         config = resolve(name.name, request.smoke, places, request.matrix)
         refused = Refusal("mistake", str(error))
     label = label_of(values, None if refused else config, config.label)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrics.report.load import PREVIOUS
+from metrics.report.load import LEFT_OUT
 
 FAILURE_NAME = "failure.json"
 HEADER = ("run", "kind", "step", "reason")
@@ -39,10 +39,11 @@ class FailedRun:
 
 
 def load_failures(folder: Path) -> list[FailedRun]:
-    """The failures below a folder, by run; files that cannot be read are passed over, as are replaced attempts."""
+    """The failures below a folder, by run; files that cannot be read are passed over, as are
+    replaced attempts and traced runs."""
     found = []
     for path in sorted(folder.rglob(FAILURE_NAME)):
-        if PREVIOUS in path.relative_to(folder).parts:
+        if set(LEFT_OUT) & set(path.relative_to(folder).parts):
             continue
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -7,14 +7,15 @@ from pathlib import Path
 from metrics.errors import MetricsError
 from metrics.record import RECORD_NAME, RunRecord, read_record
 
-PREVIOUS = "previous"
-"""The folder beside a run's record in which it keeps what it replaced."""
+LEFT_OUT = ("previous", "profile")
+"""Folders beside a run's record: what it replaced, and a run that was slowed by being traced."""
 
 
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
     """All records below a folder, by run and start, and a message for each file that is none.
 
-    Records that a later one replaced (below a folder `previous`) are left out, unless that folder itself is given.
+    Records that a later one replaced (below a folder `previous`) and those of traced runs (`profile`) are left out,
+    unless that folder itself is given.
 
     Raises:
         MetricsError: there is no such folder.
@@ -25,7 +26,7 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
         raise MetricsError(f"{folder}: there is no such folder to report on")
     records, damaged = [], []
     for path in sorted(folder.rglob(RECORD_NAME)):
-        if PREVIOUS in path.relative_to(folder).parts:
+        if set(LEFT_OUT) & set(path.relative_to(folder).parts):
             continue
         try:
             records.append(read_record(path))

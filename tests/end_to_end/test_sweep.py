@@ -57,8 +57,12 @@ def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp
     rows = (tmp_path / "report.md").read_text(encoding="utf-8").splitlines()
     assert any(row.startswith("| gqa_1.5B_smoke__learning_rate=1e+38 | non finite |") for row in rows)
 
+    # As a sweep leaves it whose runs of the same folder were refused for another configuration.
+    stale = tmp_path / "gqa_1.5B_smoke__learning_rate=0.001" / "failure.json"
+    stale.write_text(json.dumps({"kind": "mistake", "reason": "refused"}), encoding="utf-8")
     again = efficientbench(*words)
     assert again.returncode == 1
+    assert not stale.exists()
     assert "learning_rate=0.001: complete, kept" in again.stdout
     assert "learning_rate=1e+38: failed (non_finite)" in again.stdout
     assert "started" not in again.stdout

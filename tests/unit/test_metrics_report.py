@@ -123,11 +123,14 @@ def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
         load_records(tmp_path / "nowhere")
 
 
-def test_a_record_that_a_later_one_replaced_is_reported_only_when_asked_for(tmp_path: Path) -> None:
+def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_when_asked_for(tmp_path: Path) -> None:
     write_record(make_record({"seed": 2}), tmp_path / "a" / "record.json")
     write_record(make_record({"seed": 1}), tmp_path / "a" / "previous" / "monday" / "record.json")
+    write_record(make_record({"seed": 3}), tmp_path / "a" / "profile" / "record.json")
     assert [record.seed for record in load_records(tmp_path)[0]] == [2]
     assert [record.seed for record in load_records(tmp_path / "a" / "previous")[0]] == [1]
+    # Slowed by being traced, it is no figure of the run.
+    assert [record.seed for record in load_records(tmp_path / "a" / "profile")[0]] == [3]
 
 
 def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from efficientbench.rank_grid import RankGrid
 from efficientbench.scale_plan import ScalePlan, layout_of_world, make_scale_plan
 from efficientbench.scale_table import print_scale_plan
 from efficientbench.step_time import Efficiency, bubble_fraction, project
+from efficientbench.work_cost import micro_batch_work
 from metrics.errors import MetricsError
 from metrics.hardware import device_rates
 
@@ -127,6 +128,22 @@ def test_projection_by_hand() -> None:
     assert projection.step_time_s == pytest.approx(1024 * 2048 * 9_789_898_752 / 989.5e12, rel=1e-6)
     assert projection.bubble_s == 0
     assert projection.communication_s == {}
+
+
+def test_what_is_fused_moves_its_inputs_and_outputs() -> None:
+    """Nobody reads or writes a copy that the fused kernels do not make: no bound would lie above what they take."""
+    plain, layout = laid_out("gqa_1.5B", 1, "training.micro_batch_size=1", "kernels.loss_block_logits=16777216")
+    compiled = plain.model_copy(update={"kernels": plain.kernels.model_copy(update={"fused": True})})
+    copied, fused = micro_batch_work(plain, layout, 0), micro_batch_work(compiled, layout, 0)
+    tokens, bf16, vocabulary = 2048, 2, 151_936
+    # SwiGLU: three forward and five backward of 8,960; rotation: in and out, each way, of 14 heads of 128.
+    moved = 28 * tokens * bf16 * (8 * 8960 + 4 * 14 * 128 + 12 * 1536)
+    assert fused["elementwise"][0].moved_bytes == moved
+    # Softmax: three times read, once written; the table's gradient as before.
+    table = vocabulary * 1536 * 6 * 4
+    assert fused["loss"][1].moved_bytes == tokens * vocabulary * 4 * bf16 + table
+    assert fused["loss"][1].moved_bytes < copied["loss"][1].moved_bytes
+    assert fused["matmuls"] == copied["matmuls"]
 
 
 def test_a_slower_link_makes_a_longer_step() -> None:

@@ -52,3 +52,18 @@ def test_records_of_the_same_device_are_taken() -> None:
     assert Estimator(machine("a CPU", None), [later], cores=4).of(plan()).time_s == pytest.approx(
         plan().budget.tokens / 1000.0 + 20
     )
+
+
+def test_recomputing_costs_time_and_energy_once() -> None:
+    """A record of the very same run, recomputing too, takes what the record took."""
+    full = plan_anywhere(resolve("gqa_0.5B", True, ["training.recompute=full"]))
+    facts = {"device_name": "a CPU", "dtype": "fp32", "devices": 1, "tokens_per_s": 1000.0}
+    facts |= {"flops_per_token": float(full.flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 7.5}
+    facts |= {"energy_j_per_token": 0.25, "energy_scope": "cpu-package"}
+    facts |= {"config": {"measurement": {"warmup_steps": 5}, "training": {"recompute": "full"}}}
+    found = Estimator(machine("a CPU", None), [make_record(facts)], cores=4)
+    assert found.of(full).time_s == pytest.approx(full.budget.tokens / 1000.0)
+    assert found.of(full).energy_j == pytest.approx(full.budget.tokens * 0.25)
+    less = full.flops.training / full.flops.training_hardware
+    assert found.of(plan()).time_s == pytest.approx(plan().budget.tokens / 1000.0 * less)
+    assert found.of(plan()).energy_j == pytest.approx(plan().budget.tokens * 0.25 * less)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,13 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, parallel_runs, run_environment, slots, slots_needed
 from efficientbench.sweep.outcome import failure_of
+from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
+from efficientbench.sweep.scheduler import Limits, Scheduler
+from efficientbench.sweep.tasks import Task
 
 GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
 CPU = Machine("cpu", "a CPU", ("0",), None, 0, None)
@@ -93,6 +98,9 @@ def test_devices_for_a_run() -> None:
     assert run_environment(GPUS, ("3", "GPU-5"), None, 2, {})["VISIBLE"] == "3,GPU-5"
     assert slots(CPU, None) == ("0",)
     assert slots(CPU, 2) == ("0", "1")
+    # Two runs of one device each leave none for a third.
+    assert slots(GPUS, 2) == ("2", "3")
+    assert slots_needed(GPUS, 2, None) == 1
     cores = len(os.sched_getaffinity(0))
     assert run_environment(CPU, ("1",), 2, 1, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
     assert run_environment(CPU, ("0",), None, 1, {}) == {}
@@ -101,7 +109,12 @@ def test_devices_for_a_run() -> None:
 
 @pytest.mark.parametrize(
     ("jobs", "machine", "message"),
-    [("0", CPU, "neither auto nor a number"), ("many", CPU, "neither auto"), ("4", GPUS, "there are 3")],
+    [
+        ("0", CPU, "neither auto nor a number"),
+        ("many", CPU, "neither auto"),
+        ("1" + "0" * 5000, CPU, "from 1 to 1,000"),
+        ("4", GPUS, "there are 3"),
+    ],
 )
 def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -138,3 +151,39 @@ def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
     killed = Child(["run", "gqa_0.5B", "--smoke", f"output={tmp_path}"], dict(os.environ), tmp_path / "log", [])
     killed.kill()
     assert killed.exit_code() == -signal.SIGKILL
+
+
+def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) -> None:
+    """It would be told as done in a configuration that was never run."""
+    task = Task("run", ("run", "no_such_run"), OutputFolder(queue.folder.parent / "run"))
+    theirs = State(task.id, "queued", "another configuration", [], "folder")
+    queue.write(theirs)
+    out = io.StringIO()
+    Scheduler(queue, [task], CPU, Limits(None), "host", Display(Console(file=out, width=200), 1)).run([])
+    assert queue.read(task.id) == theirs
+    assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
+
+
+def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs one ends while the queue can no longer be written."""
+    folder = queue.folder.parent
+    program = (
+        "import pathlib, shutil, signal, sys, time; folder = pathlib.Path(sys.argv[1])\n"
+        "def stop(number, frame): folder.joinpath('saved').touch(); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop); folder.joinpath(sys.argv[2]).touch(); late = time.monotonic() + 30\n"
+        "while time.monotonic() < late and not (sys.argv[2] == 'short' and folder.joinpath('long').exists()):\n"
+        "    time.sleep(0.01)\n"
+        "shutil.rmtree(folder / 'sweep/queue'); folder.joinpath('sweep/queue').touch()"
+    )
+
+    def command(module: str, *words: str) -> list[str]:
+        return [sys.executable, "-c", program, *words]
+
+    monkeypatch.setattr("efficientbench.sweep.child.module_command", command)
+    tasks = [Task(name, (str(folder), name), OutputFolder(folder / name)) for name in ("long", "short")]
+    for task in tasks:
+        queue.write(State(task.id, "queued", task.configuration, [], "folder"))
+    display = Display(Console(file=io.StringIO()), 2)
+    with pytest.raises(ConfigError, match="queue"):
+        Scheduler(queue, tasks, CPU, Limits(2), "host", display).run([])
+    assert (folder / "saved").exists()

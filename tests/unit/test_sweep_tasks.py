@@ -195,3 +195,13 @@ def test_what_does_not_fit_is_refused_or_made_smaller() -> None:
     assert task.asked == 16
     assert task.plan is not None
     assert task.plan.config.training.micro_batch_size < 16
+
+
+def test_a_refused_run_keeps_the_label_that_all_have(tmp_path: Path) -> None:
+    """Else its reason would stand in the folder of a run without it."""
+    overrides = ("label=alibi", "model.position.kind=alibi", f"output={tmp_path}")
+    tasks = build_tasks(Request(only=("gqa_0.5B", "mla_0.5B"), overrides=overrides, smoke=True), CPU, None)
+    assert [(task.id, task.refused is not None) for task in tasks] == [
+        ("gqa_0.5B_smoke__alibi", False),
+        ("mla_0.5B_smoke__alibi", True),
+    ]
