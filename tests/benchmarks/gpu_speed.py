@@ -19,8 +19,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -183,6 +185,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("gpu_speed.json"))
     parser.add_argument("--rehearse", action="store_true", help="toy models on a CPU")
     arguments = parser.parse_args()
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
     device = find_device("cpu" if arguments.rehearse else "cuda")
     bench = Bench(device, arguments.limit_s, arguments.rehearse)
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)

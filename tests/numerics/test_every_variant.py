@@ -75,12 +75,12 @@ def test_parameters_of_the_smoke_models_are_as_many_as_counted(run: str) -> None
 
 @pytest.mark.parametrize("variant", OVERRIDES)
 def test_flops_equal_those_that_torch_counts(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from efficientbench.model import context_parallel
+    from efficientbench.model import gpt
     from efficientbench.model.attention import gqa, nsa
     from efficientbench.model.kernels import grouped_mm
 
     # The counter sees matmuls only: neither the CPU's fused attention nor grouped ones.
-    monkeypatch.setattr(context_parallel, "causal_attention", dense_attention)
+    monkeypatch.setattr(gpt, "DEFAULT", dense_attention)
     monkeypatch.setattr(gqa, "biased_causal_attention", dense_attention)
     monkeypatch.setattr(nsa, "range_attention", eager_range_attention)
     monkeypatch.setattr(nsa, "selected_attention", eager_selected_attention)

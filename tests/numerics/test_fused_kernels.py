@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,13 +20,6 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no NVIDIA GPU is here")
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[dist.ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def results(function: Function, *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -83,13 +76,14 @@ def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int) -
 
 @pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
 @pytest.mark.parametrize("fuse", [True, False])
-def test_loss(device: str, one_rank: dist.ProcessGroup, fuse: bool, block_logits: int) -> None:
+@pytest.mark.usefixtures("single_rank")
+def test_loss(device: str, fuse: bool, block_logits: int) -> None:
     hidden, embedding = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)
     labels, weights = torch.randint(131, (17,), device=device), torch.rand(17, device=device)
     weights[3] = 0
     kernel = LossKernel(block_logits, fuse)
     agree(
-        lambda h, e: linear_cross_entropy(h, e, 131, labels, weights, one_rank, kernel),
+        lambda h, e: linear_cross_entropy(h, e, 131, labels, weights, dist.group.WORLD, kernel),
         lambda h, e: F.cross_entropy(h @ e[:131].t(), labels, reduction="none") @ weights.to(h.dtype),
         [hidden, embedding],
         1e-6,

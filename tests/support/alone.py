@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+from pathlib import Path
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
@@ -16,8 +16,9 @@ def counted(config: RunConfig, layout: Layout) -> list[int]:
 
 
 def peak_memory_bytes() -> int:
-    """The most that the process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most that the process has held since its program began; getrusage would begin with its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def engine_groups(config: RunConfig, layout: Layout, rank: int) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ import pytest
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import load_matrix, load_smoke
+from efficientbench.config.matrix import EXPERIMENTS, load_matrix, load_smoke
 
 SIZES = ("0.5B", "1.5B", "3B")
 
@@ -58,4 +58,6 @@ def test_a_wrong_matrix_is_refused(text: str, message: str, tmp_path: Path) -> N
 
 def test_a_missing_matrix_says_where_the_package_works(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="works from a clone of its repository"):
-        load_matrix(tmp_path / "matrix.yaml")
+        load_matrix(EXPERIMENTS / "gone.yaml")
+    with pytest.raises(ConfigError, match=r"mine\.yaml is missing$"):
+        load_matrix(tmp_path / "mine.yaml")

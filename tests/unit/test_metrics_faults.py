@@ -64,7 +64,7 @@ def test_no_process_is_started_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     sensors = [NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"))), HostSensor()]
     with EfficiencyMonitor(sensors, sample_interval_s=0.01) as monitor, monitor.step(tokens=1):
-        time.sleep(0.1)
+        time.sleep(0.5)
     devices = monitor.finish().devices
     assert min(device.samples for device in devices) > 1
     assert {device.pcu is None for device in devices} == {False}

@@ -129,7 +129,8 @@ def test_every_run_has_its_own_folder_and_command() -> None:
 def test_another_matrix(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "sizes: {tiny: {model: {layers: 2, hidden_size: 48, heads: 4, head_dim: 12, ffn_hidden_size: 80}}}\n"
+        "sizes: {tiny: {model: {layers: 2, hidden_size: 48, heads: 4, head_dim: 12, ffn_hidden_size: 80, "
+        "vocab_size: 131}}}\n"
         "variants: {narrow: {model: {attention: {query_groups: 1}}}}\n"
         "suites: {mine: [{variants: [narrow], sizes: [tiny]}]}\n"
     )
