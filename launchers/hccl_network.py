@@ -17,6 +17,7 @@ import psutil
 
 from launchers.cluster_env import Cluster
 from launchers.errors import LaunchError
+from launchers.interfaces import LOOPBACK
 from launchers.ranktable import RankTable, read_rank_table
 
 BASE_PORT = 60000
@@ -101,7 +102,9 @@ def _told_address(environ: Mapping[str, str], cluster: Cluster, problems: list[s
     names = environ.get("HCCL_SOCKET_IFNAME", "").strip()
     if not names:
         return None
-    allowed = [name for name in sorted(here) if here[name] and _allows(names, name)]
+    # As HCCL ranks them: the loopback and docker's bridge, which lead to no other host, where nothing else is left.
+    ranked = sorted(here, key=lambda name: (name == LOOPBACK, name.startswith("docker"), name))
+    allowed = [name for name in ranked if here[name] and _allows(names, name)]
     if not allowed:
         present = ", ".join(name for name in sorted(here) if here[name])
         problems.append(f"HCCL_SOCKET_IFNAME is {names!r}, which fits none of the interfaces here: {present}")

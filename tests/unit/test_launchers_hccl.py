@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -139,6 +140,14 @@ def test_an_interface_that_was_named_gives_the_address(names: str) -> None:
     assert network(HCCL_SOCKET_IFNAME=names).address == "127.0.0.1"
     assert network(HCCL_IF_IP="127.0.0.1", HCCL_SOCKET_IFNAME="nothing").address == "127.0.0.1"
     assert network(HCCL_IF_IP="127.0.0.1").environment("10.0.0.7") == {}
+
+
+def test_of_the_interfaces_allowed_the_loopback_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "net1": "10.0.0.7"}
+    found = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in addresses.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert network(HCCL_SOCKET_IFNAME="^bond").address == "10.0.0.7"
+    assert network(HCCL_SOCKET_IFNAME="^net").address == "172.17.0.1"
 
 
 @pytest.mark.parametrize(
