@@ -37,7 +37,8 @@ class HcclNetwork:
     """What HCCL was told of this node; `address` is None where the choice is left to us."""
 
     address: str | None
-    base_port: int
+    base_port: int | None
+    """None where HCCL_HOST_SOCKET_PORT_RANGE names other ports: HCCL then tries one after another."""
     rank_table: RankTable | None
 
     @classmethod
@@ -58,7 +59,8 @@ class HcclNetwork:
             problems.append(str(error))
         if problems:
             raise LaunchError(f"node {cluster.node_rank}: " + "; ".join(problems))
-        return cls(address, numbers["HCCL_IF_BASE_PORT"] or BASE_PORT, table)
+        elsewhere = environ.get("HCCL_HOST_SOCKET_PORT_RANGE", "").strip()
+        return cls(address, None if elsewhere else numbers["HCCL_IF_BASE_PORT"] or BASE_PORT, table)
 
     def environment(self, address: str) -> dict[str, str]:
         """Variables for the ranks; `address`: the one by which the other nodes have reached this one.

@@ -142,6 +142,11 @@ def test_an_interface_that_was_named_gives_the_address(names: str) -> None:
     assert network(HCCL_IF_IP="127.0.0.1").environment("10.0.0.7") == {}
 
 
+def test_a_range_of_ports_replaces_the_base_port() -> None:
+    assert network(HCCL_IF_BASE_PORT="50000").base_port == 50000
+    assert network(HCCL_IF_BASE_PORT="50000", HCCL_HOST_SOCKET_PORT_RANGE="auto").base_port is None
+
+
 def test_of_the_interfaces_allowed_the_loopback_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "net1": "10.0.0.7"}
     found = {name: [SimpleNamespace(family=socket.AF_INET, address=each)] for name, each in addresses.items()}
