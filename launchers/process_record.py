@@ -84,6 +84,6 @@ def read_record(path: Path) -> list[RecordedProcess] | None:
             RecordedProcess(int(each["pid"]), int(each["start_ticks"]), tuple(map(str, each["command"])))
             for each in content["processes"]
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"{path} is no record of processes ({error})") from None
     return processes if place == this_place() else None

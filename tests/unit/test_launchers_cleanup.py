@@ -139,10 +139,14 @@ def test_a_number_that_is_another_process_now_is_left_alone(
     assert record.exists() == (changed == "place")
 
 
-def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"place": "", "processes": [{"pid": Infinity, "start_ticks": 1, "command": []}]}'],
+)
+def test_what_is_no_record_is_passed_over(tmp_path: Path, content: str) -> None:
     record = tmp_path / "log" / "processes_node0.json"
     record.parent.mkdir()
-    record.write_text("{")
+    record.write_text(content)
     done = cleanup(str(tmp_path))
     assert done.returncode == 0
     assert "is no record of processes" in done.stderr
