@@ -72,9 +72,8 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's parent holds the folder for all.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            resume = prepare_folder(folder, plan.config, fresh) if node == 0 else None
             with _meet(cluster, device, plan.layout) if cluster is not None else NodeLink(0, 1, {}) as link:
-                return _train(plan, device, folder, cluster, link, files, resume)
+                return _train(plan, device, folder, cluster, link, files, fresh)
         except Exception as error:
             if files is not None and is_users_mistake(error):
                 files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
@@ -88,7 +87,7 @@ def _train(
     cluster: Cluster | None,
     link: NodeLink,
     files: FailureFiles | None,
-    resume: Path | None,
+    fresh: bool,
 ) -> int:
     """This node's part of the run in its folder.
 
@@ -97,11 +96,13 @@ def _train(
         cluster: the nodes; None: this machine alone.
         link: to the launchers of the other nodes.
         files: what the first node leaves where the run fails; None on the others.
-        resume: the checkpoint that the first node has found to go on from.
+        fresh: begin anew, whatever checkpoint there is.
     """
     config, node = plan.config, link.node
     corpora = prepare_corpora(config)
     _announce_data(config, corpora)
+    # Last of what may be refused: a mistake must leave an earlier run as it lies there.
+    resume = prepare_folder(folder, config, fresh) if node == 0 else None
     job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
     manifests = tuple(corpus.manifest for corpus in corpora)
     job = Job(config, plan.layout, plan.budget, manifests, folder.path, resume)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 from support.cells import write_corpus
-from support.checkpoints import dying_writer, slow_writer_on_rank_1, train
+from support.checkpoints import dying_writer, slow_writer_on_rank_1, train, two_threads
 from support.configs import tiny
 from support.ranks import Ranks
 
@@ -98,6 +98,17 @@ def test_a_writer_that_dies_ends_the_save_with_its_reason(
     with pytest.raises(AssertionError, match=r"SaveError: rank 0 could not write .*ended without a word"):
         pool.call(train, asynchronous, corpus, 6, tmp_path, checkpoint_folder(tmp_path, 2), dying_writer)
     assert found(tmp_path) == ["step_00000002", "step_00000003"]
+
+
+@pytest.mark.proof
+def test_a_forked_process_writes_what_a_rank_of_several_threads_has_computed(
+    own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    # Wide enough that torch shares a copy of a weight out among the threads, none of which is in the forked process.
+    wide = ("model.ffn_hidden_size=2048", "checkpoint.interval=2", "checkpoint.time_limit_s=20")
+    config = configured(corpus, *wide, "checkpoint.asynchronous=true")
+    own_ranks(1).call(train, config, corpus, 5, tmp_path, None, two_threads)
+    assert found(tmp_path) == ["step_00000004", "step_00000005"]
 
 
 @pytest.mark.proof

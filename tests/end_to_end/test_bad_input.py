@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.command_line import LONG, Finished, efficientbench, started, wait_for_steps
 
+from efficientbench.training.checkpoints.manifest import latest_good
+
 Tiny = tuple[str, ...]
 
 
@@ -67,6 +69,19 @@ def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, pa
         path.write_text(content, encoding="utf-8")
     refused(efficientbench(*tiny, "--data", str(path), f"data.cache={tmp_path / 'data'}"), *parts)
     nothing_looks_finished(tmp_path)
+
+
+def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    with started(*tiny, *LONG) as run:
+        wait_for_steps(folder, 2, run)
+        run.terminate()
+        run.communicate(timeout=60)
+    saved = latest_good(folder)
+    refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / "missing.txt")), "missing.txt: no such file")
+    assert latest_good(folder) == saved
+    assert {"record.json", "steps.jsonl", "checkpoint"} <= {path.name for path in folder.iterdir()}
+    assert not (folder / "previous").exists()
 
 
 @pytest.mark.parametrize("index", [b"", b"MMIDIDX\x00\x00 and then rubbish", bytes(200)])

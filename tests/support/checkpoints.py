@@ -103,3 +103,10 @@ def dying_writer() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     storage.FileSystemWriterAsync.write_preloaded_data = staticmethod(die)
+
+
+def two_threads() -> None:
+    """From now on this rank's computations are shared out among threads, as on any machine of several cores."""
+    import torch
+
+    torch.set_num_threads(2)

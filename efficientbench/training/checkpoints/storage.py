@@ -121,6 +121,8 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
             os._exit(1)  # it was gone already
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        # The rank's threads are not here, and what is shared out among them would wait for them for good.
+        torch.set_num_threads(1)
     ((path, name, (_, tensors)),) = buckets
     # One dense copy at a time: a view would be saved with all the storage that it looks into.
     dense = ((item, tensor.clone()) for item, tensor in tensors)
