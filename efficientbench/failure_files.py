@@ -11,7 +11,7 @@ from efficientbench.devices.base import Device
 from efficientbench.job import Job
 from efficientbench.measurement import failed_record
 from efficientbench.output_folder import OutputFolder
-from efficientbench.training.checkpoints.manifest import latest_good
+from efficientbench.training.checkpoints.manifest import check_sizes, find_good
 from launchers.failure import Failure
 from launchers.supervision import say
 from metrics.errors import MetricsError
@@ -34,7 +34,8 @@ class FailureFiles:
 
         A disk that is full keeps it from being written, and must not hide the failure.
         """
-        checkpoint = latest_good(self.folder.path)
+        # By their sizes: a scheduler may wait for this process to end. Who goes on from it reads it all.
+        checkpoint, _ = find_good(self.folder.path, check_sizes)
         content = {
             "kind": failure.kind,
             "rank": failure.rank,
@@ -44,7 +45,8 @@ class FailureFiles:
         }
         with contextlib.suppress(MetricsError):
             write_whole(self.folder.failure, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        if checkpoint is not None:
+        # What the user has to mend may be that the command is not that of the run that left it.
+        if checkpoint is not None and failure.kind != "mistake":
             say(f"last good checkpoint: {checkpoint}; the same command goes on from there")
 
     def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:

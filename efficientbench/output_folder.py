@@ -48,24 +48,31 @@ class OutputFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115, held while the run lasts
+            # Unbuffered, so that nothing is left to write, which may fail, where it is closed.
+            lock = open(self.path / "lock", "a+b", buffering=0)  # noqa: SIM115, held while the run lasts
         except OSError as error:
-            raise ConfigError(f"output: {self.path} cannot be written: {error.strerror}") from None
+            raise self.unwritable(error) from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.seek(0)
-                holder = lock.read().strip() or "unknown"
+                holder = lock.read().decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
                     f"output: {self.path} is in use by another run (process {holder}); wait for it, or choose another "
                     "folder with output=FOLDER"
                 ) from None
-            lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
-            self.failure.unlink(missing_ok=True)
+            try:
+                lock.truncate(0)
+                lock.write(str(os.getpid()).encode())
+                self.failure.unlink(missing_ok=True)
+            except OSError as error:
+                raise self.unwritable(error) from None
             yield
+
+    def unwritable(self, error: OSError) -> ConfigError:
+        """What to tell people of a folder that takes no more files."""
+        return ConfigError(f"output: {self.path} cannot be written: {error.strerror}")
 
     def set_aside(self) -> None:
         """Move what an earlier run wrote to `previous/<time>/`."""

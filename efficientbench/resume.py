@@ -38,15 +38,21 @@ def prepare_folder(folder: OutputFolder, config: RunConfig, fresh: bool) -> Path
 
     Returns:
         The folder of the checkpoint to go on from; None: the run begins with its first step.
+
+    Raises:
+        ConfigError: the folder cannot be written.
     """
-    remove_partial(folder.path)
-    good = None if fresh or _is_completed(folder) else _usable(folder, config)
-    if good is None:
-        folder.set_aside()
-        return None
-    set_damaged_aside(folder.path, good)
-    # It tells of an attempt that is over, and this one may end without a record.
-    folder.record.unlink(missing_ok=True)
+    try:
+        remove_partial(folder.path)
+        good = None if fresh or _is_completed(folder) else _usable(folder, config)
+        if good is None:
+            folder.set_aside()
+            return None
+        set_damaged_aside(folder.path, good)
+        # It tells of an attempt that is over, and this one may end without a record.
+        folder.record.unlink(missing_ok=True)
+    except OSError as error:
+        raise folder.unwritable(error) from None
     _say(f"goes on after step {read_manifest(good).step:,}, from {good}")
     return good
 

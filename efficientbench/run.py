@@ -118,9 +118,15 @@ def _train(
             files.write(failure)
             files.write_record(failure, job, device, link.nodes)
 
-    limit_s = config.faults.hang_limit_s
     exit_code = launch(
-        command, plan.layout.ranks_per_node, cluster, folder.log, tell=tell, link=link, hang_limit_s=limit_s
+        command,
+        plan.layout.ranks_per_node,
+        cluster,
+        folder.log,
+        config.faults.stop_grace_s,
+        tell=tell,
+        link=link,
+        hang_limit_s=config.faults.hang_limit_s,
     )
     # A rank that was killed leaves the cursor as its display had it: hidden.
     Console().show_cursor()

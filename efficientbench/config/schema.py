@@ -193,6 +193,11 @@ class FaultsConfig(Part):
         description="seconds without progress on any rank of a node after which the run is ended as hung; writing a "
         "checkpoint is no progress, so that more than checkpoint.time_limit_s lets a slow disk take its time",
     )
+    stop_grace_s: PositiveFloat = Field(
+        default=60.0,
+        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save; then they are "
+        "killed",
+    )
 
 
 class CheckpointConfig(Part):

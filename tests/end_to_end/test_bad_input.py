@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -82,6 +83,17 @@ def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: 
     assert latest_good(folder) == saved
     assert {"record.json", "steps.jsonl", "checkpoint"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "previous").exists()
+
+
+def test_a_disk_that_is_full_from_the_start(tiny: Tiny, small_disk: Callable[[int], Path]) -> None:
+    disk = small_disk(1000)
+    folder = disk / "gqa_1.5B_smoke"
+    folder.mkdir()
+    with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    done = efficientbench(*tiny, f"output={disk}")
+    refused(done, f"output: {folder} cannot be written: No space left on device")
 
 
 @pytest.mark.parametrize("index", [b"", b"MMIDIDX\x00\x00 and then rubbish", bytes(200)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from support.configs import tiny
 from support.metrics_parts import make_record
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.failure_files import FailureFiles
 from efficientbench.output_folder import OutputFolder
 from efficientbench.resume import differences, prepare_folder
+from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
+from launchers.failure import Failure
 from metrics.record import write_record
 
 CONFIG = tiny("gqa_1.5B")
@@ -95,6 +99,29 @@ def test_another_configuration_is_another_run(
     told = f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert capsys.readouterr().out == told
     assert "checkpoint" in set_aside(folder)
+
+
+def test_a_failure_is_told_without_reading_whole_checkpoints(
+    folder: OutputFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise AssertionError(f"{path} is read while a scheduler waits")
+
+    monkeypatch.setattr(manifest, "fingerprint", refuse)
+    FailureFiles(folder).write(Failure("stopped", None, "asked to", 143))
+    newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
+    assert json.loads(folder.failure.read_text())["checkpoint"] == str(newest)
+    (newest / "tensors").write_bytes(b"cut")
+    FailureFiles(folder).write(Failure("stopped", None, "asked to", 143))
+    assert json.loads(folder.failure.read_text())["checkpoint"] == str(older)
+
+
+def test_a_mistake_does_not_promise_that_the_same_command_goes_on(
+    folder: OutputFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, told in (("mistake", False), ("crash", True)):
+        FailureFiles(folder).write(Failure(kind, None, "because", 1))
+        assert ("the same command goes on" in capsys.readouterr().err) == told
 
 
 def test_what_may_differ() -> None:
