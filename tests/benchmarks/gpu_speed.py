@@ -44,6 +44,7 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device, find_device
 from efficientbench.plan import make_plan, with_kernels
+from metrics.files import write_whole
 from metrics.hardware import peak_flops
 
 BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
@@ -55,7 +56,7 @@ WARM_UP_STEPS, LEAST_STEPS, SECONDS = 3, 5, 4.0
 
 @dataclass(frozen=True)
 class Speed:
-    """One configuration's figures; None where it could not be measured, for `reason`."""
+    """One configuration's figures; None where it could not be measured, for `reason`. Memory is torch's allocator's."""
 
     name: str
     seq_len: int
@@ -137,10 +138,12 @@ class Bench:
     def estimate_bytes(self, config: RunConfig) -> int:
         """Of `plan`."""
         layout = Layout.of(config, devices=1, oversubscribe=True)
-        return make_plan(config, layout, self.device.runtime_bytes).rank_memory_bytes()
+        # Without what the driver keeps for a process: the peak beside it is the allocator's, which does not see that.
+        return make_plan(config, layout, runtime_bytes=0).rank_memory_bytes()
 
     def attempt(self, work: Callable[[], Found]) -> Found:
-        """What `work` gives, with all memory free; raises _NoFigureError where time or memory is short."""
+        """What `work` gives, with all memory free; raises _NoFigureError with the reason where it gives nothing, so
+        that one configuration does not take the others' figures with it."""
         if time.monotonic() > self._end_s:
             raise _NoFigureError("not measured: the time was over")
         gc.collect()
@@ -152,6 +155,9 @@ class Bench:
             return work()
         except (torch.OutOfMemoryError, MemoryError):
             raise _NoFigureError("out of memory") from None
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise _NoFigureError(f"{type(error).__name__}: {first_line[:200]}") from None
 
     def _trained(self, config: RunConfig) -> tuple[float, int | None, dict[str, str]]:
         from efficientbench.model.kernels import kernel_names
@@ -192,39 +198,46 @@ def main() -> None:
     dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
     from efficientbench.training import groups
 
-    with groups.model_parallel(bench.config("gqa_1.5B").parallel, seed=0):
-        found = run_all(bench, Console(width=160))
     about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
-    content = {"about": about, **{part: [asdict(each) for each in speeds] for part, speeds in found.items()}}
-    arguments.output.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    found: dict[str, list[Speed]] = {}
+
+    def keep(part: str, speed: Speed) -> Speed:
+        """At once: whatever ends the script, the figures so far are there."""
+        found.setdefault(part, []).append(speed)
+        content = {"about": about, **{name: [asdict(each) for each in speeds] for name, speeds in found.items()}}
+        write_whole(arguments.output, json.dumps(content, indent=2) + "\n")
+        return speed
+
+    with groups.model_parallel(bench.config("gqa_1.5B").parallel, seed=0):
+        run_all(bench, Console(width=160), keep)
     print(f"{about}\n{arguments.output}")
     dist.destroy_process_group()
 
 
-def run_all(bench: Bench, console: Console) -> dict[str, list[Speed]]:
-    """All parts in the order of their weight, each printed as it ends."""
+def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed]) -> None:
+    """All parts in the order of their weight, each printed as it ends; `keep` gets each figure with its part's name."""
     first = bench.config("gqa_1.5B", "training.micro_batch_size=2")
-    ours = bench.measure(first)
-    theirs = [bench.transformers(first, autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
+    ours = keep("transformers", bench.measure(first))
+    kinds = [(autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
+    theirs = [keep("transformers", bench.transformers(first, *kind)) for kind in kinds]
     show(console, "gqa_1.5B against transformers", [ours, *theirs])
     fastest = max((each.tokens_per_s for each in theirs if each.tokens_per_s), default=None)
     if ours.tokens_per_s and fastest:
         console.print(f"ours over the fastest of transformers: {ours.tokens_per_s / fastest:.3f}")
     if ours.peak_bytes and ours.estimate_bytes:
         console.print(f"the plan's estimate over the peak: {ours.estimate_bytes / ours.peak_bytes:.3f}")
-    runs = [bench.measure(bench.config(run.name)) for run in load_matrix().runs]
+    runs = [keep("matrix", bench.measure(bench.config(run.name))) for run in load_matrix().runs]
     show(console, "the matrix", runs)
     curve = []
     for length in LENGTHS[:1] if bench.toy else LENGTHS:
         for name in ("gqa_1.5B", "mla_1.5B", "nsa_1.5B"):
             batch = max(1, 16_384 // length)
             words = [f"training.seq_len={length}", "training.micro_batch_size=1", f"training.global_batch_size={batch}"]
-            curve.append(bench.measure(bench.config(name, *words)))
+            curve.append(keep("lengths", bench.measure(bench.config(name, *words))))
     show(console, "over the sequence's length", curve)
-    again = bench.measure(first)
+    again = keep("again", bench.measure(first))
     if ours.tokens_per_s and again.tokens_per_s:
         console.print(f"gqa_1.5B once more: {again.tokens_per_s / ours.tokens_per_s:.3f} of the first")
-    return {"transformers": [ours, *theirs], "matrix": runs, "lengths": curve, "again": [again]}
 
 
 def show(console: Console, title: str, speeds: Iterable[Speed]) -> None:

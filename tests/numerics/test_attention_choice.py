@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.model.kernels import attention_choice
+from efficientbench.config.load import resolve
+from efficientbench.model.kernels import attention_choice, attention_shape
 from efficientbench.model.kernels.attention_choice import KERNELS, AttentionShape, choose, fastest
 
 CPU = torch.device("cpu")
@@ -51,6 +53,47 @@ def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     choice = fastest(["flash", "math"], GROUPED, CPU)
     assert choice.name == "math"
     assert "deviates from the formula" in dict(choice.refused)["flash"]
+
+
+class NoGradient(torch.autograd.Function):
+    """Of a kernel whose backward pass gives no numbers for the keys."""
+
+    @staticmethod
+    def forward(ctx: Any, key: torch.Tensor) -> torch.Tensor:
+        return key.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        return grad_outputs[0] * math.nan
+
+
+def test_a_kernel_whose_gradient_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        return attention_choice.causal_attention(query, NoGradient.apply(key), value, scale)
+
+    monkeypatch.setitem(KERNELS, "flash", broken)
+    assert dict(fastest(["flash", "math"], GROUPED, CPU).refused) == {
+        "flash": "it deviates from the formula by nan of its norm"
+    }
+
+
+@pytest.mark.parametrize("error", [ValueError("NYI: shape\nmore"), AssertionError(), ImportError("libfused.so")])
+def test_a_library_that_fails_leaves_the_others(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: object) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setitem(KERNELS, "flash", failing)
+    choice = fastest(["flash", "math"], GROUPED, CPU)
+    assert choice.name == "math"
+    assert dict(choice.refused)["flash"] in ("NYI: shape", "AssertionError", "libfused.so")
+
+
+@pytest.mark.parametrize(("name", "tp"), [("mqa_1.5B", 2), ("gqa_1.5B", 4), ("gqa_1.5B", 1)])
+def test_a_rank_of_many_has_a_key_value_head(name: str, tp: int) -> None:
+    config = resolve(name, overrides=[f"parallel.tp={tp}"])
+    shape = attention_shape(config)
+    assert shape is not None
+    assert (shape.heads, shape.groups) == (12 // tp, 2 if tp == 1 else 1)
 
 
 def test_without_a_choice_torch_decides() -> None:

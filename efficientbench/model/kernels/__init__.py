@@ -74,7 +74,9 @@ def attention_shape(config: RunConfig) -> AttentionShape | None:
     model, training, tp = config.model, config.training, config.parallel.tp
     if isinstance(model.attention, NSAConfig) or model.position.kind in ("relative", "alibi"):
         return None
-    heads, groups, widths = model.heads // tp, model.key_value_heads // tp, (model.head_dim, model.head_dim)
+    # Of fewer key-value heads than ranks each rank has one, whole.
+    heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
+    widths = model.head_dim, model.head_dim
     if isinstance(model.attention, MLAConfig):
         mla = model.attention
         widths = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim

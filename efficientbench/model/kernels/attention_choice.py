@@ -159,7 +159,7 @@ def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> At
         if reason is None:
             try:
                 times_s[name] = _time_s(KERNELS[name], shape, device)
-            except (RuntimeError, torch.OutOfMemoryError) as error:
+            except Exception as error:
                 reason = _first_line(error)
         if reason is not None:
             refused[name] = reason
@@ -180,11 +180,13 @@ def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -
     inputs = _inputs(shape, min(shape.seq_len, CHECKED_SEQUENCE), device)
     try:
         found = _results(KERNELS[name], inputs, scale)
-    except (RuntimeError, torch.OutOfMemoryError) as error:
+    except Exception as error:  # Libraries refuse shapes, and fail to load, with errors of any kind.
         return _first_line(error)
     wanted = _results(KERNELS["math"], tuple(x.float() for x in inputs), scale)
-    worst = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
-    return None if worst < DEVIATION[shape.dtype] else f"it deviates from the formula by {worst:.1e} of its norm"
+    distances = [float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    # One by one: of numbers and NaN, max gives either.
+    wrong = [each for each in distances if not each < DEVIATION[shape.dtype]]
+    return f"it deviates from the formula by {wrong[0]:.1e} of its norm" if wrong else None
 
 
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -236,4 +238,4 @@ def _wait(device: torch.device) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).strip().partition("\n")[0] or type(error).__name__
