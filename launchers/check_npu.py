@@ -13,7 +13,9 @@ NEEDED = "import efficientbench.doctor, typer"
 
 
 def main() -> int:
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]))
+    paths = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Else a package called metrics in the working directory would hide ours (Python 3.11 and newer).
+    environment = dict(os.environ, PYTHONPATH=paths, PYTHONSAFEPATH="1")
     for python in (sys.executable, os.path.join(ROOT, ".venv", "bin", "python")):
         if not os.path.exists(python):
             continue

@@ -126,3 +126,14 @@ def test_the_doctor_refuses_a_machine_without_npus() -> None:
     wrong = efficientbench("doctor", "--device", "npux")
     assert wrong.returncode == 2
     assert "did you mean npu?" in wrong.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons look into the working directory first")
+def test_the_check_is_ours_wherever_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "__init__.py").touch()
+    command = [sys.executable, str(ROOT / "launchers" / "check_npu.py"), "--help"]
+    ours = {name: value for name, value in environment().items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "--device" in done.stdout
