@@ -94,7 +94,7 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
     with (index / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with started(*tiny, TWO, HANG) as run:
-            code, told = end(run, 60)
+            code, told = end(run, 150)
     assert code == 1
     assert told.startswith(
         "error: rank 0: hung: no rank got on for 8 s; rank 0 did not arrive (building model and data"

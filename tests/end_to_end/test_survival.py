@@ -19,7 +19,7 @@ from efficientbench.training.checkpoints.read import read_weights
 Tiny = tuple[str, ...]
 RUN = "gqa_1.5B_smoke"
 KILLS = 20
-STEPS = 300
+STEPS = 180
 LENGTH = ("parallel.dp=2", f"training.steps={STEPS}")
 
 
