@@ -168,9 +168,10 @@ def test_a_stop_signal_that_reaches_one_node_stops_both(tiny: Tiny, tmp_path: Pa
 
 @pytest.mark.proof
 def test_memory_that_the_host_refuses(tiny: Tiny, tmp_path: Path) -> None:
-    words = ["training.seq_len=8192", "training.micro_batch_size=2", "model.hidden_size=512"]
+    # Weights of 1.8 GB, and as much for their gradients.
+    words = ["model.layers=4", "model.hidden_size=2048", "model.ffn_hidden_size=16384"]
     done = subprocess.run(
-        ["bash", "-c", 'ulimit -v 4500000; exec "$@"', "bash", *command(*tiny, *words)],
+        ["bash", "-c", 'ulimit -v 3000000; exec "$@"', "bash", *command(*tiny, *words)],
         env=environment(),
         capture_output=True,
         text=True,
