@@ -206,10 +206,9 @@ def small_cgroup() -> Iterator[Path]:
 def test_a_rank_that_the_kernel_kills_for_its_memory(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:
         (small_cgroup.parent / "cgroup.procs").write_text(str(run.pid))
-        wait_for_steps(tmp_path / RUN, 2, run)
-        for worker in workers(run.pid):
-            (small_cgroup.parent / "cgroup.procs").write_text(str(worker.pid))
-        small_cgroup.write_text(str(200 << 20))
+        until(lambda: children(run.pid), "a rank")
+        # Less than two ranks need: set now, since the run would have refused to start with it.
+        small_cgroup.write_text(str(250 << 20))
         code, told = end(run)
     assert code == 1
     assert "killed by the kernel, which had run out of memory for it" in told
