@@ -22,8 +22,8 @@ from metrics.errors import MetricsError
 
 POLL_S = 0.2
 """The runs are measured meanwhile: looking after them must not cost them anything."""
-STOP_GRACE_S = 75.0
-"""A run gives its ranks 60 s to save, and has some more to end itself."""
+ENDING_S = 15.0
+"""A run gives its ranks `faults.stop_grace_s` to save, and has so much more to end itself."""
 
 ENDED = ("done", "failed", "refused", "stopped")
 
@@ -39,6 +39,12 @@ class _Attempt:
     timed_out: bool = False
     kill_at_s: float | None = None
     """When its time to save is over; None while nobody has asked it to end."""
+
+    @property
+    def stop_grace_s(self) -> float:
+        """How long it may take to save and end."""
+        assert self.task.config is not None, "what is refused does not run"
+        return self.task.config.faults.stop_grace_s + ENDING_S
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,10 @@ class Scheduler:
             while self._running or (self._open and not signals):
                 if signals and not asked:
                     asked = True
+                    longest_s = max((attempt.stop_grace_s for attempt in self._running), default=ENDING_S)
                     self._display.say(
                         f"{signal.Signals(signals[0]).name}: no further run starts; those that go on have "
-                        f"{STOP_GRACE_S:.0f} s to save and end; a second one ends them at once"
+                        f"{longest_s:.0f} s to save and end; a second one ends them at once"
                     )
                     for attempt in self._running:
                         self._stop(attempt)
@@ -161,7 +168,7 @@ class Scheduler:
                 self._stop(attempt)
 
     def _stop(self, attempt: _Attempt) -> None:
-        attempt.kill_at_s = time.monotonic() + STOP_GRACE_S
+        attempt.kill_at_s = time.monotonic() + attempt.stop_grace_s
         attempt.child.stop()
 
     def _end_all(self, signals: list[int]) -> None:

@@ -49,6 +49,8 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
     )
     for part in optimizer.chained_optimizers:
         _use_fused_kernel(part.optimizer)
+    if training.dtype == "fp16" and len(optimizer.chained_optimizers) > 1:
+        _scale_together(optimizer)
     return optimizer
 
 
@@ -57,6 +59,26 @@ def _use_fused_kernel(optimizer: torch.optim.Optimizer | None) -> None:
     if type(optimizer) is torch.optim.AdamW:
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
+
+
+def _scale_together(optimizer: MegatronOptimizer) -> None:
+    """One loss scale for all parts of the optimizer, which changes where the gradients of any overflow.
+
+    Experts that ranks share out have a part of their own. megatron changes its scale by its own gradients, while the
+    loss is multiplied by the first part's: after an overflow in experts alone their gradients would come out too large.
+    """
+    prepare, scalers = optimizer.prepare_grads, [part.grad_scaler for part in optimizer.chained_optimizers]
+
+    def prepare_together() -> bool:
+        before = scalers[0].state_dict()
+        overflowed: bool = prepare()
+        scalers[0].load_state_dict(before)
+        scalers[0].update(overflowed)
+        for scaler in scalers[1:]:
+            scaler.load_state_dict(scalers[0].state_dict())
+        return overflowed
+
+    optimizer.prepare_grads = prepare_together
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, learning_rate: float) -> None:

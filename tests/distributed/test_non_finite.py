@@ -26,8 +26,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poisoned]]:
     """`trained(what, rank, at, *overrides)`: the outcome of two ranks."""
 
-    def run(what: str, rank: int, at: tuple[int, ...], *overrides: str) -> list[Poisoned]:
-        config = tiny("gqa_1.5B", f"data.cache={tmp_path}", f"training.steps={STEPS}", *overrides)
+    def run(what: str, rank: int, at: tuple[int, ...], *overrides: str, name: str = "gqa_1.5B") -> list[Poisoned]:
+        config = tiny(name, f"data.cache={tmp_path}", f"training.steps={STEPS}", *overrides)
         return ranks(2).call(train_poisoned, config, corpus, STEPS, what, rank, at)
 
     return run
@@ -79,3 +79,14 @@ def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Call
         assert outcome.error is None
         assert outcome.told == [None] * STEPS
         assert outcome.skipped == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("distributed", ["true", "false"])
+def test_fp16_experts_that_overflow_change_the_scale_of_all(
+    trained: Callable[..., list[Poisoned]], distributed: str
+) -> None:
+    layout = ["parallel.dp=2", "parallel.ep=2", f"parallel.distributed_optimizer={distributed}"]
+    for outcome in trained("experts' gradients", 1, (2, 3), *layout, "training.dtype=fp16", name="moe_1.5Bx8"):
+        assert outcome.skipped == [False, True, True, False, False]
+        # The second overflow halves the scale, of the loss and of all that it is taken out of again.
+        assert outcome.scales == [[scale] * 2 for scale in (2.0**16, 2.0**16, 2.0**15, 2.0**15, 2.0**15)]

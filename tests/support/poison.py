@@ -11,7 +11,7 @@ import torch
 
 from efficientbench.config.schema import RunConfig
 
-What = Literal["loss", "gradients"]
+What = Literal["loss", "gradients", "experts' gradients"]
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Poisoned:
     told: list[str | None] = field(default_factory=list)
     error: str | None = None
     culprit: int | None = None
+    scales: list[list[float]] = field(default_factory=list)
+    """After each step: the loss scale of each part of the optimizer, in fp16."""
     unchanged: list[bool] = field(default_factory=list)
     """After each step: whether weights, moments and their step counts are those from before it, bit for bit."""
 
@@ -54,6 +56,8 @@ def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank
                 outcome.losses.append(event.loss)
                 outcome.skipped.append(event.skipped)
                 outcome.told.append(event.non_finite)
+                if config.training.dtype == "fp16":
+                    outcome.scales.append([part.grad_scaler.scale.item() for part in optimizer.chained_optimizers])
                 after = _state(stages, optimizer)
                 same = len(after) == len(before) and all(map(torch.equal, after, before))
                 outcome.unchanged.append(same)
@@ -67,7 +71,8 @@ def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank
             stages[-1].register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
         else:
             for stage in stages:
-                stage.config.finalize_model_grads_func = _poison(stage.config.finalize_model_grads_func, poisoned)
+                finalize = stage.config.finalize_model_grads_func
+                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, experts=what != "gradients")
         try:
             trainer.train(lambda: False)
         except NonFiniteError as error:
@@ -76,10 +81,11 @@ def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank
     return outcome
 
 
-def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool]) -> Callable[..., None]:
+def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool], experts: bool) -> Callable[..., None]:
     def finalize_poisoned(stages: list[Any], *rest: Any, **named: Any) -> None:
         if poisoned():
-            stages[0].buffers[0].grad_data[7] = float("inf")
+            buffers = stages[0].expert_parallel_buffers if experts else stages[0].buffers
+            buffers[0].grad_data[7] = float("inf")
         finalize(stages, *rest, **named)
 
     return finalize_poisoned
