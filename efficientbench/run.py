@@ -35,6 +35,7 @@ from launchers.supervision import USER_MISTAKE
 from launchers.worker_process import module_command
 from metrics.cgroup import memory_limit_bytes
 from metrics.record import read_record
+from metrics.report.load import LEFT_OUT
 from metrics.report.table import print_table
 
 
@@ -193,7 +194,8 @@ def _show(folder: OutputFolder) -> None:
     console = Console()
     console.print()
     print_table([read_record(folder.record)], console)
-    suite = _shown(folder.path.parent)
+    # What reports of the suite leave out, as a traced run, is reported alone.
+    suite = _shown(folder.path if folder.path.name in LEFT_OUT else folder.path.parent)
     console.print(f"record       {_shown(folder.record)}", highlight=False, soft_wrap=True)
     console.print(f"steps        {_shown(folder.steps)}", highlight=False, soft_wrap=True)
     console.print(f"logs         {_shown(folder.log)}", highlight=False, soft_wrap=True)

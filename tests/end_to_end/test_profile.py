@@ -31,6 +31,9 @@ def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path) -> None:
     assert re.search(r"largest gap: \w+, [\d.,]+ ms a step", out)
     assert "mean of 2 traced; time of the training thread's operations" in out
     assert break_down(read_trace(folder / "trace.json.gz")).steps == 2
-    # A run like any other, with its record, and nothing half written.
+    # A run like any other, with its record, which the line that is printed reports, and nothing half written.
+    reported = re.search(r"efficientbench report (\S+)", out)
+    assert reported is not None
+    assert Path(reported[1]).name == "profile"
     assert (folder / "record.json").exists()
     assert not list(folder.glob("partial_*"))
