@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
 from efficientbench.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, parallel_runs, run_environment, slots, slots_needed
@@ -180,7 +181,8 @@ def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch
         return [sys.executable, "-c", program, *words]
 
     monkeypatch.setattr("efficientbench.sweep.child.module_command", command)
-    tasks = [Task(name, (str(folder), name), OutputFolder(folder / name)) for name in ("long", "short")]
+    config = resolve("gqa_0.5B", True)
+    tasks = [Task(name, (str(folder), name), OutputFolder(folder / name), config) for name in ("long", "short")]
     for task in tasks:
         queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     display = Display(Console(file=io.StringIO()), 2)
