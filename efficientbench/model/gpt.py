@@ -113,10 +113,27 @@ class GPT(GPTModel):
 
 
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
-    """What this rank computes of the model: one stage, or as many as the pipeline has virtual stages on each rank."""
-    if config.parallel.vpp == 1:
-        return [build_stage(config, device)]
-    return [build_stage(config, device, index) for index in range(config.parallel.vpp)]
+    """What this rank computes of the model, on its device, with its initial weights: one stage, or as many as the
+    pipeline has virtual stages on each rank.
+
+    Needs the process groups of training/groups.py; all ranks must call it together.
+    """
+    # Before any stage is built: to build the first and the last one is to wait for the other, and ranks have them at
+    # different places in their order.
+    attention_kernel = _attention_kernel(config, device)
+    virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
+    stages = []
+    for vp_stage in virtual_stages:
+        with device:
+            stages.append(_construct(config, vp_stage, attention_kernel))
+        initialize(stages[-1], config.model, config.training.seed)
+    return stages
+
+
+def build_stage(config: RunConfig, device: torch.device) -> GPT:
+    """The stage of this rank, where it has but one."""
+    (stage,) = build_stages(config, device)
+    return stage
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
@@ -127,18 +144,6 @@ def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKerne
     chosen = [choose(config.kernels.attention, shape, device.type).name]
     torch.distributed.broadcast_object_list(chosen, src=0)
     return KERNELS.get(chosen[0], DEFAULT)
-
-
-def build_stage(config: RunConfig, device: torch.device, vp_stage: int | None = None) -> GPT:
-    """One stage of the model, on its device, with its initial weights.
-
-    Needs the process groups of training/groups.py. `vp_stage`: which of this rank's virtual pipeline stages; None where
-    it has but one stage.
-    """
-    with device:
-        model = _construct(config, vp_stage, _attention_kernel(config, device))
-    initialize(model, config.model, config.training.seed)
-    return model
 
 
 def stages_on_meta(config: RunConfig) -> list[GPT]:
