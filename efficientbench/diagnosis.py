@@ -30,6 +30,8 @@ LOST_PEER = re.compile(
 )
 """What the collectives' backends say on a rank that has lost another one."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+FAILED_WRITE = re.compile(r"iostream error|PytorchStreamWriter failed|unexpected pos \d+")
+"""What torch's own writers say of a write that failed."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Diagnosis:
     if _is_out_of_memory(error):
         helps = "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
         return Diagnosis("out_of_memory", f"out of memory: {_first_line(error)} ({helps}; traceback in {log_file})", 1)
-    if isinstance(cause, OSError):
+    if isinstance(cause, OSError) or FAILED_WRITE.search(str(cause)):
         folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
-        # By the space that is left as well: numpy, which writes the engine's index, gives no error number.
-        if cause.errno in FULL or _free_bytes(folder) < FULL_BYTES:
-            reason = f"no space left in {folder} ({cause}); free some, or choose another folder"
+        # By the space that is left as well: numpy, which writes the engine's index, and torch give no error number.
+        if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
+            told = str(cause) if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {cause}"
+            reason = f"no space left in {folder} ({told}); free some, or choose another folder"
             return Diagnosis("full_disk", reason, USER_MISTAKE)
     told = f"{type(error).__name__}: {error} (traceback in {log_file})"
     return Diagnosis("lost_rank" if LOST_PEER.search(str(error)) else "crash", told, 1)
