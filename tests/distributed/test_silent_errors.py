@@ -129,8 +129,8 @@ def train_sending_in_batches(config: RunConfig, prefix: Path) -> Outcome:
 
     build = gpt.transformer_config
 
-    def build_default(config: RunConfig) -> object:
-        engine = build(config)
+    def build_default(config: RunConfig, attention_kernel: object) -> object:
+        engine = build(config, attention_kernel)
         engine.overlap_p2p_comm, engine.batch_p2p_comm = False, True
         return engine
 
@@ -239,8 +239,8 @@ def train_divided_by_tokens_in_the_engine(config: RunConfig, prefix: Path) -> Ou
 
     build = gpt.transformer_config
 
-    def build_per_token(config: RunConfig) -> object:
-        engine = build(config)
+    def build_per_token(config: RunConfig, attention_kernel: object) -> object:
+        engine = build(config, attention_kernel)
         engine.calculate_per_token_loss = True
         return engine
 
