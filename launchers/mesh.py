@@ -153,13 +153,21 @@ def _take_part(
     cluster: Cluster, address: str | None, port: int, problem: str, deadline_s: float
 ) -> tuple[str, list[str]]:
     """Every other node."""
-    connection = _connect(cluster, deadline_s)
-    with connection, connection.makefile("rw", encoding="utf-8") as line:
-        own = address or connection.getsockname()[0]
-        _send(line, vars(Place(cluster.node_rank, own, port, problem)))
-        places = [Place(**place) for place in _receive(line)]
-        _send(line, _try_all(cluster.node_rank, places))
-        return own, _receive(line)
+    while True:
+        connection = _connect(cluster, deadline_s)
+        with connection, connection.makefile("rw", encoding="utf-8") as line:
+            own = address or connection.getsockname()[0]
+            try:
+                _send(line, vars(Place(cluster.node_rank, own, port, problem)))
+                places = [Place(**place) for place in _receive(line)]
+            except (OSError, ValueError):
+                # The preflight's port may have taken the connection just before it closed.
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(RETRY_S)
+                continue
+            _send(line, _try_all(cluster.node_rank, places))
+            return own, _receive(line)
 
 
 def _connect(cluster: Cluster, deadline_s: float) -> socket.socket:

@@ -113,6 +113,15 @@ def test_another_node_at_the_address_is_told_from_the_right_one(pool: ThreadPool
             first.result(timeout=20)
 
 
+def test_a_node_that_the_preflights_port_took_comes_back(pool: ThreadPoolExecutor, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as closing:
+        second = started(pool, 1, 2, port)
+        connection, _ = closing.accept()
+        connection.close()
+    first = started(pool, 0, 2, port)
+    assert (first.result(30), second.result(30)) == ("127.0.0.1", "127.0.0.1")
+
+
 def test_a_node_that_stays_away_is_named(port: int) -> None:
     with pytest.raises(LaunchError, match="node 1, 2 did not come back"):
         check_mesh(Cluster(3, 0, "127.0.0.1", port), time_limit_s=0.5)
