@@ -122,7 +122,9 @@ class Supervision:
         if self._signals:
             self._stop_all(self._signals[0])
             return
-        codes = {worker.exit_code() for worker in self._workers if worker.report() is None}
+        # Not of those that were asked to end for another's failure.
+        others = [worker for worker in self._workers if worker.report() is None and not worker.asked_to_end]
+        codes = {worker.exit_code() for worker in others}
         for number, code in STOPPED.items():
             if code in codes and self._failure is None:
                 # Some process of the run was asked, and all its ranks have agreed to stop after the same step.
@@ -171,7 +173,8 @@ class Supervision:
     def _here(self) -> list[Failure]:
         """Why ranks of this node have failed; the other nodes are told of the first."""
         fine = STOPPED_STATUSES if self._stop is not None else {0}
-        ended = [worker for worker in self._workers if worker.exit_code() not in (None, *fine) and not worker.killed]
+        ended = [worker for worker in self._workers if worker.exit_code() not in (None, *fine)]
+        ended = [worker for worker in ended if not worker.killed and not worker.obeyed()]
         if not ended:
             return []
         # A rank may report its error and be slower to end than those who lost it.

@@ -48,6 +48,7 @@ class WorkerProcess:
         """Starts the process. Without ``output_file`` it writes to the launcher's own stdout and stderr."""
         self.rank = rank
         self.killed = False
+        self.asked_to_end = False
         self._ended_s = 0.0
         self._error_file = error_file
         self._output_file = output_file
@@ -83,7 +84,13 @@ class WorkerProcess:
     def send(self, signal_number: int) -> None:
         """Passes a signal to the rank's own process; its helpers are the rank's to end."""
         if self.exit_code() is None:
+            self.asked_to_end = self.asked_to_end or signal_number == signal.SIGTERM
             self._process.send_signal(signal_number)
+
+    def obeyed(self) -> bool:
+        """Whether the rank ended because it was asked to, and has nothing else to say."""
+        ended_by_it = self.exit_code() in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        return self.asked_to_end and ended_by_it and self.report() is None
 
     def kill(self) -> None:
         """Ends the rank and all that it started, without waiting for it."""

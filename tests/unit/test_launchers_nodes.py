@@ -145,6 +145,22 @@ def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Calla
         assert (code, told) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
 
 
+def test_ranks_that_are_ended_with_the_others_are_not_the_cause(nodes: Callable[..., Nodes]) -> None:
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ready()
+    while not (folder / "ready_0").exists():
+        time.sleep(0.01)
+    if rank == 3:
+        report_error("the third layer is crooked", 1)
+        time.sleep(0.1)
+        os._exit(1)
+    time.sleep(60)
+    """
+    for code, told in nodes(body).ends():
+        assert (code, told) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
+
+
 def test_a_signal_that_reaches_one_node_stops_all(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     running = nodes(STOPS)
     running.pids()
