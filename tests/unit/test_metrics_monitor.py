@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
 
-from metrics import EfficiencyMonitor, MetricsError, merge, sampler
-from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
-from metrics.series import DeviceSeries, Interval
+from metrics import EfficiencyMonitor, MetricsError, merge
+from metrics.sensors.base import Counters, Sensor
 
 NEVER_S = 1e6
 """An interval at which the sampling thread takes no sample during a test."""
@@ -193,103 +191,6 @@ def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
     assert run.unavailable["pcu"] == run.unavailable["aec_w"] == "trace: no driver answers"
 
 
-def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
-    release, hanging = threading.Event(), threading.Event()
-
-    class Hanging(TraceSensor):
-        def sample(self, time_s: float) -> list[Sample]:
-            if threading.current_thread() is not threading.main_thread():
-                hanging.set()
-                release.wait(20)
-            return super().sample(time_s)
-
-    clock = HandClock(0)
-    sensor = Hanging(clock, memory=lambda t: GB)
-    begin_s = time.monotonic()
-    monitor = EfficiencyMonitor([sensor], sample_interval_s=0.001, clock=clock)
-    monitor.start()
-    assert hanging.wait(5)
-    run_steps(monitor, clock, 1)
-    measured = monitor.finish()
-    release.set()
-    assert time.monotonic() - begin_s < 5
-    assert len(measured.steps) == 1
-    assert "has not answered" in measured.devices[0].unavailable["amu_gb"]
-
-
-def test_a_driver_that_hangs_holds_up_no_other_sensor() -> None:
-    """Those that may block have a thread each; the others share one."""
-    release, hanging = threading.Event(), threading.Event()
-
-    class Hanging(TraceSensor):
-        def sample(self, time_s: float) -> list[Sample]:
-            if threading.current_thread() is not threading.main_thread():
-                hanging.set()
-                release.wait(20)
-            return super().sample(time_s)
-
-    read: list[str] = []
-
-    def reads(name: str) -> float:
-        read.append(name)
-        return GB
-
-    driver = Hanging(HandClock(), name="driver")
-    a = TraceSensor(HandClock(), memory=lambda t: reads("a"), name="a")
-    b = TraceSensor(HandClock(), memory=lambda t: reads("b"), name="b")
-    a.may_block = b.may_block = False
-    monitor = EfficiencyMonitor([driver, a, b], sample_interval_s=0.01)
-    monitor.start()
-    assert hanging.wait(5)
-    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("metrics-")}
-    read.clear()
-    time.sleep(0.3)
-    counts = read.count("a"), read.count("b")
-    release.set()
-    monitor.close()
-    assert names == {"metrics-driver", "metrics-a+b"}
-    assert min(counts) >= 3
-
-
-def test_sampling_slows_down_where_it_is_costly() -> None:
-    taken_s: list[float] = []
-
-    class Costly(TraceSensor):
-        def sample(self, time_s: float) -> list[Sample]:
-            until_s = time.thread_time() + 0.01
-            while time.thread_time() < until_s:
-                pass
-            taken_s.append(time.monotonic())
-            return super().sample(time_s)
-
-    samplers = [
-        sampler.SensorSampler(sensor, time.monotonic) for sensor in (TraceSensor(HandClock()), Costly(HandClock()))
-    ]
-    threads = sampler.sampling_threads(samplers, interval_s=0.2)
-    for one in samplers:
-        one.open()
-    for thread in threads:
-        thread.start()
-    time.sleep(1.5)
-    for thread in threads:
-        thread.stop()
-    assert threads[0].interval_s == 0.2
-    # 10 ms of work at half of 0.4 % of a core: one sample in 5 s.
-    assert 4.9 <= threads[1].interval_s < 20
-    assert len(taken_s) == 3  # at the opening, and two until the cost is known
-
-
-def test_samples_come_at_the_interval_asked_for() -> None:
-    sensor = TraceSensor(HandClock(), memory=lambda t: GB)
-    with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
-        time.sleep(1.25)
-    device = monitor.finish().devices[0]
-    # One more at each end of the window.
-    assert 8 <= device.samples <= 15
-    assert device.sample_interval_s == pytest.approx(0.1, rel=0.3)
-
-
 def test_a_run_without_a_measured_step_says_so() -> None:
     clock = HandClock()
     sensor = TraceSensor(clock, memory=lambda t: GB, power=lambda t: 5)
@@ -335,40 +236,3 @@ def test_an_error_in_the_loop_stops_sampling_without_waiting_for_ranks() -> None
     assert waited == ["ranks"]  # at the window's beginning alone
     assert sensor.calls == ["open", "close"]
     assert not [thread for thread in threading.enumerate() if thread.name == "metrics-trace"]
-
-
-# One device's trace, without a monitor.
-
-INFO = DeviceInfo("GPU-0", "Trace 9000", 80 * GB, "driver")
-SCOPE: Scope = "gpu"
-
-
-def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
-    series = DeviceSeries(INFO, SCOPE)
-    for second in range(7):
-        series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
-    series.add_interval(Interval(Counters(), Counters(), 10.0, Peaks()))
-    device = series.measure([(0.0, 10.0)], {}, None)
-    assert device.amu_gb is None
-    assert device.unavailable["amu_gb"] == "readings cover 6 s of the 10 s measured"
-    assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
-
-
-def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
-    series = DeviceSeries(INFO, SCOPE)
-    series.add_interval(
-        Interval(Counters(energy_j=0.0, busy_s=0.0), Counters(energy_j=1100, busy_s=5.5), 11.0, Peaks())
-    )
-    device = series.measure([(0.0, 10.0)], {}, None)
-    assert device.energy_j == pytest.approx(1000)
-    assert device.pcu == pytest.approx(0.5)
-
-
-def test_peaks_that_the_device_keeps_beat_samples() -> None:
-    series = DeviceSeries(INFO, SCOPE)
-    for time_s in (0.0, 5.0, 10.0):
-        series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))
-    windows = [(0.0, 4.0), (6.0, 10.0)]
-    for used in (12 * GB, 11 * GB):
-        series.add_interval(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
-    assert series.measure(windows, {}, None).peak_used_bytes == 12 * GB

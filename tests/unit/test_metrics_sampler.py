@@ -1,0 +1,107 @@
+"""The threads that take samples: drivers that hang, the interval kept, and what it may cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from support.metrics_parts import GB, HandClock, TraceSensor
+
+from metrics import EfficiencyMonitor, sampler
+from metrics.sensors.base import Sample
+
+
+@dataclass
+class Hanging(TraceSensor):
+    """Hangs in whatever thread samples it, until released."""
+
+    hangs: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+
+    def sample(self, time_s: float) -> list[Sample]:
+        if threading.current_thread() is not threading.main_thread():
+            self.hangs.set()
+            self.release.wait(20)
+        return super().sample(time_s)
+
+
+def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+    clock = HandClock(0)
+    sensor = Hanging(clock, memory=lambda t: GB)
+    begin_s = time.monotonic()
+    monitor = EfficiencyMonitor([sensor], sample_interval_s=0.001, clock=clock)
+    monitor.start()
+    assert sensor.hangs.wait(5)
+    with monitor.step(tokens=100):
+        clock.pass_time(1)
+    measured = monitor.finish()
+    sensor.release.set()
+    assert time.monotonic() - begin_s < 5
+    assert len(measured.steps) == 1
+    assert "has not answered" in measured.devices[0].unavailable["amu_gb"]
+
+
+def test_a_driver_that_hangs_holds_up_no_other_sensor() -> None:
+    """Those that may block have a thread each; the others share one."""
+    read: list[str] = []
+
+    def reads(name: str) -> float:
+        read.append(name)
+        return GB
+
+    driver = Hanging(HandClock(), name="driver")
+    a = TraceSensor(HandClock(), memory=lambda t: reads("a"), name="a")
+    b = TraceSensor(HandClock(), memory=lambda t: reads("b"), name="b")
+    a.may_block = b.may_block = False
+    monitor = EfficiencyMonitor([driver, a, b], sample_interval_s=0.01)
+    monitor.start()
+    assert driver.hangs.wait(5)
+    names = {thread.name for thread in threading.enumerate() if thread.name.startswith("metrics-")}
+    read.clear()
+    time.sleep(0.3)
+    counts = read.count("a"), read.count("b")
+    driver.release.set()
+    monitor.close()
+    assert names == {"metrics-driver", "metrics-a+b"}
+    assert min(counts) >= 3
+
+
+def test_sampling_slows_down_where_it_is_costly() -> None:
+    taken_s: list[float] = []
+
+    class Costly(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            until_s = time.thread_time() + 0.01
+            while time.thread_time() < until_s:
+                pass
+            taken_s.append(time.monotonic())
+            return super().sample(time_s)
+
+    samplers = [
+        sampler.SensorSampler(sensor, time.monotonic) for sensor in (TraceSensor(HandClock()), Costly(HandClock()))
+    ]
+    threads = sampler.sampling_threads(samplers, interval_s=0.2)
+    for one in samplers:
+        one.open()
+    for thread in threads:
+        thread.start()
+    time.sleep(1.5)
+    for thread in threads:
+        thread.stop()
+    assert threads[0].interval_s == 0.2
+    # 10 ms of work at half of 0.4 % of a core: one sample in 5 s.
+    assert 4.9 <= threads[1].interval_s < 20
+    assert len(taken_s) == 3  # at the opening, and two until the cost is known
+
+
+def test_samples_come_at_the_interval_asked_for() -> None:
+    sensor = TraceSensor(HandClock(), memory=lambda t: GB)
+    with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
+        time.sleep(1.25)
+    device = monitor.finish().devices[0]
+    # One more at each end of the window.
+    assert 8 <= device.samples <= 15
+    assert device.sample_interval_s == pytest.approx(0.1, rel=0.3)

@@ -1,0 +1,43 @@
+"""One device's trace, without a monitor."""
+
+from __future__ import annotations
+
+import pytest
+from support.metrics_parts import GB
+
+from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope
+from metrics.series import DeviceSeries, Interval
+
+INFO = DeviceInfo("GPU-0", "Trace 9000", 80 * GB, "driver")
+SCOPE: Scope = "gpu"
+
+
+def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    for second in range(7):
+        series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
+    series.add_interval(Interval(Counters(), Counters(), 10.0, Peaks()))
+    device = series.measure([(0.0, 10.0)], {}, None)
+    assert device.amu_gb is None
+    assert device.unavailable["amu_gb"] == "readings cover 6 s of the 10 s measured"
+    assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
+
+
+def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    series.add_interval(
+        Interval(Counters(energy_j=0.0, busy_s=0.0), Counters(energy_j=1100, busy_s=5.5), 11.0, Peaks())
+    )
+    device = series.measure([(0.0, 10.0)], {}, None)
+    assert device.energy_j == pytest.approx(1000)
+    assert device.pcu == pytest.approx(0.5)
+
+
+def test_peaks_that_the_device_keeps_beat_samples() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    for time_s in (0.0, 5.0, 10.0):
+        series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))
+    windows = [(0.0, 4.0), (6.0, 10.0)]
+    for used in (12 * GB, 11 * GB):
+        series.add_interval(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
+    assert series.measure(windows, {}, None).peak_used_bytes == 12 * GB
