@@ -17,7 +17,7 @@ from metrics.errors import MetricsError
 from metrics.quality import Cost, cost_to_loss, lowest_common_loss
 from metrics.ratio import Z_95, Ratio, make_ratio
 from metrics.record import RunRecord
-from metrics.repeats import Group, same_model
+from metrics.repeats import Group, model_identity
 
 METRICS = (
     *("tokens_per_s", "al_s", "al_s_p50", "tt_tokens_per_param_s", "energy_j_per_token", "energy_j_per_step", "aec_w"),
@@ -104,7 +104,7 @@ def compare(
     return Comparison(
         first=first,
         second=second,
-        identical=same_model(first.first, second.first),
+        identical=model_identity(first.first) == model_identity(second.first),
         despite=tuple(found),
         model_changes=model,
         other_changes={key: values for key, values in changed.items() if not key.startswith(_COVERED)},
@@ -126,12 +126,12 @@ _COVERED = (
 
 def identical_pairs(groups: Sequence[Group], like: Group) -> list[tuple[Group, Group]]:
     """Pairs of groups of one model under two names, which ran under the same conditions as `like`."""
-    alike = [group for group in groups if not differences(like.first, group.first)]
+    alike = [(group, model_identity(group.first)) for group in groups if not differences(like.first, group.first)]
     return [
         (one, other)
-        for i, one in enumerate(alike)
-        for other in alike[i + 1 :]
-        if one.name != other.name and same_model(one.first, other.first)
+        for i, (one, model) in enumerate(alike)
+        for other, other_model in alike[i + 1 :]
+        if one.name != other.name and model == other_model
     ]
 
 

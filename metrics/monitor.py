@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from metrics.aggregate import merge
-from metrics.describe import describe
+from metrics.description import describe
 from metrics.errors import MetricsError
 from metrics.local import local_sensors, local_synchronize
 from metrics.measurement import RankMeasurement, StepTime

@@ -101,10 +101,9 @@ def load_group(folder: Path) -> Group:
     return groups[0]
 
 
-def same_model(one: RunRecord, other: RunRecord) -> bool:
-    """Whether two runs are of one model, trained the same way, whatever their names and seeds are."""
-    without = (*_PLACES, _SEED, *_NAMES)
-    return _identity(one, without) == _identity(other, without)
+def model_identity(record: RunRecord) -> str:
+    """The same text for runs of one model, trained the same way, whatever their names and seeds are."""
+    return _identity(record, without=(*_PLACES, _SEED, *_NAMES))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from metrics.aggregate import merge
-from metrics.describe import describe
+from metrics.description import describe
 from metrics.errors import MetricsError
 from metrics.local import local_sensors
 from metrics.measurement import RunMeasurement

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from metrics.record import RunRecord
 from metrics.report.shown import name, relative_interval
@@ -40,9 +43,14 @@ def rank(records: Sequence[RunRecord]) -> list[Ranked]:
 def disagreements(records: Sequence[RunRecord]) -> list[str]:
     """One sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy."""
     ranked = [item.record for item in rank(records)]
+    per_token, power, noise = (
+        np.array([figure(record) for record in ranked]) for figure in (_per_token, _power, _noise)
+    )
     found = []
     for index, idle in enumerate(ranked):
-        ahead = [other for other in ranked[:index] if _only_idles(idle, other)]
+        margin = 1 + (noise[:index] + noise[index])
+        only_idles = (per_token[:index] * margin < per_token[index]) & (power[index] * margin < power[:index])
+        ahead = [ranked[other] for other in np.flatnonzero(only_idles)]
         if not ahead:
             continue
         times = [_per_token(idle) / _per_token(other) for other in ahead]
@@ -55,17 +63,15 @@ def disagreements(records: Sequence[RunRecord]) -> list[str]:
     return found
 
 
-def _only_idles(idle: RunRecord, other: RunRecord) -> bool:
-    """Whether `idle` draws less power than the other, and still spends more on a token, both beyond the noise."""
-    return _clear(_per_token(other), _per_token(idle), other, idle) and _clear(_power(idle), _power(other), idle, other)
-
-
 def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
     """Whether `less` is below `more` by more than the noise of both runs' step times."""
-    noises = [relative_interval(record) for record in (one, other)]
-    known = [noise for noise in noises if noise is not None]
-    # Noise that is not known may be of any size.
-    return len(known) == 2 and less * (1 + sum(known)) < more
+    return less * (1 + (_noise(one) + _noise(other))) < more
+
+
+def _noise(record: RunRecord) -> float:
+    """Of the run's step times, relative; noise that is not known may be of any size."""
+    noise = relative_interval(record)
+    return math.inf if noise is None else noise
 
 
 def _per_token(record: RunRecord) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from metrics.conditions import differences
 from metrics.record import RunRecord
-from metrics.repeats import Group, group_repeats, same_model
+from metrics.repeats import Group, group_repeats, model_identity
 from metrics.report.comparison import UNITS
 
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
@@ -33,21 +33,18 @@ class NoiseFloor:
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
     """One for each model that ran under two names or more."""
     alike: list[list[Group]] = []
+    of_model: dict[tuple[int, float, str], list[list[Group]]] = {}
     for group in group_repeats(record for record in records if record.status == "completed"):
-        found = next((same for same in alike if _identical(same[0], group)), None)
+        first = group.first
+        known = of_model.setdefault((first.parameters, first.flops_per_token, model_identity(first)), [])
+        found = next((same for same in known if not differences(same[0].first, first)), None)
         if found is None:
-            alike.append([group])
+            known.append([group])
+            alike.append(known[-1])
         else:
             found.append(group)
     floors = [_floor(same) for same in alike if len({group.name for group in same}) > 1]
     return [floor for floor in floors if floor.largest]
-
-
-def _identical(one: Group, other: Group) -> bool:
-    # The counts first: nearly all pairs differ in them, and they cost nothing to read.
-    if one.first.parameters != other.first.parameters or one.first.flops_per_token != other.first.flops_per_token:
-        return False
-    return same_model(one.first, other.first) and not differences(one.first, other.first)
 
 
 def _floor(groups: Sequence[Group]) -> NoiseFloor:

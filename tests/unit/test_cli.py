@@ -12,6 +12,8 @@ import pytest
 from efficientbench.cli.options import resolve_words
 
 ROOT = Path(__file__).resolve().parents[2]
+# As for a user, whose first call keeps the byte code for the others.
+WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +21,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "efficientbench.cli", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env={**WITH_BYTE_CODE, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         check=False,
     )
 

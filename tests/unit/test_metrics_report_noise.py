@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from support.metrics_parts import make_record
@@ -34,6 +35,20 @@ def test_identical_models_under_several_names_tell_the_noise_floor() -> None:
 def test_the_same_model_on_another_device_tells_no_noise_floor() -> None:
     other = gpu_run("dense", "1.5B", steps=20).model_copy(update={"device_name": "NVIDIA A100-SXM4-80GB"})
     assert noise_floors([gpu_run("gqa", "1.5B", steps=20), other]) == []
+
+
+def test_a_sweep_of_one_models_settings_is_searched_once_and_not_by_pairs() -> None:
+    run = make_record({"tokens_per_s": 5e4})
+    runs = [
+        run.model_copy(update={"run": f"{name}_{rate}", "config": {"training": {"seed": 1234, "learning_rate": rate}}})
+        for name in ("a", "b")
+        for rate in range(300)
+    ]
+    begin_s = time.process_time()
+    floors = noise_floors(runs)
+    # Each held against all before it they would take seconds.
+    assert time.process_time() - begin_s < 1
+    assert [floor.names for floor in floors] == [(f"a_{rate}", f"b_{rate}") for rate in range(300)]
 
 
 def test_identical_models_without_a_figure_tell_no_noise_floor() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.report.html.labels import Box, label
+from metrics.report.html.labels import Placed, label
 from metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, short, svg, told
 
 WIDTH, HEIGHT = 400, 300
@@ -32,7 +32,7 @@ def curves(title: str, cost_label: str, runs: Sequence[Curve]) -> str:
     x = Scale.over([cost for cost, _ in everything], LEFT, RIGHT - 56, log=wide, margin=0.03)
     y = Scale.over([loss for _, loss in everything], BOTTOM, TOP, margin=0.08)
     parts = [axis_x(x, TOP, BOTTOM, cost_label), axis_y(y, LEFT, RIGHT, "validation loss")]
-    placed: list[Box] = []
+    placed = Placed()
     room = (LEFT, TOP, WIDTH, BOTTOM)
     for curve in sorted(runs, key=lambda curve: curve.points[-1][1]):
         cost, loss = curve.points[-1]

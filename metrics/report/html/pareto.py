@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from metrics.report.html.labels import Box, label
+from metrics.report.html.labels import Placed, label
 from metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, mark, path, svg, told
 
 WIDTH, HEIGHT = 400, 320
@@ -49,9 +49,7 @@ def pareto(
         on_front |= {point.run for point in best}
         if len(best) > 1:
             parts.append(path(_steps(best, x, y), "front"))
-    placed: list[Box] = [
-        (x(point.cost) - 5, y(point.loss) - 5, x(point.cost) + 5, y(point.loss) + 5) for point in points
-    ]
+    placed = Placed([(x(point.cost) - 5, y(point.loss) - 5, x(point.cost) + 5, y(point.loss) + 5) for point in points])
     for point in sorted(points, key=lambda point: point.run not in on_front):
         kind = "on" if point.run in on_front else "off"
         at = x(point.cost), y(point.loss)
