@@ -96,8 +96,6 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
     times = [typical_s * (1 + 0.012 * abs(chance.gauss(0, 1)) + 0.006 * math.sin(step / 40)) for step in range(steps)]
     times[steps // 3] *= 1.9
     mean_s = sum(times) / steps
-    deviation = math.sqrt(sum((time - mean_s) ** 2 for time in times) / (steps - 1))
-    margin = 2.4 * deviation / math.sqrt(steps)
     tokens_per_s = tokens_per_step / mean_s
     watts = 612.0 * power * (0.94 if backbone == "0.5B" else 1.0)
     used_gb = (21 + 16 * parameters / 4e9 * 2.1) * large**0.5
@@ -110,9 +108,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         **{"parameters": parameters, "parameters_active": round(active), "flops_per_token": flops},
         **{"tokens": tokens_per_step * steps, "steps_measured": steps, "duration_s": mean_s * steps + 41},
         **{"amu_gb": used_gb, "amu_gb_max": used_gb * 1.01, "amu_fraction": used_gb / 85.9, "pcu": 0.985 - 0.02 * slow},
-        **{"al_s": mean_s, "al_s_std": deviation, "al_s_cv": deviation / mean_s, "window_s": mean_s * steps},
-        **{"al_s_ci_low": mean_s - margin, "al_s_ci_high": mean_s + margin},
-        **{f"al_s_p{at}": percentiles(times)[at] for at in (50, 90, 99)},
+        **_step_times(times),
         **{"tt_tokens_per_param_s": tokens_per_s / parameters, "tokens_per_s": tokens_per_s},
         **{"tokens_per_s_per_device": tokens_per_s / 4, "aec_w": watts, "power_w_sum": 4 * watts},
         **{"energy_j": energy_j, "energy_j_per_token": energy_j / tokens_per_step / steps, "energy_scope": "gpu"},
@@ -125,7 +121,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         },
         **{"peak_memory_device_bytes": round(used_gb * 1.02e9), "train_loss": loss - 0.05, "validation_loss": loss},
         **{"perplexity": math.exp(loss), "bits_per_byte": loss / math.log(2) / 4.4, "validation_loss_se": 0.006},
-        **{"step_time_percentiles_s": percentiles(times), "sample_interval_s": 0.1, "outlier_steps": 1},
+        **{"sample_interval_s": 0.1, "outlier_steps": 1},
         "outliers": [OutlierStep(step=steps // 3, step_time_s=max(times), times_median=1.9, cause="evaluation")],
         "keys_read_per_query": 1294.6 if variant == "nsa" else 1024.5,
         "dense_keys_per_query": 1024.5,
@@ -139,18 +135,40 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         },
     }
     if variant == "mla":
-        busy = "another process on the device: python (pid 4711)"
-        values["disturbances"] = [
-            DisturbanceRecord(
-                device="GPU-1", begin_s=mean_s * steps * 0.4, end_s=mean_s * steps * 0.47, description=busy, share=0.2
-            )
-        ]
+        values["disturbances"] = [_disturbance(mean_s * steps)]
     if variant == "moe":
-        tokens = [[round(tokens_per_step * steps / 4 * chance.uniform(0.7, 1.4)) for _ in range(8)] for _ in range(24)]
-        loads = list(load_imbalance(tokens))
-        values["experts"] = ExpertLoad(tokens_per_expert=tokens, load_imbalance=loads)
-        values |= {"expert_load_imbalance": sum(loads) / len(loads), "auxiliary_loss": 1.03}
+        values |= _experts(tokens_per_step * steps, chance)
     return make_record(values, "the model has no experts" if variant != "moe" else "not measured in this made-up run")
+
+
+def _step_times(times: list[float]) -> dict[str, Any]:
+    """The figures of a run's step times."""
+    mean_s = sum(times) / len(times)
+    deviation = math.sqrt(sum((time - mean_s) ** 2 for time in times) / (len(times) - 1))
+    margin = 2.4 * deviation / math.sqrt(len(times))
+    shares = percentiles(times)
+    return {
+        **{"al_s": mean_s, "al_s_std": deviation, "al_s_cv": deviation / mean_s, "window_s": mean_s * len(times)},
+        **{"al_s_ci_low": mean_s - margin, "al_s_ci_high": mean_s + margin},
+        **{f"al_s_p{at}": shares[at] for at in (50, 90, 99)},
+        "step_time_percentiles_s": shares,
+    }
+
+
+def _disturbance(window_s: float) -> DisturbanceRecord:
+    busy = "another process on the device: python (pid 4711)"
+    return DisturbanceRecord(device="GPU-1", begin_s=window_s * 0.4, end_s=window_s * 0.47, description=busy, share=0.2)
+
+
+def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
+    """Eight experts in each of 24 layers, of which each token goes to two."""
+    counts = [[round(tokens / 4 * chance.uniform(0.7, 1.4)) for _ in range(8)] for _ in range(24)]
+    loads = list(load_imbalance(counts))
+    return {
+        "experts": ExpertLoad(tokens_per_expert=counts, load_imbalance=loads),
+        "expert_load_imbalance": sum(loads) / len(loads),
+        "auxiliary_loss": 1.03,
+    }
 
 
 def _model(variant: str) -> dict[str, Any]:

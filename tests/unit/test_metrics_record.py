@@ -74,7 +74,7 @@ def test_a_wrong_record_is_refused_by_key(change: object, message: str, tmp_path
         read_record(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\x01", '{"run": "a"', "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00\x01", '{"run": "a"', pytest.param("[" * 100_000, id="nested")])
 def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text(text)
