@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from metrics.definitions import window_length_s
 from metrics.errors import MetricsError
@@ -32,17 +33,10 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     if not ranks:
         raise MetricsError("there is no rank's measurement to merge")
     _require_same_steps(ranks)
-    by_step = zip(*(rank.steps for rank in ranks), strict=True)
     everything = _once_each(device for rank in ranks for device in rank.devices)
-    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
-    scope = next((scope for scope in _SCOPES if scope in scopes), None)
-    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
-    devices = _Figures(ranks, everything, scope, _NO_SENSOR)
-    allocators = _Figures(ranks, everything, "allocator", no_allocator)
+    scope, energy_scope, devices, allocators, meters = _sort(ranks, everything)
     memory_gb = devices.all("amu_gb")
     fractions = devices.memory_fractions()
-    energy_scope, no_meter = _meter(scope, ranks)
-    meters = _Figures(ranks, everything, energy_scope, no_meter)
     energy_j = meters.all("energy_j")
     power_w = meters.all("aec_w")
     allocated_gb = allocators.all("amu_gb")
@@ -54,7 +48,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     return RunMeasurement(
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
-        step_times_s=tuple(max(step.time_s for step in same) for same in by_step),
+        step_times_s=_slowest_s(ranks),
         step_numbers=tuple(step.number for step in ranks[0].steps),
         tokens=sum(step.tokens for rank in ranks for step in rank.steps),
         device_scope=scope,
@@ -75,9 +69,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
         allocated_mean_gb=_mean(allocated_gb),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
-        window_energy_j=tuple(map(math.fsum, zip(*(device.window_energy_j for device in meters.devices), strict=True)))
-        if energy_j
-        else (),
+        window_energy_j=_by_window(meters.devices) if energy_j else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
         energy_scope=energy_scope if energy_j else None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
@@ -86,6 +78,42 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
+
+
+class _Sorted(NamedTuple):
+    """The devices' readings by what they are asked for."""
+
+    scope: Scope | None
+    """Whose figures count: an accelerator's before the host's."""
+    energy_scope: Scope | None
+    devices: _Figures
+    allocators: _Figures
+    meters: _Figures
+
+
+def _sort(ranks: Sequence[RankMeasurement], everything: list[DeviceMeasurement]) -> _Sorted:
+    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
+    scope = next((scope for scope in _SCOPES if scope in scopes), None)
+    energy_scope, no_meter = _meter(scope, ranks)
+    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
+    return _Sorted(
+        scope,
+        energy_scope,
+        devices=_Figures(ranks, everything, scope, _NO_SENSOR),
+        allocators=_Figures(ranks, everything, "allocator", no_allocator),
+        meters=_Figures(ranks, everything, energy_scope, no_meter),
+    )
+
+
+def _slowest_s(ranks: Sequence[RankMeasurement]) -> tuple[float, ...]:
+    """Each step's time on the rank that took longest."""
+    by_step = zip(*(rank.steps for rank in ranks), strict=True)
+    return tuple(max(step.time_s for step in same) for same in by_step)
+
+
+def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:
+    """The energy of each measured interval, J, over all meters."""
+    return tuple(map(math.fsum, zip(*(meter.window_energy_j for meter in meters), strict=True)))
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
