@@ -91,7 +91,6 @@ def launch(
     from efficientbench.launch_script import Machines, by_slurm, by_torchrun, named_runs
     from efficientbench.sweep.tasks import Request
     from launchers.errors import LaunchError
-    from launchers.shell_script import checked, write
     from launchers.torchrun import Meeting
 
     given = list(words or [])
@@ -120,6 +119,13 @@ def launch(
         script = by_torchrun(named_runs(request, name), machines, meeting)
     else:
         script = by_slurm(named_runs(request, name), machines, sbatch or [])
+    _put(script, output)
+
+
+def _put(script: str, output: str) -> None:
+    """Write the script to its file or to stdout, and a warning where nothing but bash could check it."""
+    from launchers.shell_script import checked, write
+
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":
