@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -110,7 +111,7 @@ def plan(
     from efficientbench.plan import plan_anywhere
     from efficientbench.plan_table import print_plan
 
-    print_plan(plan_anywhere(config), Console())
+    print_plan(plan_anywhere(config), Console(emoji=False))
 
 
 @app.command()
@@ -231,6 +232,8 @@ def main() -> None:
     # third of the time.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
+    # Nor are the entry points of all installed packages read for plugins of pydantic, of which nothing here has any.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app()
     except Exception as error:
