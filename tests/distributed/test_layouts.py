@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cells import Outcome, train, whole_gradients, write_corpus
+from support.cells import Outcome, train, write_corpus
 from support.configs import tiny
 from support.ranks import Ranks
+from support.single_rank import assert_equals_single_rank
 
 STEPS = 10
 RELATIVE = 1e-5
@@ -105,19 +106,7 @@ def test_layout_equals_single_rank(
     config = tiny(name, f"data.cache={tmp_path}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))
-    for outcome in outcomes:
-        assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
-        assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)
-        assert outcome.validation_losses == pytest.approx(expected.validation_losses, rel=RELATIVE)
-        assert outcome.auxiliary_losses == pytest.approx(expected.auxiliary_losses, rel=RELATIVE)
-        assert outcome.tokens_per_expert == expected.tokens_per_expert
-    gradients = whole_gradients(outcomes, config.model.vocab_size)
-    oracle = whole_gradients([expected], config.model.vocab_size)
-    assert gradients.keys() == oracle.keys()
-    for key, gradient in gradients.items():
-        # An expert that no token reaches has a gradient of zero.
-        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
-        assert error < RELATIVE, f"{key}: relative error {error:.1e}"
+    assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
 @pytest.mark.parametrize("name", dict(CELLS))

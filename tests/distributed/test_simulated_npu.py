@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from support import npu_checks
-from support.cells import train, whole_gradients, write_corpus
+from support.cells import train, write_corpus
 from support.configs import tiny
 from support.ranks import Ranks
+from support.single_rank import assert_equals_single_rank
 
 pytestmark = pytest.mark.proof
 
@@ -66,18 +67,7 @@ def test_trains_as_a_cpu_does(
     config = alone if size == 1 else tiny(name, f"data.cache={tmp_path}", *TWO_RANKS[name])
     [expected] = ranks(1).call(train, alone, corpus, STEPS)
     outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu:0")
-    for outcome in outcomes:
-        assert outcome.losses == pytest.approx(expected.losses, rel=RELATIVE)
-        assert outcome.norms == pytest.approx(expected.norms, rel=RELATIVE)
-        assert outcome.validation_losses == pytest.approx(expected.validation_losses, rel=RELATIVE)
-        assert outcome.auxiliary_losses == pytest.approx(expected.auxiliary_losses, rel=RELATIVE)
-        assert outcome.tokens_per_expert == expected.tokens_per_expert
-    gradients = whole_gradients(outcomes, config.model.vocab_size)
-    oracle = whole_gradients([expected], config.model.vocab_size)
-    assert gradients.keys() == oracle.keys()
-    for key, gradient in gradients.items():
-        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
-        assert error < RELATIVE, f"{key}: relative error {error:.1e}"
+    assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
 # Together they have all fused kernels: heads of unequal dimensions, a bias, experts.

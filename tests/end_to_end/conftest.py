@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,20 +74,3 @@ def smoke_run(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Finished:
         timeout=TIME_LIMIT_S,
     )
     return Finished(output / "gqa_1.5B_smoke", done)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """`small_disk(kilobytes)` is a folder with no more space than that; a second call changes how much."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(kilobytes: int) -> Path:
-        options = f"size={kilobytes}k" + (",remount" if os.path.ismount(folder) else "")
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, check=False).returncode != 0:
-            pytest.skip("a small disk can only be mounted by root")
-        return folder
-
-    yield mount
-    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
