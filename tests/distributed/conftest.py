@@ -1,10 +1,12 @@
-"""Pools of ranks that all distributed tests share."""
+"""Pools of ranks and a corpus that all distributed tests share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from support.cells import write_corpus
 from support.ranks import Ranks
 
 _pools: dict[int, Ranks] = {}
@@ -20,6 +22,14 @@ def ranks() -> Callable[[int], Ranks]:
         return _pools[size]
 
     return pool
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prefix of random tokens below 131; the folder around it serves as a cache."""
+    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
+    write_corpus(prefix, vocab_size=131)
+    return prefix
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

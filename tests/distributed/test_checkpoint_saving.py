@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.cells import write_corpus
 from support.checkpoints import dying_writer, slow_writer_on_rank_1, train, two_threads
 from support.configs import tiny
 from support.ranks import Ranks
@@ -16,13 +15,6 @@ from support.ranks import Ranks
 from efficientbench.config.schema import RunConfig
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, latest_good, read_manifest
 from efficientbench.training.checkpoints.read import read_weights
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.fixture

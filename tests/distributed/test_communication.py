@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cells import write_corpus
 from support.configs import tiny
 from support.ranks import Ranks
 from support.sent import Sent, count_step
@@ -44,13 +43,6 @@ MORE_CELLS = {
     "a table on every tp rank": ("learnable_absolute_1.5B", TP_SP),
     "TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2"]),
 }
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.mark.parametrize("cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.proof) for cell in MORE_CELLS)])

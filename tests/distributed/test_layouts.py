@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cells import Outcome, train, write_corpus
+from support.cells import Outcome, train
 from support.configs import tiny
 from support.ranks import Ranks
 from support.single_rank import assert_equals_single_rank
@@ -70,13 +70,6 @@ CELLS = [
     ("relative_1.5B", "PP 2 x DP 2"),
 ]
 FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused")]
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.fixture(scope="session")

@@ -6,20 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cells import write_corpus
 from support.configs import tiny
 from support.poison import Poisoned, train_poisoned
 from support.ranks import Ranks
 
 STEPS = 5
 Pool = Callable[[int], Ranks]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cells import write_corpus
 from support.checkpoints import Trained, train
 from support.configs import tiny
 from support.ranks import Ranks
@@ -71,13 +70,6 @@ RESHARDED = [
 QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
 
 Saved = Callable[..., tuple[Trained, Path]]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import npu_checks
-from support.cells import train, write_corpus
+from support.cells import train
 from support.configs import tiny
 from support.ranks import Ranks
 from support.single_rank import assert_equals_single_rank
@@ -44,13 +44,6 @@ def npu_ranks() -> Iterator[Callable[[int], Ranks]]:
     yield pool
     for each in pools.values():
         each.close()
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,10 @@ pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 300
-
-
+AT_ONCE = 2
 RUNS = [run.name for run in load_matrix().runs]
+
+Finished = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +43,39 @@ def unigram_nats(cache: str) -> float:
     return unigram_entropy(corpus.prefix, corpus.vocab_size)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_smoke_script_learns(name: str, suite: Path, cache: str, unigram_nats: float) -> None:
+@pytest.fixture(scope="module")
+def finished(request: pytest.FixtureRequest, suite: Path, cache: str, unigram_nats: float) -> Iterator[Finished]:
+    """`finished(name)`: a run's script once it has ended; a few run at once, each with a thread.
+
+    `unigram_nats` has prepared the text that all read.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if shutil.which("efficientbench", path=path) is None:
         pytest.skip("the package is not installed in this environment, so the script would set up one of its own")
-    [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
-    done = subprocess.run(
-        ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
-        env=environment(PATH=path, VIRTUAL_ENV=sys.prefix, OMP_NUM_THREADS=str(os.cpu_count())),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_TIME_LIMIT_S,
-    )
+
+    def run(name: str) -> subprocess.CompletedProcess[str]:
+        [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
+        return subprocess.run(
+            ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
+            env=environment(PATH=path, VIRTUAL_ENV=sys.prefix),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_TIME_LIMIT_S,
+        )
+
+    chosen = [
+        item.callspec.params["name"] for item in request.session.items if item.function is test_smoke_script_learns
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        runs = {name: executor.submit(run, name) for name in chosen}
+        yield lambda name: runs[name].result()
+        executor.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_smoke_script_learns(name: str, finished: Finished, suite: Path, unigram_nats: float) -> None:
+    done = finished(name)
     assert done.returncode == 0, done.stdout + done.stderr
     written = record(suite / f"{name}_smoke")
     loss = written["validation_loss"]

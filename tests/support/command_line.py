@@ -59,7 +59,9 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **ours, **changes}
 
 
-def efficientbench(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
+def efficientbench(
+    *words: str, cwd: Path | None = None, limit_s: float = TIME_LIMIT_S, **changes: str
+) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     return subprocess.run(
         command(*words),
@@ -68,7 +70,7 @@ def efficientbench(*words: str, cwd: Path | None = None, **changes: str) -> subp
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIME_LIMIT_S,
+        timeout=limit_s,
     )
 
 
