@@ -18,8 +18,8 @@ from launchers.preflight import preflight
 cluster = Cluster.from_environment(os.environ)
 try:
     network = HcclNetwork.from_environment(os.environ, cluster, ranks_per_node=1)
-    preflight(cluster, 30)
-    address = check_mesh(cluster, network.address, network.base_port, 30)
+    preflight(cluster, 90)
+    address = check_mesh(cluster, network.address, network.base_port, 90)
 except LaunchError as error:
     sys.exit(str(error))
 print(address, network.environment(address))
@@ -30,7 +30,7 @@ other = socket.socket()
 other.bind(("", 60000))
 other.listen()
 print("taken", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -42,7 +42,7 @@ def outcomes(hosts: tuple[Host, Host], **of_second: str) -> list[tuple[int, str,
         variables = environment(**place, **(of_second if rank else {}))
         starts.append((host.command(sys.executable, "-c", NODE), variables))
     with scripts(*starts) as nodes:
-        said = [node.communicate(timeout=60) for node in nodes]
+        said = [node.communicate(timeout=240) for node in nodes]
     return [(node.returncode, out, err) for node, (out, err) in zip(nodes, said, strict=True)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Finished, efficientbench, started, wait_for_steps
+from support.command_line import LONG, TIME_LIMIT_S, Finished, efficientbench, started, wait_for_steps
 
 from efficientbench.training.checkpoints.manifest import latest_good
 
@@ -79,7 +79,7 @@ def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: 
     with started(*tiny, *LONG) as run:
         wait_for_steps(folder, 2, run)
         run.terminate()
-        run.communicate(timeout=60)
+        run.communicate(timeout=TIME_LIMIT_S)
     saved = latest_good(folder)
     refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / "missing.txt")), "missing.txt: no such file")
     assert latest_good(folder) == saved

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.command_line import (
     LONG,
+    TIME_LIMIT_S,
     children,
     command,
     efficientbench,
@@ -44,9 +45,9 @@ def two_nodes(tiny: Tiny, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
         yield first, second
 
 
-def end(run: subprocess.Popen[str], limit_s: float = 30) -> tuple[int, str]:
+def end(run: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and stderr of a run that ends by itself."""
-    stdout, stderr = run.communicate(timeout=limit_s)
+    stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
     assert "Traceback" not in stdout + stderr
     return run.returncode, stderr
 
@@ -94,7 +95,7 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
     with (index / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with started(*tiny, TWO, HANG) as run:
-            code, told = end(run, 150)
+            code, told = end(run)
     assert code == 1
     assert told.startswith(
         "error: rank 0: hung: no rank got on for 8 s; rank 0 did not arrive (building model and data"
@@ -175,7 +176,7 @@ def test_memory_that_the_host_refuses(tiny: Tiny, tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIME_LIMIT_S,
         check=False,
     )
     assert done.returncode == 1
@@ -198,7 +199,7 @@ def small_cgroup() -> Iterator[Path]:
         folder.rmdir()
         pytest.skip("no controller of memory can be used here")
     yield limits[0]
-    until(lambda: not (folder / "cgroup.procs").read_text().strip(), "the cgroup's end", limit_s=20)
+    until(lambda: not (folder / "cgroup.procs").read_text().strip(), "the cgroup's end")
     folder.rmdir()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import (
+    TIME_LIMIT_S,
     Finished,
     efficientbench,
     losses,
@@ -54,7 +55,7 @@ def interrupted(folder: Path, words: Tiny, how: signal.Signals, after: int) -> i
     with started(*words) as run:
         wait_for_steps(folder, after, run)
         os.kill(run.pid if how == signal.SIGTERM else workers(run.pid)[0].pid, how)
-        run.communicate(timeout=60)
+        run.communicate(timeout=TIME_LIMIT_S)
     return run.returncode
 
 
@@ -140,6 +141,6 @@ def test_no_writer_outlives_its_rank(tiny: Tiny, tmp_path: Path) -> None:
         until(lambda: rank.children(), "a process that writes")
         family = rank.children(recursive=True)
         rank.kill()
-        run.communicate(timeout=60)
+        run.communicate(timeout=TIME_LIMIT_S)
     until(lambda: not any(process.is_running() for process in family), "the writer's end", limit_s=5)
     assert latest_good(folder) is not None

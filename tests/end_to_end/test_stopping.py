@@ -11,6 +11,7 @@ import psutil
 import pytest
 from support.command_line import (
     LONG,
+    TIME_LIMIT_S,
     children,
     efficientbench,
     failure,
@@ -41,7 +42,7 @@ def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: s
         wait_for_steps(folder, 8, run)
         family = children(run.pid)
         os.kill(run.pid, number)
-        stdout, stderr = run.communicate(timeout=60)
+        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
     assert run.returncode == exit_code, stdout + stderr
     assert "Traceback" not in stdout + stderr
     assert stderr.startswith(f"{number.name}: ")
@@ -61,7 +62,7 @@ def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, *LONG) as run:
         until(lambda: children(run.pid), "a rank")
         os.kill(run.pid, signal.SIGINT)
-        stdout, stderr = run.communicate(timeout=60)
+        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
     assert run.returncode == 130
     assert "Traceback" not in stdout + stderr
     assert not (tmp_path / "gqa_1.5B_smoke" / "record.json").exists()
@@ -72,7 +73,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> N
     with started(*tiny, *LONG) as run:
         wait_for_steps(folder, 1, run)
         os.kill(run.pid, signal.SIGTERM)
-        run.communicate(timeout=60)
+        run.communicate(timeout=TIME_LIMIT_S)
     # Stopped in its first steps, it has measured nothing, and says so.
     stopped = record(folder)
     assert stopped["status"] == "stopped"
@@ -100,7 +101,7 @@ def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, tmp_path: Path) -> N
         family = children(run.pid)
         workers(run.pid)[1].kill()
         begin_s = time.monotonic()
-        stdout, stderr = run.communicate(timeout=60)
+        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
         assert time.monotonic() - begin_s < 20
     assert run.returncode == 1
     assert stderr.startswith("error: rank 1: ended by SIGKILL (the kernel does so when memory runs out)")
@@ -121,7 +122,7 @@ def test_ranks_end_with_their_launcher(tiny: Tiny, tmp_path: Path) -> None:
         family = children(run.pid)
         assert family
         os.kill(run.pid, signal.SIGKILL)
-        until(lambda: not any(alive(process) for process in family), "the ranks' end", limit_s=10)
+        until(lambda: not any(alive(process) for process in family), "the ranks' end", limit_s=30)
     # The folder is free again, whatever the dead process had written into its lock.
     assert efficientbench(*tiny, "training.steps=4").returncode == 0
 

@@ -11,7 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.command_line import TINY, efficientbench, failure, losses, record, started, steps, until, workers
+from support.command_line import (
+    TIME_LIMIT_S,
+    TINY,
+    efficientbench,
+    failure,
+    losses,
+    record,
+    started,
+    steps,
+    until,
+    workers,
+)
 
 from efficientbench.training.checkpoints.manifest import PARTIAL, complete, latest_good, verify
 from efficientbench.training.checkpoints.read import read_weights
@@ -38,7 +49,7 @@ def kill_a_rank(words: tuple[str, ...], folder: Path, chance: random.Random, whe
             until(lambda: run.poll() is not None or any(parts.glob(f"{PARTIAL}*")), "a checkpoint being written")
         assert run.poll() is None, run.communicate()
         chance.choice(workers(run.pid)).kill()
-        _, told = run.communicate(timeout=60)
+        _, told = run.communicate(timeout=TIME_LIMIT_S)
     assert run.returncode == 1, told
     assert failure(folder)["kind"] == "lost_rank"
     return any((folder / "checkpoint").glob(f"{PARTIAL}*"))

@@ -98,9 +98,7 @@ def test_two_sweeps_share_the_work_and_one_survives_the_other(sweep: Words, tmp_
     with started(*words) as first:
         until(lambda: losses(folder / "seed_1234"), "the first run's first step")
         with started(*words) as second:
-            until(
-                lambda: (tmp_path / "sweep" / "queue").exists() and children(second.pid) == [], "the second waits", 60
-            )
+            until(lambda: (tmp_path / "sweep" / "queue").exists() and children(second.pid) == [], "the second waits")
             family = children(first.pid)
             os.kill(first.pid, signal.SIGKILL)
             _, stderr = second.communicate(timeout=TIME_LIMIT_S)
@@ -123,7 +121,7 @@ def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: P
     with started(*words) as run:
         until(lambda: losses(tmp_path / "gqa_1.5B_smoke" / "seed_1234"), "a step")
         os.kill(run.pid, signal.SIGINT)
-        stdout, stderr = run.communicate(timeout=120)
+        stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
     assert run.returncode == 130, stdout + stderr
     assert "SIGINT: no further run starts" in stdout
     assert [state["state"] for state in states(tmp_path).values()] == ["stopped", "queued"]

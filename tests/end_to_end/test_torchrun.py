@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, efficientbench, losses, record, until
+from support.command_line import LONG, TIME_LIMIT_S, efficientbench, losses, record, until
 from support.places import job_environment, scripts
 
 pytestmark = pytest.mark.proof
@@ -33,7 +33,7 @@ def test_two_nodes_end_with_what_is_wrong(tiny: Tiny, tmp_path: Path, two_ports:
     (tmp_path / "tokens.bin").write_bytes(b"")
     command = script(tiny, tmp_path, f"data.path={tmp_path / 'tokens'}")
     with scripts(*((command, variables(two_ports, node)) for node in (0, 1))) as nodes:
-        said = [node.communicate(timeout=120) for node in nodes]
+        said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2], said
     for _, err in said:
         assert sum(line.startswith("error: ") for line in err.splitlines()) == 1
@@ -48,7 +48,7 @@ def test_sigterm_stops_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: P
         until(lambda: len(losses(folder)) >= 3 or any(node.poll() is not None for node in nodes), "3 steps")
         for node in nodes:
             node.send_signal(signal.SIGTERM)
-        said = [node.communicate(timeout=120) for node in nodes]
+        said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [143, 143], said
     assert record(folder)["status"] == "stopped"
     assert not any("Traceback" in err for _, err in said)
@@ -58,6 +58,6 @@ def test_sigterm_stops_both_nodes_of_a_static_rendezvous(tiny: Tiny, tmp_path: P
 def test_a_node_that_never_comes_is_told(tiny: Tiny, tmp_path: Path, two_ports: int, rendezvous: str) -> None:
     command = script(tiny, tmp_path, "--rendezvous", rendezvous, "--rendezvous-timeout", "3")
     with scripts((command, variables(two_ports, 0))) as (node,):
-        _, err = node.communicate(timeout=120)
+        _, err = node.communicate(timeout=TIME_LIMIT_S)
     assert node.returncode == 1
     assert f"error: torchrun did not bring all nodes together at 127.0.0.1:{two_ports}" in err.splitlines()[-1]

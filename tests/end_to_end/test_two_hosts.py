@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.command_line import command, efficientbench, record
+from support.command_line import TIME_LIMIT_S, command, efficientbench, record
 from support.places import Host, job_environment, scripts, two_hosts, unplug
 
 pytestmark = pytest.mark.proof
@@ -39,7 +39,7 @@ def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> Non
             place = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address}
             starts.append((host.command("bash", str(tmp_path / "job.sh")), job_environment(**place)))
         with scripts(*starts) as nodes:
-            said = [node.communicate(timeout=240) for node in nodes]
+            said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     # An agent may warn of the other, which has ended before it.
     assert not any("Traceback" in err for _, err in said), said
@@ -52,7 +52,7 @@ def test_an_interface_that_is_not_there_or_leads_nowhere_is_named(tiny: Tiny) ->
         wrong = start(first, first, tiny, interface="cable7")
         loopback = start(second, first, tiny, interface="lo")
         with scripts(wrong, loopback) as nodes:
-            said = [node.communicate(timeout=60) for node in nodes]
+            said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2]
     assert said[0][1] == (
         "error: GLOO_SOCKET_IFNAME is 'cable7', and node 0 has no interface cable7: it has lo, cable0\n"
@@ -67,7 +67,7 @@ def test_a_host_that_cannot_be_reached_is_named(tiny: Tiny) -> None:
         unplug(first)
         starts = [start(host, first, tiny) for host in (first, second)]
         with scripts(*((words, {**variables, **limit}) for words, variables in starts)) as nodes:
-            said = [node.communicate(timeout=60) for node in nodes]
+            said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2]
     assert "error: node 1 of 2 did not reach 192.0.2.1:29500 within 3 s" in said[0][1]
     assert "error: node 1 could not meet node 0 at 192.0.2.1:29500 within 3 s" in said[1][1]

@@ -41,6 +41,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+# A cluster looks once in a minute or half a minute for jobs whose time has come; tests need not wait for it.
+SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1
 ReturnToService=2
 KillWait=30
 StateSaveLocation=$folder/state
@@ -83,12 +85,12 @@ for node in "$host" localhost; do
     daemons+=($!)
 done
 
-for _ in {1..300}; do
+for _ in {1..1200}; do
     [[ "$(sinfo --noheader --partition=main --format=%t%D 2>/dev/null)" != idle2 ]] || break
     sleep 0.1
 done
 if [[ "$(sinfo --noheader --partition=main --format=%t%D)" != idle2 ]]; then
-    echo "error: the nodes did not come up within 30 s: see the logs in $folder" >&2
+    echo "error: the nodes did not come up within 120 s: see the logs in $folder" >&2
     exit 1
 fi
 status=0

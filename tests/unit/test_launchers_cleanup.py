@@ -37,7 +37,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 def cleanup(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(ROOT / "launchers" / "cleanup.sh"), *words]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=120)
 
 
 def alive(pid: int) -> bool:
@@ -48,7 +48,7 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Any) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
@@ -95,7 +95,7 @@ def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystander: subproc
     # These ranks ignore the request, so the patience of 60 s is cut short.
     command = "import sys; from pathlib import Path; from launchers.cleanup import clean; "
     command += "sys.exit(clean([Path(sys.argv[1])], False, grace_s=0.3))"
-    done = subprocess.run([sys.executable, "-c", command, str(tmp_path)], env=ENVIRONMENT, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", command, str(tmp_path)], env=ENVIRONMENT, check=False, timeout=120)
     assert done.returncode == 0
     assert not any(map(alive, family))
     assert not run.record.exists()
@@ -108,14 +108,14 @@ def test_a_run_that_goes_on_is_asked_through_its_launcher(tmp_path: Path) -> Non
     run = Run(tmp_path / "run", "lambda *_: sys.exit(143)")
     done = cleanup(str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert run.launcher.wait(timeout=10) == 143
+    assert run.launcher.wait(timeout=60) == 143
     assert not run.record.exists()
 
 
 def test_a_run_that_ends_leaves_no_record(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "lambda *_: sys.exit(143)")
     os.kill(run.launcher.pid, signal.SIGTERM)
-    assert run.launcher.wait(timeout=10) == 143
+    assert run.launcher.wait(timeout=60) == 143
     assert not run.record.exists()
 
 

@@ -93,12 +93,12 @@ def started(cluster: Cluster, time_limit_s: float) -> Future[None]:
 
 def test_all_nodes_meet(port: int) -> None:
     late_master = threading.Event()
-    others = [started(Cluster(3, rank, "127.0.0.1", port), 20) for rank in (1, 2)]
+    others = [started(Cluster(3, rank, "127.0.0.1", port), 60) for rank in (1, 2)]
     assert not late_master.wait(0.3), "the others retry while the master is not there yet"
     assert not any(other.done() for other in others)
-    preflight(Cluster(3, 0, "127.0.0.1", port), 20)
+    preflight(Cluster(3, 0, "127.0.0.1", port), 60)
     for other in others:
-        other.result(timeout=5)
+        other.result(timeout=60)
     with socket.socket() as free_again:
         free_again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free_again.bind(("", port))
@@ -106,12 +106,12 @@ def test_all_nodes_meet(port: int) -> None:
 
 
 def test_no_node_goes_on_before_all_are_there(port: int) -> None:
-    master = started(Cluster(3, 0, "127.0.0.1", port), 0.7)
-    one = started(Cluster(3, 1, "127.0.0.1", port), 1.2)
+    master = started(Cluster(3, 0, "127.0.0.1", port), 2)
+    one = started(Cluster(3, 1, "127.0.0.1", port), 2.5)
     with pytest.raises(LaunchError, match="node 2 of 3 did not reach 127.0.0.1:"):
-        master.result(timeout=10)
+        master.result(timeout=60)
     with pytest.raises(LaunchError, match=f"could not meet node 0 at 127.0.0.1:{port}"):
-        one.result(timeout=10)
+        one.result(timeout=60)
 
 
 def test_a_closed_port_is_named(port: int) -> None:
@@ -136,24 +136,24 @@ def test_a_taken_port_is_named_on_the_master() -> None:
 
 
 def test_nodes_that_disagree_are_refused_on_both_sides(port: int) -> None:
-    master = started(Cluster(2, 0, "127.0.0.1", port), 10)
+    master = started(Cluster(2, 0, "127.0.0.1", port), 60)
     with pytest.raises(LaunchError, match="WORLD_SIZE is 2 on node 0 and 3 on node 1"):
-        preflight(Cluster(3, 1, "127.0.0.1", port), 10)
+        preflight(Cluster(3, 1, "127.0.0.1", port), 60)
     with pytest.raises(LaunchError, match="WORLD_SIZE is 2 on node 0 and 3 on node 1"):
-        master.result(timeout=10)
+        master.result(timeout=60)
 
 
 def test_two_nodes_with_one_rank_are_refused(port: int) -> None:
-    master = started(Cluster(3, 0, "127.0.0.1", port), 10)
-    twins = [started(Cluster(3, 1, "127.0.0.1", port), 0.7) for _ in range(2)]
+    master = started(Cluster(3, 0, "127.0.0.1", port), 60)
+    twins = [started(Cluster(3, 1, "127.0.0.1", port), 3) for _ in range(2)]
     with pytest.raises(LaunchError, match="RANK is 1 on two nodes"):
-        master.result(timeout=10)
-    errors = [str(twin.exception(timeout=10)) for twin in twins]
+        master.result(timeout=60)
+    errors = [str(twin.exception(timeout=60)) for twin in twins]
     assert sum("RANK is 1 on two nodes" in error for error in errors) == 1
 
 
 def test_strangers_at_the_port_are_ignored(port: int) -> None:
-    master = started(Cluster(2, 0, "127.0.0.1", port), 10)
+    master = started(Cluster(2, 0, "127.0.0.1", port), 60)
     for _ in range(100):
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
@@ -161,8 +161,8 @@ def test_strangers_at_the_port_are_ignored(port: int) -> None:
             break
         except ConnectionRefusedError:
             threading.Event().wait(0.05)
-    preflight(Cluster(2, 1, "127.0.0.1", port), 10)
-    master.result(timeout=5)
+    preflight(Cluster(2, 1, "127.0.0.1", port), 60)
+    master.result(timeout=60)
 
 
 def test_one_node_needs_no_meeting() -> None:

@@ -69,11 +69,11 @@ class Launcher:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def finish(self) -> tuple[int, str]:
-        _, stderr = self.process.communicate(timeout=20)
+        _, stderr = self.process.communicate(timeout=120)
         return self.process.returncode, stderr
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, "waited in vain"
@@ -97,7 +97,7 @@ def stop(number, frame):
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
 ready()
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -120,13 +120,14 @@ def test_rank_0_has_the_terminal_and_the_others_a_file(tmp_path: Path, capfd: py
 def test_a_rank_that_dies_ends_all_and_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = """
     if rank == 1:
-        print('Traceback and so on'); sys.exit('ValueError: the third layer is crooked')
+        print('Traceback and so on')
+        note(str(time.time()))
+        sys.exit('ValueError: the third layer is crooked')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    time.sleep(60)
+    time.sleep(600)
     """
-    started_s = time.monotonic()
     assert launch(worker(tmp_path, body), 3, None, tmp_path / "log") == 1
-    assert time.monotonic() - started_s < 4
+    assert time.time() - float((tmp_path / "notes_1").read_text()) < 4
     message = capfd.readouterr().err
     assert message.count("error:") == 1
     assert "error: rank 1: ended with exit status 1" in message
@@ -144,7 +145,7 @@ def test_ranks_that_hang_are_killed(
         os.kill(os.getpid(), signal.SIGSEGV)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready()
-    time.sleep(60)
+    time.sleep(600)
     """
     assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 1
     assert "error: rank 0: ended by SIGSEGV" in capfd.readouterr().err
@@ -210,7 +211,7 @@ IGNORES = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 ready()
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -240,14 +241,14 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     pids = launcher.worker_pids()
     launcher.process.kill()
     launcher.finish()
-    wait_for(lambda: not any(map(is_alive, pids)), limit_s=5)
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
-    body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '60']).pid))"
+    body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '600']).pid))"
     assert launch(worker(tmp_path, body), 1, None, tmp_path / "log") == 0
     helper = int((tmp_path / "notes_0").read_text())
-    wait_for(lambda: not is_alive(helper), limit_s=5)
+    wait_for(lambda: not is_alive(helper))
 
 
 def test_signal_handlers_are_given_back(tmp_path: Path) -> None:

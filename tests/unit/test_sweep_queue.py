@@ -51,7 +51,7 @@ def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
         "import subprocess, sys, time; from pathlib import Path; from efficientbench.sweep.queue import Queue\n"
         "claim = Queue(Path(sys.argv[1])).claim('run')\n"
         "child = subprocess.Popen(['sleep', '60'], pass_fds=claim.descriptors)\n"
-        "print(child.pid, flush=True); time.sleep(60)"
+        "print(child.pid, flush=True); time.sleep(600)"
     )
     arguments = [sys.executable, "-c", program, str(queue.folder.parent)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as sweep:
@@ -62,7 +62,7 @@ def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
         sweep.wait()
         assert queue.claim("run") is None
         os.kill(child, signal.SIGKILL)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while (claim := queue.claim("run")) is None:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
