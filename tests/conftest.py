@@ -29,6 +29,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A data cache that all runs share, so that each text is prepared once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
 def single_rank() -> Iterator[None]:
     """A world of one gloo rank in this process, on the CPU, with megatron's process groups."""
     import torch.distributed as dist

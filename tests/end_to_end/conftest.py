@@ -17,12 +17,6 @@ from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbe
 SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A data cache that all runs share, so that each text is prepared once."""
-    return str(tmp_path_factory.mktemp("cache"))
-
-
 @pytest.fixture
 def two_ports() -> int:
     """A port that was free a moment ago, as was the next one."""

@@ -13,17 +13,17 @@ from efficientbench.profiling.trace import break_down, read_trace
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
 
 
-def profiled(tmp_path: Path, *words: str) -> tuple[str, Path]:
-    output, cache = f"output={tmp_path / 'suite'}", f"data.cache={tmp_path / 'cache'}"
-    done = efficientbench("profile", "gqa_0.5B", "--smoke", output, cache, *TINY, *words)
+def profiled(tmp_path: Path, cache: str, *words: str) -> tuple[str, Path]:
+    places = (f"output={tmp_path / 'suite'}", f"data.cache={cache}")
+    done = efficientbench("profile", "gqa_0.5B", "--smoke", *places, *TINY, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout, tmp_path / "suite" / "gqa_0.5B_smoke" / "profile"
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("layout", [(), ("parallel.tp=2",)])
-def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path) -> None:
-    out, folder = profiled(tmp_path, "measurement.profile_steps=2", *layout)
+def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path, cache: str) -> None:
+    out, folder = profiled(tmp_path, cache, "measurement.profile_steps=2", *layout)
     shares = {kind: float(re.search(rf"^{kind} +[\d.,]+ +([\d.]+)%", out, re.MULTILINE)[1]) for kind in KINDS}
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)
     for kind in KINDS:
