@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,10 +166,8 @@ def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> N
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"txt": "bad"}\n')
     for chosen in (tokenizer, None):
-        with pytest.raises(
-            DataError,
-            match=r"1 of 2 documents are not usable, .*bad\.jsonl:2: .*the key 'text' is missing; keys there: 'txt'",
-        ) as caught:
+        unusable = r"1 of 2 documents are not usable, .*bad\.jsonl:2: .*the key 'text' is missing; keys there: 'txt'"
+        with pytest.raises(DataError, match=unusable) as caught:
             prepare_corpus(bad, chosen, cache, 300)
         (listed,) = re.findall(r"\S+\.rejects\.jsonl", str(caught.value))
         assert json.loads(Path(listed).read_text())["line"] == 2
@@ -245,29 +243,19 @@ def test_a_killed_process_leaves_nothing_that_looks_finished(tokenizer: str, tmp
     pytest.fail("no process was killed half-way")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, text=True)
-    if mount.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_said_and_left_clean(small_disk: Path, tokenizer: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_left_clean(small_disk: Callable[[int], Path], tokenizer: str, tmp_path: Path) -> None:
+    disk = small_disk(512)
     source = tmp_path / "data.txt"
     source.write_text("\n\n".join(DOCUMENTS * 100))
     with pytest.raises(DataError) as caught:
-        prepare_corpus(source, tokenizer, small_disk, 300)
-    assert str(caught.value).startswith(f"no space left in {small_disk}")
-    assert not list(small_disk.glob("*/*.manifest.json"))
-    for unfinished in small_disk.glob("corpus-*"):
+        prepare_corpus(source, tokenizer, disk, 300)
+    assert str(caught.value).startswith(f"no space left in {disk}")
+    assert not list(disk.glob("*/*.manifest.json"))
+    for unfinished in disk.glob("corpus-*"):
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
     source.write_text("\n\n".join(DOCUMENTS))
-    assert prepare_corpus(source, tokenizer, small_disk, 300).documents == len(list(read_documents(source)))
+    assert prepare_corpus(source, tokenizer, disk, 300).documents == len(list(read_documents(source)))
 
 
 def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path: Path) -> None:

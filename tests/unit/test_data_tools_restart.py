@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -138,22 +138,11 @@ def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, undisturbed: dict
     assert contents(prefix) == undisturbed
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
-    if mount.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mount.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_full_disk_is_said_and_more_room_is_used(
-    small_disk: Path, folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
+    small_disk: Callable[[int], Path], folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
 ) -> None:
-    prefix = small_disk / "out" / "tokens"
+    prefix = small_disk(1024) / "out" / "tokens"
     process = started(folder, prefix, "--workers", workers)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -162,7 +151,7 @@ def test_a_full_disk_is_said_and_more_room_is_used(
     assert not bin_path(prefix).exists()
     assert not idx_path(prefix).exists()
     assert not list(prefix.parent.rglob("*.partial"))
-    subprocess.run(["mount", "-o", "remount,size=30m", small_disk], check=True)
+    small_disk(30 * 1024)
     process = started(folder, prefix, "--workers", workers)
     assert process.communicate(timeout=60)[0]
     assert contents(prefix) == undisturbed
