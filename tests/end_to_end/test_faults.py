@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from support.command_line import (
     LONG,
@@ -28,6 +29,9 @@ from support.command_line import (
     workers,
 )
 
+from launchers.error_file import ENVIRONMENT_NAME
+from launchers.pulse import pulse_file, read_sign
+
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
 HANG = "faults.hang_limit_s=8"
@@ -43,6 +47,13 @@ def two_nodes(tiny: Tiny, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
         started(*tiny, *LONG, *words, "dlc", **place, RANK="0") as first,
     ):
         yield first, second
+
+
+def stop_in_a_step(worker: psutil.Process) -> None:
+    """Stop a rank once it has told its launcher, which it does twice a second, that it is in a step."""
+    pulse = pulse_file(Path(worker.environ()[ENVIRONMENT_NAME]))
+    until(lambda: (sign := read_sign(pulse, "")) is not None and sign.step >= 2, "a sign of life in a step")
+    worker.send_signal(signal.SIGSTOP)
 
 
 def end(run: subprocess.Popen[str]) -> tuple[int, str]:
@@ -70,8 +81,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> 
 def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enough(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, *LONG, TWO, HANG) as run:
         wait_for_steps(tmp_path / RUN, 2, run)
-        family, begin_s = children(run.pid), time.monotonic()
-        workers(run.pid)[1].send_signal(signal.SIGSTOP)
+        family = children(run.pid)
+        stop_in_a_step(workers(run.pid)[1])
+        begin_s = time.monotonic()
         code, told = end(run)
         assert 8 < time.monotonic() - begin_s < 25
     assert code == 1
@@ -133,7 +145,7 @@ def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
 def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, HANG) as (first, second):
         wait_for_steps(tmp_path / RUN, 2, first)
-        workers(second.pid)[0].send_signal(signal.SIGSTOP)
+        stop_in_a_step(workers(second.pid)[0])
         ends = [end(first), end(second)]
     for code, told in ends:
         assert code == 1
@@ -145,8 +157,8 @@ def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, HANG) as (first, second):
         wait_for_steps(tmp_path / RUN, 2, first)
         (worker,) = workers(second.pid)
-        for pid in (second.pid, worker.pid):
-            os.kill(pid, signal.SIGSTOP)
+        stop_in_a_step(worker)
+        second.send_signal(signal.SIGSTOP)
         code, told = end(first)
     assert code == 1
     assert "rank 1 did not arrive (node 1 gave no sign of life)" in told
