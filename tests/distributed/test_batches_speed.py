@@ -15,6 +15,7 @@ from efficientbench.config.load import resolve
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_batches_are_50_times_faster_than_training(ranks: Callable[[int], Ranks], cache: str) -> None:
     config = resolve("mla_0.5B", smoke=True, overrides=[f"data.cache={cache}"])
     corpus = prepare_corpus(None, None, Path(cache), config.data.trained_vocab_size)

@@ -216,6 +216,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_a_rank_that_the_kernel_kills_for_its_memory(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:
         (small_cgroup.parent / "cgroup.procs").write_text(str(run.pid))

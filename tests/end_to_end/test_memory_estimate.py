@@ -13,6 +13,8 @@ from efficientbench.config.load import resolve
 from efficientbench.plan import plan_anywhere
 from metrics.cgroup import memory_limit_bytes
 
+pytestmark = [pytest.mark.proof, pytest.mark.alone]
+
 TOLERANCE = 0.15
 RUN_LIMIT_S = 900
 SHORT = ["measurement.warmup_steps=1", "measurement.min_steps=3", "training.validation_batches=1"]
@@ -41,19 +43,16 @@ def assert_estimate_holds(name: str, smoke: bool, overrides: list[str], folder: 
     return int(measured)
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("name", ["mqa_0.5B", "gqa_0.5B", "gqa_1.5B", "gqa_3B"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_smoke_runs(name: str, dtype: str, tmp_path: Path, cache: str) -> None:
     assert_estimate_holds(name, True, [*SHORT, "training.steps=5", f"training.dtype={dtype}"], tmp_path, cache)
 
 
-@pytest.mark.proof
 def test_two_ranks_share_the_host(tmp_path: Path, cache: str) -> None:
     assert_estimate_holds("gqa_1.5B", True, [*SHORT, "training.steps=5", "parallel.tp=2"], tmp_path, cache)
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(RUN_LIMIT_S + 60)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_real_half_billion_within_12_gb(dtype: str, tmp_path: Path, cache: str) -> None:

@@ -34,6 +34,7 @@ def left_behind() -> set[str]:
     }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
     folder = tmp_path / "gqa_1.5B_smoke"

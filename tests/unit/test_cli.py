@@ -38,6 +38,7 @@ def cpu_seconds(*words: str) -> float:
     return min(once() for _ in range(3))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("words", "limit_s"), [(("--help",), 0.3), (("run", "gqa_1.5B", "seq_len=64"), 0.5), (("plan", "gqa_1.5B"), 0.5)]
 )

@@ -15,6 +15,8 @@ import pytest
 from metrics import EfficiencyMonitor, HostSensor, MetricsError, merge
 from metrics.cgroup import memory_limit_bytes, usable_cores
 
+pytestmark = pytest.mark.alone
+
 MB = 10**6
 
 

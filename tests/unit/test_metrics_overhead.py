@@ -22,6 +22,7 @@ def sensors(tmp_path: Path) -> Iterator[list[Sensor]]:
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_the_monitor_takes_less_than_half_a_percent_of_a_step(sensors: list[Sensor]) -> None:
     """All that runs on the monitor's account: the sampling threads, and the calls around each step."""
     share = own_share(sensors, steps=150)
@@ -30,6 +31,7 @@ def test_the_monitor_takes_less_than_half_a_percent_of_a_step(sensors: list[Sens
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_on_and_off_alternating_show_no_larger_cost(sensors: list[Sensor]) -> None:
     """What other processes do to the caches is noise: the interval of the difference must not exclude the limit."""
     found = measure(sensors, pairs=20, steps=12)

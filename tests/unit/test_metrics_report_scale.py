@@ -29,6 +29,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.proof
+@pytest.mark.alone
 def test_a_thousand_records_of_ten_thousand_steps_take_less_than_20_s_and_1_gb(tmp_path: Path) -> None:
     write_record(gpu_run("gqa", "1.5B", steps=STEPS), tmp_path / "first" / RECORD_NAME)
     assert read_record(tmp_path / "first" / RECORD_NAME).steps_measured == STEPS
