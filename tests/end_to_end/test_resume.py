@@ -92,6 +92,7 @@ def test_stopped_then_killed_then_brought_to_its_end(tiny: Tiny, tmp_path: Path,
     assert not (folder / "failure.json").exists()
 
 
+@pytest.mark.proof
 def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "gqa_1.5B_smoke"
     words = (*tiny, *RUN)
@@ -108,6 +109,7 @@ def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path,
     assert told(folder) == told(whole)
 
 
+@pytest.mark.proof
 def test_fresh_begins_anew(tiny: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "gqa_1.5B_smoke"
     words = (*tiny, *RUN)
