@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
 def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
     """Train this rank's part of the run; returns whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
-    device = find_device(job.config.device)
-    torch_device = device.prepare(local_rank)
-    # Only now: megatron must find the device prepared. And no later: what takes its time to load is no rank that hangs.
-    from efficientbench.build_trainer import build_trainer
-    from efficientbench.training import groups
+    with _loading():
+        device = find_device(job.config.device)
+        torch_device = device.prepare(local_rank)
+        # Only now: megatron must find the device prepared. And no later: a rank that loads slowly does not hang.
+        from efficientbench.build_trainer import build_trainer
+        from efficientbench.training import groups
 
     pulse.at(0, "meeting the other ranks")
     limit_s = job.config.faults.hang_limit_s
@@ -68,6 +71,20 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
             if reporter is not None:
                 reporter.close()
     return stopped
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """For imports: to look through all that they make for garbage, again and again, takes a third of their time.
+
+    What is there in the end stays, and is not looked through in training either.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class RankZero:

@@ -81,8 +81,11 @@ def _reuse_groups() -> None:
 
 
 def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:
+    import gc
     import warnings
 
+    # As in a run's ranks: what is imported is not looked through for garbage.
+    gc.disable()
     if device_type == "npu":
         sys.path.insert(0, str(SIMULATED_NPU))
 
@@ -99,6 +102,10 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
     for name, value in device.environment.items():
         os.environ.setdefault(name, value)
     device.prepare(rank)
+    import efficientbench.build_trainer  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
     dist.init_process_group(
         device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )

@@ -106,8 +106,8 @@ def test_all_nodes_meet(port: int) -> None:
 
 
 def test_no_node_goes_on_before_all_are_there(port: int) -> None:
-    master = started(Cluster(3, 0, "127.0.0.1", port), 2)
-    one = started(Cluster(3, 1, "127.0.0.1", port), 2.5)
+    master = started(Cluster(3, 0, "127.0.0.1", port), 1.5)
+    one = started(Cluster(3, 1, "127.0.0.1", port), 2)
     with pytest.raises(LaunchError, match="node 2 of 3 did not reach 127.0.0.1:"):
         master.result(timeout=60)
     with pytest.raises(LaunchError, match=f"could not meet node 0 at 127.0.0.1:{port}"):
@@ -145,7 +145,7 @@ def test_nodes_that_disagree_are_refused_on_both_sides(port: int) -> None:
 
 def test_two_nodes_with_one_rank_are_refused(port: int) -> None:
     master = started(Cluster(3, 0, "127.0.0.1", port), 60)
-    twins = [started(Cluster(3, 1, "127.0.0.1", port), 3) for _ in range(2)]
+    twins = [started(Cluster(3, 1, "127.0.0.1", port), 2) for _ in range(2)]
     with pytest.raises(LaunchError, match="RANK is 1 on two nodes"):
         master.result(timeout=60)
     errors = [str(twin.exception(timeout=60)) for twin in twins]
