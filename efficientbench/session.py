@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from efficientbench.listeners.measure import Measure
 from efficientbench.listeners.profiler import Profiler
 from efficientbench.listeners.progress import ProgressDisplay
 from efficientbench.listeners.recorder import Recorder
+from efficientbench.loading import loading
 from efficientbench.measurement import build_monitor, build_record, run_facts
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
     """Train this rank's part of the run; returns whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
-    with _loading():
+    with loading():
         device = find_device(job.config.device)
         torch_device = device.prepare(local_rank)
         # Only now: megatron must find the device prepared. And no later: a rank that loads slowly does not hang.
@@ -71,20 +70,6 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
             if reporter is not None:
                 reporter.close()
     return stopped
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    """For imports: to look through all that they make for garbage, again and again, takes a third of their time.
-
-    What is there in the end stays, and is not looked through in training either.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class RankZero:

@@ -81,31 +81,27 @@ def _reuse_groups() -> None:
 
 
 def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:
-    import gc
     import warnings
 
-    # As in a run's ranks: what is imported is not looked through for garbage.
-    gc.disable()
-    if device_type == "npu":
-        sys.path.insert(0, str(SIMULATED_NPU))
-
-    import torch
-    import torch.distributed as dist
-
-    from efficientbench.devices.base import all_devices
+    from efficientbench.loading import loading
 
     warnings.filterwarnings("ignore", module="megatron")
-    torch.set_num_threads(1)
+    if device_type == "npu":
+        sys.path.insert(0, str(SIMULATED_NPU))
     # A rank is killed in the end and removes nothing: what it leaves goes with the pool's folder.
     tempfile.tempdir = os.path.dirname(store)
-    device = next(device for device in all_devices() if device.type == device_type)
-    for name, value in device.environment.items():
-        os.environ.setdefault(name, value)
-    device.prepare(rank)
-    import efficientbench.build_trainer  # noqa: F401
+    with loading():
+        import torch
+        import torch.distributed as dist
 
-    gc.freeze()
-    gc.enable()
+        from efficientbench.devices.base import all_devices
+
+        torch.set_num_threads(1)
+        device = next(device for device in all_devices() if device.type == device_type)
+        for name, value in device.environment.items():
+            os.environ.setdefault(name, value)
+        device.prepare(rank)
+        import efficientbench.build_trainer  # noqa: F401
     dist.init_process_group(
         device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )

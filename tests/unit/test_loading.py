@@ -1,0 +1,45 @@
+"""What is loaded with the engine, and what waits until it is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from support.command_line import environment
+
+PROGRAM = """
+import gc, sys
+from efficientbench.loading import loading
+
+with loading():
+    import torch
+    from efficientbench.devices.cpu import CPU
+    CPU().prepare(0)
+    import efficientbench.build_trainer
+
+    @torch.compile
+    def double(number):
+        "Twice as much."
+        return 2 * number
+
+    @torch.compile(dynamic=False)
+    def triple(number):
+        return 3 * number
+
+print(gc.isenabled(), gc.get_freeze_count() > 100_000, torch.compile.__module__)
+print("torch._inductor.compile_fx" in sys.modules, double.__name__, double.__doc__)
+print(double(4), triple(4), "torch._inductor.compile_fx" in sys.modules)
+"""
+
+
+def test_the_compiler_is_loaded_by_what_it_compiles() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True True torch", "False double Twice as much.", "8 12 True"]
