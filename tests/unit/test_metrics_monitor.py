@@ -10,8 +10,6 @@ from support.metrics_parts import GB, HandClock, TraceSensor
 from metrics import EfficiencyMonitor, MetricsError, merge
 from metrics.sensors.base import Counters, Sensor
 
-pytestmark = pytest.mark.alone
-
 NEVER_S = 1e6
 """An interval at which the sampling thread takes no sample during a test."""
 

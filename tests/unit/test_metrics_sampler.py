@@ -12,6 +12,8 @@ from support.metrics_parts import GB, HandClock, TraceSensor
 from metrics import EfficiencyMonitor, sampler
 from metrics.sensors.base import Sample
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass
 class Hanging(TraceSensor):
