@@ -72,8 +72,8 @@ def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
 
 @pytest.mark.proof
 def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    pool = own_ranks(1)
     for asynchronous in ("false", "true"):
-        pool = own_ranks(1)
         config = configured(corpus, "checkpoint.interval=1", f"checkpoint.asynchronous={asynchronous}")
         pool.call(train, config, corpus, 3, tmp_path / asynchronous)
         assert psutil.Process(pool.processes[0].pid).children(recursive=True) == []

@@ -30,13 +30,16 @@ class Opened:
 
 def load_megatron() -> None:
     """What every rank does before megatron is imported, done once for those that are forked."""
-    import torch
+    from efficientbench.loading import loading
 
-    from efficientbench.devices.cpu import CPU
+    with loading():
+        import torch
 
-    torch.set_num_threads(1)
-    CPU().prepare(0)
-    import efficientbench.training.batches  # noqa: F401
+        from efficientbench.devices.cpu import CPU
+
+        torch.set_num_threads(1)
+        CPU().prepare(0)
+        import efficientbench.training.batches  # noqa: F401
 
 
 def index_builds(
