@@ -12,12 +12,9 @@ from pathlib import Path
 
 from efficientbench.errors import is_users_mistake
 from efficientbench.job import Job
-from efficientbench.training.errors import NonFiniteError
+from efficientbench.training.errors import FULL_BYTES, NonFiniteError
 from launchers.failure import Kind
 from launchers.supervision import USER_MISTAKE
-
-FULL_BYTES = 1 << 20
-"""A disk with less space left than this is taken for full when writing has failed."""
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|DefaultCPUAllocator: (not enough memory|can't allocate memory)|STATUS_ALLOC_FAILED"

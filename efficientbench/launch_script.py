@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,18 +72,21 @@ def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
     if request.repeat is not None and any(axis.key == "training.seed" for axis in axes):
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
     names = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    chosen = [(run.name, values) for run in names for values in combinations(axes)]
     runs: dict[str, NamedRun] = {}
-    for run in names:
-        for values in combinations(axes):
-            given = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
-            config = resolve(run.name, request.smoke, given, request.matrix)
-            label = label_of(values, config, config.label)
-            own = () if label is None else (f"label={label}",)
-            # Two texts of one value (1e-3, 0.001) are one run.
-            runs.setdefault(
-                f"{run.name} {label}",
-                NamedRun(run.name, (*given, *own), request.smoke, request.repeat, request.matrix),
-            )
+    problems: dict[str, str] = {}
+    for run, values in chosen:
+        given = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
+        try:
+            config = resolve(run, request.smoke, given, request.matrix)
+        except ConfigError as error:
+            problems[" ".join([run, *given])] = str(error)
+            continue
+        label = label_of(values, config, config.label)
+        own = () if label is None else (f"label={label}",)
+        # Two texts of one value (1e-3, 0.001) are one run.
+        runs.setdefault(f"{run} {label}", NamedRun(run, (*given, *own), request.smoke, request.repeat, request.matrix))
+    _refuse(problems, len(chosen))
     return list(runs.values())
 
 
@@ -97,7 +100,22 @@ def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting) 
 
 def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]) -> str:
     """The text of a script for sbatch; several runs are an array. Raises ConfigError and LaunchError."""
-    names = [run.check(machines) for run in runs]
+    names, problems = [], {}
+    for run in runs:
+        try:
+            names.append(run.check(machines))
+        except ConfigError as error:
+            problems[" ".join([run.name, *run.overrides])] = str(error)
+    _refuse(problems, len(runs))
     name = names[0] if len(names) == 1 else f"{len(names)}_runs"
     words = [run.words for run in runs]
     return slurm_script(name, words, machines.nodes, machines.devices_per_node, sbatch, Path.cwd())
+
+
+def _refuse(problems: Mapping[str, str], runs: int) -> None:
+    """Raises ConfigError with what is wrong, by the run; what is wrong with all of them is told once."""
+    reasons = list(dict.fromkeys(problems.values()))
+    if len(problems) == runs and len(reasons) == 1:
+        raise ConfigError(reasons[0])
+    if problems:
+        raise ConfigError([f"{run}: {reason}" for run, reason in problems.items()])

@@ -112,6 +112,11 @@ def _train(
         job.write(job_file)
     except OSError as error:
         raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
+    # Where the nodes share the folder, what another one wrote before would be set aside with the earlier run's files.
+    if node == 0:
+        link.send("prepared")
+    else:
+        link.wait_for("prepared")
     command = module_command("efficientbench.worker", str(job_file))
 
     def tell(failure: Failure) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from launchers.errors import LaunchError
+
 LONGEST_BYTES = 1 << 20
 SEND_S = 2.0
 # A host that lost its power says nothing: after about 25 s its silence is taken for its end.
@@ -28,6 +30,8 @@ class NodeLink:
         self.node, self.nodes = node, nodes
         self._connections = dict(connections)
         self._received: dict[int, bytes] = dict.fromkeys(connections, b"")
+        self._kept: list[dict[str, Any]] = []
+        """Messages that came while this node waited for another."""
         for connection in connections.values():
             connection.settimeout(SEND_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -54,7 +58,7 @@ class NodeLink:
 
         `gone` is the last word of a node whose connection ended without `done`.
         """
-        messages: list[dict[str, Any]] = []
+        messages, self._kept = self._kept, []
         while readable := select.select(list(self._connections.values()), [], [], 0)[0]:
             for node, connection in list(self._connections.items()):
                 if connection in readable:
@@ -63,6 +67,25 @@ class NodeLink:
             for message in messages:
                 self._pass_on(message, [node for node in self._connections if node != message["node"]])
         return messages
+
+    def wait_for(self, kind: str) -> None:
+        """Returns once node 0 has said `kind`, however long that takes; nothing else that is said gets lost.
+
+        Raises:
+            LaunchError: node 0 has ended without saying it.
+        """
+        others: list[dict[str, Any]] = []
+        while True:
+            messages = self.receive()
+            for place, message in enumerate(messages):
+                if message["node"] == 0 and message["kind"] == kind:
+                    self._kept = [*others, *messages[place + 1 :]]
+                    return
+                if message["node"] == 0 and message["kind"] in ("trouble", "gone", "done"):
+                    why = f": {message['reason']}" if "reason" in message else ""
+                    raise LaunchError(f"node 0 ended before any rank was started{why}")
+                others.append(message)
+            select.select(list(self._connections.values()), [], [])
 
     def close(self) -> None:
         """Say that this node has done its part, and hang up."""

@@ -1,4 +1,6 @@
-"""A rank's signs of life: where it is, written beside its error file twice a second by a thread of its own.
+"""A rank's signs of life: where it is, written beside its error file by a thread of its own.
+
+That is twice a second, and at once where the rank enters another phase.
 
 A rank whose signs stop is itself stopped; from the others' signs one sees who waits for whom.
 """
@@ -50,6 +52,7 @@ class Pulse:
         error_file = os.environ.get(ENVIRONMENT_NAME)
         self._path = pulse_file(Path(error_file)) if error_file else None
         self._step, self._phase = 0, STARTS
+        self._changed = threading.Event()
         self._main_thread = threading.get_ident()
         self.collectives: Callable[[], dict[str, int]] = dict
         """Counts the collectives begun in each process group."""
@@ -60,8 +63,11 @@ class Pulse:
             threading.Thread(target=self._give_signs, name="pulse", daemon=True).start()
 
     def at(self, step: int, phase: str) -> None:
-        """Note where this rank is; costs nothing, the next sign tells it."""
+        """Note where this rank is; within a phase that costs nothing, the next sign tells it."""
+        changed = phase != self._phase
         self._step, self._phase = step, phase
+        if changed:
+            self._changed.set()
 
     def _give_signs(self) -> None:
         assert self._path is not None
@@ -71,7 +77,8 @@ class Pulse:
             with contextlib.suppress(OSError):
                 beside.write_text(json.dumps(asdict(self._sign())), encoding="utf-8")
                 os.replace(beside, self._path)
-            time.sleep(INTERVAL_S)
+            self._changed.wait(INTERVAL_S)
+            self._changed.clear()
 
     def _sign(self) -> Sign:
         try:

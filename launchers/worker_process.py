@@ -149,10 +149,13 @@ class WorkerProcess:
     def _last_output_line(self) -> str:
         if self._output_file is None:
             return ""
-        with self._output_file.open("rb") as output:
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(self._output_start, size - TAIL_BYTES))
-            lines = output.read().decode("utf-8", errors="replace").split("\n")
+        try:
+            with self._output_file.open("rb") as output:
+                size = output.seek(0, os.SEEK_END)
+                output.seek(max(self._output_start, size - TAIL_BYTES))
+                lines = output.read().decode("utf-8", errors="replace").split("\n")
+        except OSError:  # somebody has cleaned up: why the rank ended is told without its last words
+            return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _signal_group(self, signal_number: int) -> None:

@@ -82,16 +82,18 @@ def plan(
         typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
     ] = None,
     devices_per_node: Annotated[
-        int, typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node")
-    ] = 8,
+        int | None,
+        typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node; 8"),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="NAME", help="with --world: a row of metrics/hardware.yaml, like 'H100 SXM'"),
     ] = None,
 ) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
-    if world is None and device is not None:
-        raise typer.BadParameter("--device goes with --world N: how many of them there are")
+    if world is None and (device or devices_per_node) is not None:
+        option = "--device" if device is not None else "--devices-per-node"
+        raise typer.BadParameter(f"{option} goes with --world N: how many devices there are")
     if every:
         from efficientbench.plan_table import print_matrix
 
@@ -106,7 +108,7 @@ def plan(
         from efficientbench.scale_plan import make_scale_plan
         from efficientbench.scale_table import print_scale_plan
 
-        print_scale_plan(make_scale_plan(config, world, devices_per_node, device), Console(width=160))
+        print_scale_plan(make_scale_plan(config, world, devices_per_node or 8, device), Console(width=160))
         return
     from efficientbench.plan import plan_anywhere
     from efficientbench.plan_table import print_plan

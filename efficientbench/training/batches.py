@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -25,6 +26,8 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.training.errors import TrainingError
 
 Samples: TypeAlias = GPTDataset | BlendedDataset
+HostBatch: TypeAlias = tuple[torch.Tensor, ...]
+"""Tokens, labels and loss mask of one micro-batch, not yet on the device."""
 
 VALIDATION_SEED = 1234
 """Draws the validation's samples, whatever the run's seed is: repeats with other seeds are judged by the same text."""
@@ -52,7 +55,7 @@ class Batch:
 
 
 class Batches:
-    """Training and validation micro-batches of this rank."""
+    """Training and validation micro-batches of this rank, each read while the device computes the one before it."""
 
     def __init__(
         self, config: RunConfig, steps: int, prefixes: Sequence[Path], vocabulary: Vocabulary, device: torch.device
@@ -72,9 +75,13 @@ class Batches:
         """
         self.config, self.device = config, device
         training = config.training
-        self.validation_samples = training.validation_batches * training.global_batch_size
-        sizes = (steps * training.global_batch_size, self.validation_samples)
+        self.training_samples = steps * training.global_batch_size
+        sizes = (self.training_samples, training.validation_batches * training.global_batch_size)
         self.training, self.validation = _open_datasets(config, sizes, prefixes, vocabulary)
+        self._pins = _pins(device)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next_step: tuple[int, Future[HostBatch]] | None = None
+        """The first sample of the training step that comes next, and the micro-batch that begins with it."""
 
     @property
     def micro_batches(self) -> int:
@@ -85,23 +92,54 @@ class Batches:
 
     def training_step(self, step: int) -> Iterator[Batch]:
         """This rank's micro-batches of one optimizer step; steps count from 1."""
-        return self._micro_batches(self.training, (step - 1) * self.config.training.global_batch_size)
+        size = self.config.training.global_batch_size
+        return self._micro_batches(self.training, (step - 1) * size, step * size)
 
     def validation_step(self, index: int) -> Iterator[Batch]:
         """This rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
         return self._micro_batches(self.validation, index * self.config.training.global_batch_size)
 
-    def _micro_batches(self, dataset: Samples, first: int) -> Iterator[Batch]:
-        size = self.config.training.micro_batch_size
-        rank = parallel_state.get_data_parallel_rank()
-        for index in range(self.micro_batches):
-            start = first + (rank * self.micro_batches + index) * size
-            samples = [dataset[sample] for sample in range(start, start + size)]
-            tokens, labels, loss_mask = (
-                _own_part(torch.stack([sample[key] for sample in samples])).to(self.device, non_blocking=True)
-                for key in ("tokens", "labels", "loss_mask")
-            )
+    def _micro_batches(self, dataset: Samples, first: int, then: int | None = None) -> Iterator[Batch]:
+        """Of the global batch that begins with sample `first`; at its end the one at `then` is begun to be read."""
+        size, count = self.config.training.micro_batch_size, self.micro_batches
+        offset = parallel_state.get_data_parallel_rank() * count * size
+        coming = self._begun(dataset, first + offset)
+        for index in range(count):
+            tokens, labels, loss_mask = (part.to(self.device, non_blocking=True) for part in coming.result())
+            if index + 1 < count:
+                coming = self._read(dataset, first + offset + (index + 1) * size)
+            elif then is not None and then < self.training_samples:
+                self._next_step = (then + offset, self._begun(dataset, then + offset))
             yield Batch(tokens, labels, loss_mask)
+
+    def _begun(self, dataset: Samples, start: int) -> Future[HostBatch]:
+        """The micro-batch of samples from `start`, which may be on its way: several stages of a rank read the same."""
+        if dataset is self.training and self._next_step is not None and self._next_step[0] == start:
+            return self._next_step[1]
+        return self._read(dataset, start)
+
+    def _read(self, dataset: Samples, start: int) -> Future[HostBatch]:
+        return self._reader.submit(self._read_now, dataset, start)
+
+    def _read_now(self, dataset: Samples, start: int) -> HostBatch:
+        samples = [dataset[sample] for sample in range(start, start + self.config.training.micro_batch_size)]
+        parts = (
+            _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
+        )
+        # From pinned memory the device fetches them by itself, behind the work that is queued there.
+        return tuple(part.pin_memory() if self._pins else part for part in parts)
+
+
+def _pins(device: torch.device) -> bool:
+    """Whether memory of the host can be pinned for this device."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != device.type:
+        return False
+    try:
+        torch.empty(1).pin_memory()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _own_part(sequences: torch.Tensor) -> torch.Tensor:

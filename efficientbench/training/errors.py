@@ -1,5 +1,8 @@
 """Errors whose message is for the user."""
 
+FULL_BYTES = 1 << 20
+"""A disk with less space left than this is taken for full when writing has failed."""
+
 
 class TrainingError(ValueError):
     """The run cannot train as configured."""

@@ -90,22 +90,22 @@ def parse_table(text: str) -> list[State]:
     Memory is the last pair of used and present: the on-chip memory's, or the DDR's of a chip that has none.
     """
     states: list[State] = []
-    first: list[str] | None = None
+    first: tuple[int, str, str] | None = None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.lstrip().startswith("|") or len(cells) not in (3, 4):
             first = None
             continue
-        if len(cells) == 4:  # a 950's table has a column for the id
-            cells = [f"{cells[0]} {cells[1]}", *cells[2:]]
+        # A 950's table has a column for the id.
+        head = cells[:2] if len(cells) == 4 else cells[0].split(maxsplit=1)
+        health, last = cells[-2:]
         if first is None:
-            match = re.fullmatch(r"(\d{1,9})\s+(\S.*)", cells[0], re.ASCII)
-            first = cells if match and re.fullmatch(r"[A-Za-z]+", cells[1]) else None
+            known = len(head) == 2 and re.fullmatch(r"\d{1,9}", head[0], re.ASCII) and re.fullmatch("[A-Za-z]+", health)
+            first = (int(head[0]), head[1], health) if known and head[1] else None
             continue
-        pairs = re.findall(r"(\d{1,12})\s*/\s*(\d{1,12})", cells[2], re.ASCII)
+        pairs = re.findall(r"(\d{1,12})\s*/\s*(\d{1,12})", last, re.ASCII)
         used, capacity = map(int, pairs[-1]) if pairs else (None, None)
-        card, name = first[0].split(maxsplit=1)
-        states.append(State(int(card), name, first[1], used, capacity))
+        states.append(State(*first, used, capacity))
         first = None
     return states
 

@@ -33,6 +33,8 @@ from metrics.sampler import SamplingThread, SensorSampler
 from metrics.sensors.base import Sensor
 
 INTERVAL_S = 0.1
+TRACE_S = 7200
+"""Longer than any measurement: a trace that ends is a sensor that has failed."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ def all_sensors(folder: Path) -> list[Sensor]:
             (folder / zone / file).write_text(f"{text}\n")
     device = {"uuid": "A", "name": "Trace 9000", "memory_capacity_bytes": None, "memory_kind": "driver"}
     lines = [{"device": device, "scope": "gpu"}]
-    lines += [{"device": "A", "time_s": t / 10, "power_w": 5.0 + t % 7} for t in range(6000)]  # type: ignore[dict-item]
+    lines += [{"device": "A", "time_s": t / 10, "power_w": 5.0 + t % 7} for t in range(TRACE_S * 10)]  # type: ignore[dict-item]
     (folder / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
     nvml = NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a")))
     return [HostSensor(), RaplSensor(folder), nvml, ReplaySensor(folder / "trace.jsonl")]

@@ -224,6 +224,24 @@ def test_metadata_that_names_bytes_or_other_files_is_refused(run_folder: Path) -
         MetadataReader(newest, files).read_metadata()
 
 
+def test_tensors_that_are_placed_and_not_described_or_described_in_part_are_refused(run_folder: Path) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    with (newest / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    index = next(index for index in metadata.storage_data if index.fqn == "model.decoder.final_layernorm.weight")
+    described = metadata.state_dict_metadata.pop(index.fqn)
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    rewrite_manifest(newest)
+    with pytest.raises(CheckpointError, match=rf"refused, it places {index.fqn}, which it does not describe"):
+        read_weights(newest)
+    metadata.state_dict_metadata[index.fqn] = described
+    del metadata.storage_data[index]
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    rewrite_manifest(newest)
+    with pytest.raises(CheckpointError, match="the parts of decoder.final_layernorm.weight are not the whole of it"):
+        read_weights(newest)
+
+
 def test_ranks_refuse_damage_before_they_read_a_weight(
     run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
 ) -> None:

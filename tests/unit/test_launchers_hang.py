@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.command_line import until
 
+from launchers.error_file import ENVIRONMENT_NAME
 from launchers.hang import HangWatch, Signs, describe_hang
 from launchers.memory_killer import memory_kills
-from launchers.pulse import STARTS, Sign
+from launchers.pulse import STARTS, Pulse, Sign, pulse_file, read_sign
 
 
 def sign(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "", **counts: int) -> Sign:
@@ -44,6 +46,20 @@ def test_a_rank_that_has_ended_is_missing() -> None:
         1,
         "hung: no rank got on for 60 s; rank 1 did not arrive (has ended)",
     )
+
+
+def test_a_new_phase_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> str | None:
+        found = read_sign(pulse_file(tmp_path / "error.json"), "")
+        return found and found.phase
+
+    monkeypatch.setenv(ENVIRONMENT_NAME, str(tmp_path / "error.json"))
+    monkeypatch.setattr("launchers.pulse.INTERVAL_S", 600.0)
+    pulse = Pulse()
+    pulse.start()
+    until(lambda: told() == STARTS, "the first sign", 30)
+    pulse.at(1, "training")
+    until(lambda: told() == "training", "the next", 30)
 
 
 def test_progress_of_any_rank_counts_and_loading_libraries_takes_its_time() -> None:

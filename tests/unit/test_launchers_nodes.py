@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 from support.command_line import free_port
+
+from launchers.errors import LaunchError
+from launchers.node_link import NodeLink
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -203,3 +207,30 @@ def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
     told = running.processes[0].communicate(timeout=30)[1]
     assert running.processes[0].returncode == 1
     assert "ranks 2, 3 did not arrive (rank 2: node 1 gave no sign of life; rank 3:" in told
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[NodeLink, NodeLink]]:
+    """Of the line between two nodes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    with NodeLink(0, 2, {1: here}) as first, NodeLink(1, 2, {0: there}) as second:
+        yield first, second
+
+
+def test_a_node_that_waits_for_a_word_loses_no_other(ends: tuple[NodeLink, NodeLink]) -> None:
+    first, second = ends
+    for kind in ("failure", "prepared", "stop"):
+        first.send(kind)
+    second.wait_for("prepared")
+    assert [message["kind"] for message in second.receive()] == ["failure", "stop"]
+    assert second.receive() == []
+
+
+def test_a_node_does_not_wait_for_one_that_has_ended(ends: tuple[NodeLink, NodeLink]) -> None:
+    first, second = ends
+    first.send("trouble", reason="the disk is full")
+    first.close()
+    with pytest.raises(LaunchError, match="node 0 ended before any rank was started: the disk is full"):
+        second.wait_for("prepared")

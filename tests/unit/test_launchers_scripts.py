@@ -120,6 +120,15 @@ def test_a_sweep_is_an_array_of_its_runs() -> None:
     assert tasks == [
         f"{name}{begin}parallel.pp={stages}label=pp={stages}" for name in ("mqa_0.5B", "gqa_0.5B") for stages in (1, 2)
     ]
+    for wrong, named, others in (
+        # 3 stages hold no equal share of the layers; what is wrong with every run is told once.
+        ("parallel.pp=1,3", "gqa_0.5B training.steps=20 parallel.pp=3", "parallel.pp=1"),
+        ("parallel.pq=1,2", "parallel.pq", "gqa_0.5B"),
+    ):
+        done = CliRunner().invoke(app, [*words[:-1], wrong, "--to", "slurm", "--smoke"])
+        assert isinstance(done.exception, ConfigError)
+        assert named in str(done.exception)
+        assert others not in str(done.exception)
     for wrong in (["launch", "--to", "slurm"], ["launch", "gqa_1.5B", "--only", "gqa", "--to", "slurm"]):
         refused = CliRunner().invoke(app, wrong)
         assert (refused.exit_code, "either the name of a run" in " ".join(refused.stderr.split())) == (2, True)

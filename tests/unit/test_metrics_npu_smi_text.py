@@ -46,6 +46,12 @@ def test_the_table(entry: dict[str, Any]) -> None:
     assert [[s.card, s.name, s.health, s.used_mb, s.capacity_mb] for s in found] == entry["states"]
 
 
+def test_a_name_never_spans_two_columns() -> None:
+    rows = "| 0 9 | xxx | OK | 204.4 |\n| | | 0000:91:00.0 | 4439 / 86016 |\n"
+    assert parse_table(rows) == []
+    assert [state.name for state in parse_table(rows.replace("0 9", "0"))] == ["xxx"]
+
+
 @cases("mappings")
 def test_the_mapping(entry: dict[str, Any]) -> None:
     assert parse_mapping(entry["text"]) == [Chip(*chip) for chip in entry["chips"]]

@@ -12,8 +12,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from support.alone import counted, engine_groups, peak_memory_bytes
+from typer.testing import CliRunner
 
 from efficientbench import memory_cost
+from efficientbench.cli import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
@@ -217,3 +219,10 @@ def test_an_unknown_device_is_refused_with_the_nearest() -> None:
     config = resolve("gqa_3B")
     with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
         make_scale_plan(config, 8, 8, "H100 SMX")
+
+
+@pytest.mark.parametrize("option", [("--devices-per-node", "4"), ("--device", "H100 SXM")])
+def test_options_of_a_cluster_need_its_size(option: tuple[str, str]) -> None:
+    refused = CliRunner().invoke(app, ["plan", "gqa_0.5B", *option])
+    assert refused.exit_code == 2
+    assert f"{option[0]} goes with --world N" in " ".join(refused.stderr.replace("│", " ").split())

@@ -69,7 +69,9 @@ class MetadataReader(FileSystemReader):
         for name, stored in metadata.state_dict_metadata.items():
             if not isinstance(stored, TensorStorageMetadata):
                 raise CheckpointError(f"{path}: refused, {name} is no tensor")
-        for stored in (metadata.storage_data or {}).values():
+        for index, stored in (metadata.storage_data or {}).items():
+            if index.fqn not in metadata.state_dict_metadata:
+                raise CheckpointError(f"{path}: refused, it places {index.fqn}, which it does not describe")
             if stored.relative_path not in self.files:
                 raise CheckpointError(f"{path}: refused, it reads {stored.relative_path}, which the manifest lacks")
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
@@ -97,10 +99,14 @@ class Weights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         stored = self._stored[name]
         weight = torch.empty(stored.size, dtype=stored.properties.dtype)
+        missing = weight.numel()
         # Not by torch's own planner, which differs between its versions.
         for offset, part in self._parts[name]:
             tensor = _read_tensor(self.folder / part.relative_path, part.offset, part.length)
             weight[tuple(slice(at, at + size) for at, size in zip(offset, tensor.shape, strict=True))] = tensor
+            missing -= tensor.numel()
+        if missing:
+            raise CheckpointError(f"{self.folder / '.metadata'}: refused, the parts of {name} are not the whole of it")
         return weight
 
     def __iter__(self) -> Iterator[str]:

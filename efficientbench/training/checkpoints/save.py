@@ -29,9 +29,8 @@ from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.checkpoints.pieces import Piece
 from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
+from efficientbench.training.errors import FULL_BYTES
 
-FULL_BYTES = 1 << 20
-"""A disk with less space left than this is taken for full when writing has failed."""
 POLL_S = 0.02
 OTHERS_EXTRA_S = 5.0
 """How much longer the first rank waits for the others than they may take: who is late shall say so itself."""
