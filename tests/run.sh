@@ -28,7 +28,7 @@ run() { # marker expression, pytest arguments...
 }
 
 log="$(mktemp)"
-trap 'kill $(jobs -p) 2>/dev/null; rm -f "$log"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$log"' EXIT
 failed=0
 run "not alone" tests/unit tests/numerics tests/distributed >"$log" 2>&1 &
 run "not alone" tests/end_to_end || failed=1
