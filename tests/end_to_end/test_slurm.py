@@ -48,7 +48,7 @@ def wait_for_free_nodes(slurm: Slurm) -> None:
 
 
 def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
-    job = slurm.submit(script(tiny, tmp_path, "training.steps=800"), tmp_path)
+    job = slurm.submit(script(tiny, tmp_path, "training.steps=500"), tmp_path)
     folder = tmp_path / "gqa_1.5B_smoke"
     wait_for_steps(slurm, job, folder, tmp_path)
     urgent = ("--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
@@ -56,7 +56,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
     assert "stopped with its state saved: requeued" in said(tmp_path)
     assert record(folder)["status"] == "stopped"
-    assert len(losses(folder)) < 800
+    assert len(losses(folder)) < 500
     # It would wait for two minutes; within the second in which its nodes are done with it, slurmd refuses to start it.
     wait_for_free_nodes(slurm)
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
@@ -66,7 +66,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     content = record(folder)
     assert (content["status"], content["dp"]) == ("completed", 2)
     # No step is missing, and none was trained twice.
-    assert len(losses(folder)) == 800
+    assert len(losses(folder)) == 500
 
 
 def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_away(
