@@ -18,7 +18,7 @@ class CPU(Device):
     backend = "gloo"
     telemetry = "host"
     # Interpreter, torch, the engine and communication.
-    runtime_bytes = 410_000_000
+    runtime_bytes = 372_000_000
     remedy = "nothing is needed"
 
     def unavailable_reason(self) -> str | None:
