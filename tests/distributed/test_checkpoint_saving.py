@@ -111,7 +111,7 @@ def test_a_rank_that_is_late_is_named(own_ranks: Callable[[int], Ranks], corpus:
         connection.send((train, (config, corpus, 4, tmp_path, None, slow_writer_on_rank_1)))
     failures = {}
     for rank in (1, 0):
-        assert pool.connections[rank].poll(120)
+        assert pool.connections[rank].poll(300)
         failures[rank] = pool.connections[rank].recv()[0]
     for failure in failures.values():
         assert "SaveError: rank 1 did not write a part of " in failure

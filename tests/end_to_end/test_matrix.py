@@ -23,7 +23,7 @@ from efficientbench.config.matrix import load_matrix
 pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
-RUN_TIME_LIMIT_S = 300
+RUN_TIME_LIMIT_S = 540
 AT_ONCE = 2
 RUNS = [run.name for run in load_matrix().runs]
 

@@ -130,11 +130,11 @@ def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: P
 
 @pytest.mark.proof
 def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> None:
-    done = efficientbench(*sweep, *LONG, "--time-limit", "18s")
+    done = efficientbench(*sweep, *LONG, "--time-limit", "30s")
     assert done.returncode == 1, done.stdout + done.stderr
     (state,) = states(tmp_path).values()
     assert (state["state"], state["kind"]) == ("failed", "time_limit")
-    assert state["reason"].startswith("the time limit of 18 s was reached after step ")
+    assert state["reason"].startswith("the time limit of 30 s was reached after step ")
     failure = json.loads((tmp_path / "gqa_1.5B_smoke" / "failure.json").read_text(encoding="utf-8"))
     assert failure["kind"] == "time_limit"
     assert failure["step"] > 0

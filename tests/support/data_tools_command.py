@@ -27,6 +27,6 @@ def start(endpoint: str, *words: str, token: str = "") -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit status, output and errors of a command that ends by itself."""
-    out, error = process.communicate(timeout=120)
+    out, error = process.communicate(timeout=300)
     assert "Traceback" not in error, error
     return process.returncode, out, error

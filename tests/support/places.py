@@ -36,7 +36,7 @@ class Slurm:
     def call(self, *command: str, cwd: Path | None = None) -> str:
         """What a program of Slurm prints; it has to succeed."""
         done = subprocess.run(
-            command, cwd=cwd, env=self._environment, capture_output=True, text=True, check=False, timeout=60
+            command, cwd=cwd, env=self._environment, capture_output=True, text=True, check=False, timeout=240
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

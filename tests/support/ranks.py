@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-CALL_TIMEOUT_S = 180
+CALL_TIMEOUT_S = 420
 SIMULATED_NPU = Path(__file__).resolve().parent / "simulated_npu"
 
 
@@ -103,7 +103,7 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
         device.prepare(rank)
         import efficientbench.build_trainer  # noqa: F401
     dist.init_process_group(
-        device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=240)
     )
     _reuse_groups()
     # What a rank runs may fork processes of its own, which multiprocessing forbids to daemons.

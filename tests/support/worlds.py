@@ -17,7 +17,7 @@ import numpy as np
 
 from efficientbench.config.schema import RunConfig
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
