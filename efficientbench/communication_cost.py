@@ -21,7 +21,7 @@ from efficientbench.rank_grid import Group
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
 
 FLOAT32 = 4
-INT64 = FLOAT64 = 8
+INT64 = 8
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,8 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
 
 
 def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
-    """The gradient's norm; loss, tokens, bytes, what is not finite and the wish to stop; what routers counted."""
+    """The gradient's norm; what is not finite and the wish to stop; loss, tokens and bytes of each micro-batch; what
+    routers counted."""
     if layout.world_size == 1:
         return
     model = config.model
@@ -219,7 +220,7 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     norm = FLOAT32 if config.parallel.distributed_optimizer or layout.tp * layout.pp > 1 else 0
     yield Transfer("norm, loss and counts", "all-reduce", "world", norm)
     # Gathered and added on the host, for devices without float64.
-    sums = layout.world_size * (6 + counted) * FLOAT64
+    sums = layout.world_size * (4 + 3 * layout.micro_batches + counted) * FLOAT32
     yield Transfer("norm, loss and counts", "all-gather", "world", sums)
 
 

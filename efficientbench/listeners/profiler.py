@@ -33,6 +33,9 @@ class Profiler:
     def attach(self, trainer: Trainer) -> None:
         """Name the optimizer's part of a step in the trace: the engine's step is more than torch's."""
         trainer.optimizer.step = _named(trainer.optimizer.step)  # type: ignore[method-assign]
+        if trainer.queued is not None:
+            trainer.queued.norm = _named(trainer.queued.norm)  # type: ignore[method-assign]
+            trainer.queued.update = _named(trainer.queued.update)  # type: ignore[method-assign]
         for stage in trainer.stages:
             stage.zero_grad_buffer = _named(stage.zero_grad_buffer)
 

@@ -1,7 +1,7 @@
 """Whether a step's loss and gradients are finite, and on which ranks they are not.
 
 Reductions spread what is not finite to every rank, so each rank looks at its own loss and gradients before them. What
-it sees travels with the step's other sums: no step waits for the device once more.
+it sees travels with the step's other sums, and the device decides on it: no step waits once more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 
-from efficientbench.training import groups
 from efficientbench.training.errors import NonFiniteError
 
 
@@ -23,15 +22,8 @@ class NonFinite:
 
     ranks: tuple[int, ...]
     """Those that saw it in what was their own, in order; ranks that share a layer's work share its fate."""
-    what: str
-    """'loss', 'gradients' or 'loss and gradients', on the first of them."""
-
-    @property
-    def told(self) -> str:
-        """For people."""
-        verb = "is" if self.what == "loss" else "are"
-        others = f" (and on ranks {', '.join(map(str, self.ranks[1:]))})" if len(self.ranks) > 1 else ""
-        return f"the {self.what} {verb} not finite on rank {self.ranks[0]}{others}"
+    told: str
+    """For people."""
 
 
 class FiniteCheck:
@@ -65,16 +57,32 @@ class FiniteCheck:
         return torch.zeros(1, dtype=torch.float32, device=self.device)
 
 
-def find(own: torch.Tensor) -> NonFinite:
-    """Which ranks saw it; `own` is this rank's `flags`. Only for a step where some rank did; all must call it."""
-    seen = groups.gather(tuple(own.tolist()))
-    ranks = tuple(rank for rank, flags in enumerate(seen) if any(flags))
-    names = [name for name, flag in zip(("loss", "gradients"), seen[ranks[0]], strict=True) if flag]
-    return NonFinite(ranks, " and ".join(names))
+def left_out(seen: torch.Tensor) -> torch.Tensor:
+    """[] float32 on the device: 1 where `find` would find something in `seen`."""
+    return ((seen[:, :2] > 0).any() | ~torch.isfinite(seen[:, 2]).all()).float()
+
+
+def find(seen: torch.Tensor) -> NonFinite | None:
+    """What is not finite in a step, and where.
+
+    Args:
+        seen: [ranks, 3] on the host, of every rank: its two `flags`, and the norm of all gradients, where that is known
+            before the update. Parts that are each finite can have a norm that is not.
+    """
+    flags, norms = seen[:, :2].tolist(), seen[:, 2].tolist()
+    ranks = tuple(rank for rank, own in enumerate(flags) if any(own))
+    if ranks:
+        what = " and ".join(name for name, flag in zip(("loss", "gradients"), flags[ranks[0]], strict=True) if flag)
+        others = f" (and on ranks {', '.join(map(str, ranks[1:]))})" if len(ranks) > 1 else ""
+        return NonFinite(ranks, f"the {what} {'is' if what == 'loss' else 'are'} not finite on rank {ranks[0]}{others}")
+    if all(map(math.isfinite, norms)):
+        return None
+    rank, norm = next((rank, norm) for rank, norm in enumerate(norms) if not math.isfinite(norm))
+    return NonFinite((rank,), f"the norm of the gradients over all ranks is not finite ({norm})")
 
 
 def check_norm(step: int, norm: float | None) -> None:
-    """Refuse a gradient norm that is not finite though each rank's part was.
+    """Refuse a gradient norm that is not finite though each rank's part was, where megatron made the update.
 
     Raises:
         NonFiniteError: too late to leave the weights as they were.

@@ -74,6 +74,13 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
+def gather_rows(values: torch.Tensor) -> torch.Tensor:
+    """[n] of this rank → [ranks, n] of every rank, in the order of ranks, on the device, without waiting for it."""
+    gathered = values.new_empty(dist.get_world_size() * values.numel())
+    dist.all_gather_into_tensor(gathered, values)
+    return gathered.view(-1, values.numel())
+
+
 def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Element-wise sum over all ranks of float64 values on the host, sent through this rank's device.
 

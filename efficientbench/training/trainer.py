@@ -29,6 +29,7 @@ from efficientbench.training.events import (
     ValidationStarted,
 )
 from efficientbench.training.optimizer import set_learning_rate
+from efficientbench.training.optimizer_step import QueuedUpdate, can_queue
 from efficientbench.training.schedule import learning_rate
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -67,6 +68,9 @@ class Trainer:
         self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
         self.skipped = before.steps_left_out if before is not None else 0
         """Steps left out because loss or gradients were not finite."""
+        device = batches.device
+        self.queued = QueuedUpdate(optimizer, device) if can_queue(optimizer, device) else None
+        """None: the host has to decide whether the weights are updated, and waits for the device before."""
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
             stage.config.finalize_model_grads_func = self.finite.finalize_gradients
@@ -126,21 +130,53 @@ class Trainer:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
-        # Before the optimizer, which has to leave the weights as they are on all ranks if any rank's are not finite.
-        flags = self.finite.flags(sums[:, 0].sum())
-        loss, tokens, _, stops, bad_losses, bad_gradients, *routed = self._over_ranks(
-            sums, float(stop), flags, self._take_routing()
-        )
-        non_finite = self._leave_out(step, flags) if bad_losses or bad_gradients else None
-        updated, gradient_norm, _ = self.optimizer.step() if non_finite is None else (False, None, None)
-        finite.check_norm(step, gradient_norm)
-        routing = self._routing(routed) if routed else None
-        self._emit(StepEnded(step, loss / tokens, gradient_norm, rate, int(tokens), not updated, non_finite, routing))
-        return stops > 0
+        seen, told = self._queue_update_and_read(sums, float(stop))
+        found = finite.find(seen)
+        non_finite = self._leave_out(step, found) if found is not None else None
+        updated, norm = self._updated(step, found, float(seen[0, 2]))
+        stops, of_micro_batches, counted = told.tensor_split([1, 1 + sums.numel()], dim=1)
+        loss, tokens, _ = _total(of_micro_batches.reshape(-1, *sums.shape)).sum(dim=0).tolist()
+        routing = self._routing(counted.double().sum(dim=0).tolist())
+        self._emit(StepEnded(step, loss / tokens, norm, rate, int(tokens), not updated, non_finite, routing))
+        return bool(stops.any())
 
-    def _leave_out(self, step: int, flags: torch.Tensor) -> str:
-        """Count a step that the optimizer has to leave out; returns what is not finite."""
-        found, allowed = finite.find(flags), self.config.faults.skip_non_finite_steps
+    def _queue_update_and_read(self, sums: torch.Tensor, stop: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queue the update, where the optimizer's can be queued, then wait for the device, once in the step.
+
+        Args:
+            sums: [n, 3], what `_forward_backward` gave.
+            stop: 1 where this rank is asked to stop.
+
+        Returns:
+            Of every rank, on the host: [ranks, 3], what `finite.find` wants; [ranks, 1 + 3 n + counted] float32: the
+            wish to stop, the sums, what routers counted. Sums are made here, in float64, which not all devices have.
+        """
+        flags, routed = self.finite.flags(sums[:, 0].sum()), self._take_routing()
+        norm = self.queued.norm() if self.queued is not None else torch.zeros_like(flags[0])
+        own = [flags, norm.view(1), torch.full_like(norm, stop).view(1), sums.flatten()]
+        gathered = groups.gather_rows(torch.cat(own if routed is None else [*own, routed.flatten()]))
+        if self.queued is not None:
+            self.queued.update(norm, finite.left_out(gathered[:, :3]))
+        told = gathered.cpu()
+        return told[:, :3], told[:, 3:]
+
+    def _updated(self, step: int, found: finite.NonFinite | None, norm: float) -> tuple[bool, float | None]:
+        """Whether the weights are updated, here at the latest, and the gradients' norm.
+
+        Raises:
+            NonFiniteError: where megatron updated them, with a norm that is not finite.
+        """
+        if found is not None:
+            return False, None
+        if self.queued is not None:
+            return True, norm
+        updated, found_norm, _ = self.optimizer.step()
+        finite.check_norm(step, found_norm)
+        return updated, found_norm
+
+    def _leave_out(self, step: int, found: finite.NonFinite) -> str:
+        """Count a step that the optimizer leaves out; returns what is not finite."""
+        allowed = self.config.faults.skip_non_finite_steps
         if self.skipped >= allowed:
             left_out = f"; {allowed} such steps were left out before" if allowed else ""
             raise NonFiniteError(
@@ -217,27 +253,17 @@ class Trainer:
         counted = [stage.module.take_routing() for stage in self.stages]
         return None if counted[0] is None else torch.stack(counted).sum(dim=0)
 
-    def _routing(self, routed: list[float]) -> Routing:
+    def _routing(self, routed: list[float]) -> Routing | None:
         """From what `take_routing` gave, summed over all ranks, layer after layer."""
         training, moe = self.config.training, self.config.model.moe
-        assert moe is not None
+        if moe is None:
+            return None
         layers = [routed[first : first + 1 + moe.experts] for first in range(0, len(routed), 1 + moe.experts)]
         losses = len(layers) * training.global_batch_size // training.micro_batch_size
         return Routing(
             auxiliary_loss=sum(layer[0] for layer in layers) / losses if moe.auxiliary_loss else None,
             tokens_per_expert=tuple(tuple(map(int, layer[1:])) for layer in layers),
         )
-
-    def _over_ranks(
-        self, sums: torch.Tensor, stop: float, flags: torch.Tensor, counted: torch.Tensor | None
-    ) -> list[float]:
-        """Over all ranks the sums of what `_forward_backward` gave, of `stop`, of `flags` and of what was counted."""
-        parts = [sums.flatten(), flags, *([] if counted is None else [counted.flatten()])]
-        # From the device at once.
-        own = torch.cat(parts).cpu()
-        of_micro_batches, others = own[: sums.numel()].view_as(sums), own[sums.numel() :].double()
-        own = torch.cat([_total(of_micro_batches), torch.tensor([stop], dtype=torch.float64), others])
-        return [float(value) for value in groups.sum_over_ranks(own, self.batches.device).tolist()]
 
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:

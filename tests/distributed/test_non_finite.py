@@ -18,9 +18,11 @@ Pool = Callable[[int], Ranks]
 def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poisoned]]:
     """`trained(what, rank, at, *overrides)`: the outcome of two ranks."""
 
-    def run(what: str, rank: int, at: tuple[int, ...], *overrides: str, name: str = "gqa_1.5B") -> list[Poisoned]:
+    def run(
+        what: str, rank: int, at: tuple[int, ...], *overrides: str, name: str = "gqa_1.5B", waits: bool = False
+    ) -> list[Poisoned]:
         config = tiny(name, f"data.cache={tmp_path}", f"training.steps={STEPS}", *overrides)
-        return ranks(2).call(train_poisoned, config, corpus, STEPS, what, rank, at)
+        return ranks(2).call(train_poisoned, config, corpus, STEPS, what, rank, at, waits)
 
     return run
 
@@ -50,6 +52,24 @@ def test_a_step_that_is_left_out_changes_nothing_on_any_rank(
         assert outcome.told[1] is not None
         assert outcome.told[1].endswith("not finite on rank 1")
         assert outcome.losses[4] < 10
+
+
+def test_a_host_that_waits_for_the_device_leaves_the_same_step_out(trained: Callable[..., list[Poisoned]]) -> None:
+    for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "faults.skip_non_finite_steps=1", waits=True):
+        assert outcome.error is None
+        assert outcome.skipped == outcome.unchanged == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_norm_that_overflows_though_each_part_is_finite_changes_nothing(
+    trained: Callable[..., list[Poisoned]], dtype: str
+) -> None:
+    layout = ["parallel.pp=2", f"training.dtype={dtype}", "faults.skip_non_finite_steps=1"]
+    for outcome in trained("norm", 0, (2, 4), *layout):
+        assert outcome.told[1] == "the norm of the gradients over all ranks is not finite (inf)"
+        assert outcome.error is not None
+        assert outcome.error.startswith(f"step 4: {outcome.told[1]}; 1 such steps were left out before; the weights")
+        assert outcome.unchanged == [False, True, False, True]
 
 
 def test_one_step_more_than_allowed_stops(trained: Callable[..., list[Poisoned]]) -> None:

@@ -14,6 +14,7 @@ import torch
 from support import npu_checks
 from support.cells import train
 from support.configs import tiny
+from support.host_reads import reads_of_a_step
 from support.ranks import Ranks
 from support.single_rank import assert_equals_single_rank
 
@@ -99,3 +100,13 @@ def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable
     assert "'SBD' is none of BSH, SBH" in said["an unknown layout"]
     assert said["gradient of a grouped matmul"].startswith("npu_grouped_matmul has no gradient")
     assert npu_ranks(1).call(npu_checks.double_becomes_float) == [torch.float32]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_step_leaves_the_device_once_and_after_the_update(
+    dtype: str, npu_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+) -> None:
+    config = tiny("gqa_1.5B", f"data.cache={tmp_path}", f"training.dtype={dtype}")
+    [reads] = npu_ranks(1).call(reads_of_a_step, config, corpus, "npu:0")
+    assert reads.before_update == []
+    assert len(reads.after_update) == 1

@@ -81,15 +81,15 @@ def train(config: RunConfig, prefix: Path, steps: int, device_name: str = "cpu")
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
         optimizer = build_optimizer(stages, config)
         batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        step = optimizer.step
+        prepare = optimizer.prepare_grads
 
-        def step_after_keeping_gradients() -> object:
+        def prepare_after_keeping_gradients() -> object:
             if not outcome.gradients:
                 for stage in stages:
                     outcome.gradients |= _gradients(stage)
-            return step()
+            return prepare()
 
-        optimizer.step = step_after_keeping_gradients
+        optimizer.prepare_grads = prepare_after_keeping_gradients
         Trainer(config, steps, stages, optimizer, batches, [listen]).train(lambda: False)
     return outcome
 

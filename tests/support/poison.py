@@ -11,7 +11,10 @@ import torch
 
 from efficientbench.config.schema import RunConfig
 
-What = Literal["loss", "gradients", "experts' gradients"]
+What = Literal["loss", "gradients", "experts' gradients", "norm"]
+
+LARGE = 1.5e19
+"""Its square is a float32, the sum of two such squares is none."""
 
 
 @dataclass
@@ -29,8 +32,14 @@ class Poisoned:
     """After each step: whether weights, moments and their step counts are those from before it, bit for bit."""
 
 
-def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...]) -> Poisoned:
-    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite."""
+def train_poisoned(
+    config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...], waits: bool = False
+) -> Poisoned:
+    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite; for "norm",
+    every rank finds a finite one, and only the norm over all ranks is not.
+
+    `waits`: as on a device whose AdamW cannot leave a step out by itself.
+    """
     import torch.distributed as dist
 
     from efficientbench.model.gpt import build_stages
@@ -63,16 +72,18 @@ def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank
                 outcome.unchanged.append(same)
 
         def poisoned() -> bool:
-            return dist.get_rank() == rank and step in at
+            return step in at and (what == "norm" or dist.get_rank() == rank)
 
         batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
         trainer = Trainer(config, steps, stages, optimizer, batches, [listen])
+        if waits:
+            trainer.queued = None
         if what == "loss":
             stages[-1].register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
         else:
             for stage in stages:
                 finalize = stage.config.finalize_model_grads_func
-                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, experts=what != "gradients")
+                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, what)
         try:
             trainer.train(lambda: False)
         except NonFiniteError as error:
@@ -81,11 +92,11 @@ def train_poisoned(config: RunConfig, prefix: Path, steps: int, what: What, rank
     return outcome
 
 
-def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool], experts: bool) -> Callable[..., None]:
+def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool], what: What) -> Callable[..., None]:
     def finalize_poisoned(stages: list[Any], *rest: Any, **named: Any) -> None:
         if poisoned():
-            buffers = stages[0].expert_parallel_buffers if experts else stages[0].buffers
-            buffers[0].grad_data[7] = float("inf")
+            buffers = stages[0].expert_parallel_buffers if what == "experts' gradients" else stages[0].buffers
+            buffers[0].grad_data[7] = LARGE if what == "norm" else float("inf")
         finalize(stages, *rest, **named)
 
     return finalize_poisoned

@@ -90,7 +90,7 @@ def count_step(config: RunConfig, prefix: Path) -> Sent:
         trainer = Trainer(config, 2, stages, build_optimizer(stages, config), batches, [])
         trainer.train_step(1)
         mask = attention.causal_lower_right
-        attention.causal_lower_right = _outside_of_modes(mask)
+        attention.causal_lower_right = outside_of_modes(mask)
         try:
             with Counting(sent):
                 trainer.train_step(2)
@@ -99,8 +99,9 @@ def count_step(config: RunConfig, prefix: Path) -> Sent:
     return sent
 
 
-def _outside_of_modes(make: Callable[..., Any]) -> Callable[..., Any]:
-    # torch cannot make this subclass of Tensor while a mode looks on.
+def outside_of_modes(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make` while no mode looks on, under which torch cannot make this subclass of Tensor."""
+
     def made(*arguments: Any) -> Any:
         with _disable_current_modes():
             return make(*arguments)

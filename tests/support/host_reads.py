@@ -1,0 +1,144 @@
+"""What the ranks of a pool run: a few steps, in one of which every read of a tensor by the host is noted.
+
+On an accelerator such a read waits until the device has done all that was queued before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.sent import outside_of_modes
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from efficientbench.config.schema import RunConfig
+
+# `item`, truth and Python numbers; shapes that depend on values; comparisons that answer with a bool.
+READING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero"}
+READING_METHODS = {"tolist", "cpu", "numpy"}
+
+
+@dataclass
+class Reads:
+    """Where the host read a tensor in a step, by what, and who asked."""
+
+    before_update: list[str] = field(default_factory=list)
+    """Before the last of the optimizer's updates was queued."""
+    after_update: list[str] = field(default_factory=list)
+
+
+def reads_of_a_step(config: RunConfig, prefix: Path, device_name: str = "cpu") -> Reads:
+    """Of the second step, whose first has made what is made once; from StepStarted to StepEnded."""
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.model.kernels import attention
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.events import Event, StepEnded, StepStarted
+    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.trainer import Trainer
+
+    reads, device = Reads(), torch.device(device_name)
+    noted: list[str] = []
+    watching = contextlib.ExitStack()
+
+    def updated(*call: Any) -> None:
+        reads.before_update += noted
+        noted.clear()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, StepStarted) and event.step == 2:
+            watching.enter_context(_noted_in(noted, device))
+        elif isinstance(event, StepEnded) and event.step == 2:
+            watching.close()
+            reads.after_update += noted
+
+    with groups.model_parallel(config.parallel, config.training.seed):
+        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
+        optimizer = build_optimizer(stages, config)
+        batches = Batches(config, 2, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        trainer = Trainer(config, 2, stages, optimizer, batches, [listen])
+        trainer.train_step(1)
+        for part in optimizer.chained_optimizers:
+            part.optimizer.register_step_post_hook(updated)
+        mask = attention.causal_lower_right
+        attention.causal_lower_right = outside_of_modes(mask)
+        try:
+            trainer.train_step(2)
+        finally:
+            watching.close()
+            attention.causal_lower_right = mask
+    return reads
+
+
+@contextlib.contextmanager
+def _noted_in(noted: list[str], device: torch.device) -> Iterator[None]:
+    if device.type == "npu":
+        with _simulated_npu(noted):
+            yield
+        return
+    # Device and host have the same tensors here: those of the host that are read would count, too.
+    with _Methods(noted), _Operators(noted):
+        yield
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, noted: list[str]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        if func.namespace == "aten" and name in READING:
+            self.noted.append(_told(name))
+        return func(*args, **(kwargs or {}))
+
+
+class _Methods(TorchFunctionMode):
+    def __init__(self, noted: list[str]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in READING_METHODS and isinstance(args[0], torch.Tensor):
+            self.noted.append(_told(name))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _simulated_npu(noted: list[str]) -> Iterator[None]:
+    """Notes what leaves the device, in whichever thread."""
+    from torch_npu import device
+
+    run: Callable[..., Any] = device.run
+
+    def noting(function: Any, args: Any, kwargs: Any) -> Any:
+        name = function._schema.name.removeprefix("aten::")
+        from_device = any(isinstance(each, device.NpuTensor) for each in args)
+        to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "npu").type == "cpu"
+        to_host |= name == "copy_" and not isinstance(args[0], device.NpuTensor)
+        if from_device and (name in READING or to_host):
+            noted.append(_told(name))
+        return run(function, args, kwargs)
+
+    device.run = noting
+    try:
+        yield
+    finally:
+        device.run = run
+
+
+def _told(name: str) -> str:
+    """`name`, and the lines of the engine and of ours that led to it."""
+    lines = [
+        f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+        for frame in traceback.extract_stack()
+        if "efficientbench" in frame.filename or "megatron" in frame.filename
+    ]
+    return f"{name} in {' < '.join(reversed(lines[-4:]))}"
