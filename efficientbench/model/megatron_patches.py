@@ -10,10 +10,11 @@ import torch
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers, mappings
-from megatron.core.transformer.moe import moe_utils, token_dispatcher
+from megatron.core.transformer.moe import moe_layer, moe_utils, token_dispatcher
 from megatron.core.utils import local_multi_tensor_l2_norm
 from torch.distributed import ProcessGroup, ReduceOp
 
+from efficientbench.model import token_dispatch
 from efficientbench.model.kernels.weight_gradient import add_product
 
 
@@ -28,6 +29,9 @@ def apply() -> None:
         clip_grads.l2_norm_impl = _l2_norm
         clip_grads.multi_tensor_scale_impl = _scale_in_place
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_host
+    # The original waits for the device twice, to learn how many rows it has selected: always as many.
+    token_dispatcher.permute = token_dispatch.permute
+    moe_layer.MoEAlltoAllTokenDispatcher = token_dispatch.dispatcher
     if not hasattr(moe_utils, "te_general_gemm"):
         # Without Transformer Engine the router looks for a name that was never bound; None is its "not there".
         moe_utils.te_general_gemm = None

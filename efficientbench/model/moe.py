@@ -1,6 +1,7 @@
 """Mixture of experts in place of the feed-forward layer: megatron's MoELayer with experts of our own.
 
-Router, dispatch by all-to-all and return are megatron's. Dropless: every chosen expert computes its token.
+The router is megatron's, and so are dispatch and return where experts are shared out over ranks (see
+`token_dispatch`). Dropless: every chosen expert computes its token.
 N = token copies that this rank's experts received, E = experts on this rank, H = hidden size, F = feed-forward width
 of an expert (this rank's share of it under expert tensor parallelism).
 """
@@ -19,7 +20,7 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.model.kernels.grouped_mm import accumulate_weight_gradient, grouped_mm
+from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
 from efficientbench.model.kernels.swiglu import swiglu
 
 
@@ -73,18 +74,18 @@ class GroupedLinearFunction(torch.autograd.Function):
     """Each expert's linear layer on its own rows. Adds weight gradients to `main_grad`, as megatron's linear layers."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         # The parameter itself, for what megatron has hung on it.
-        ctx.parameter, ctx.sizes = weight, sizes
-        return grouped_mm(x, weight.transpose(1, 2), sizes)
+        ctx.parameter, ctx.groups = weight, groups
+        return grouped_mm(x, weight.transpose(1, 2), groups)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        grad_x = grouped_mm(grad_outputs[0], weight, ctx.sizes) if ctx.needs_input_grad[0] else None
+        grad_x = grouped_mm(grad_outputs[0], weight, ctx.groups) if ctx.needs_input_grad[0] else None
         if ctx.needs_input_grad[1]:
-            accumulate_weight_gradient(x, grad_outputs[0], ctx.sizes, ctx.parameter.main_grad)
+            accumulate_weight_gradient(x, grad_outputs[0], ctx.groups, ctx.parameter.main_grad)
             ctx.parameter.grad_added_to_main_grad = True
         return grad_x, None, None
 
@@ -104,9 +105,9 @@ class GroupedLinear(torch.nn.Module):
         # False: gradients are reduced over the ranks that hold the same experts, not over all data-parallel ranks.
         self.weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
 
-    def forward(self, x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """x [N, inputs], `sizes` rows for each expert → [N, outputs]."""
-        out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, sizes)
+    def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
+        """x [N, inputs], grouped by expert → [N, outputs]."""
+        out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, groups)
         return out
 
 
@@ -129,14 +130,14 @@ class Experts(MegatronModule):
 
         Args:
             tokens: [N, H], sorted by expert.
-            tokens_per_expert: [E], on the host.
+            tokens_per_expert: [E], on the host where tokens came from other ranks, else on the device.
             weights: [N]
 
         Returns:
             [N, H], and no bias.
         """
-        sizes = tokens_per_expert.tolist()
-        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, sizes), self.config.fuse), sizes)
+        groups = RowGroups(tokens_per_expert, tokens.device)
+        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, groups), self.config.fuse), groups)
         return (out * weights[:, None]).to(out.dtype), None
 
 

@@ -90,6 +90,14 @@ def test_grouped_matmul_and_its_weight_gradient(
     assert max(errors) < relative
 
 
+def test_with_all_experts_on_a_rank_the_host_reads_nothing(npu_ranks: Callable[[int], Ranks]) -> None:
+    [(forward, backward, operators)] = npu_ranks(1).call(
+        npu_checks.waits_of_a_mixture, tiny("moe_1.5Bx8", "training.dtype=bf16")
+    )
+    assert (forward, backward) == ([], [])
+    assert operators > 20
+
+
 def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable[[int], Ranks]) -> None:
     [said] = npu_ranks(1).call(npu_checks.refusals)
     assert said["reduce float64"] == "HCCL AllReduce & Reduce: Unsupported data type torch.float64"

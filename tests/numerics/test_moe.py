@@ -79,9 +79,70 @@ def test_grouped_matmul_is_one_matmul_for_each_group(
     x = torch.randn(1, 8, generator=generator, dtype=dtype).expand(13, 8)
     expected = torch.cat([rows @ weight for rows, weight in zip(x.split(sizes), weights, strict=True)])
     tolerance = 1e-2 if dtype is torch.bfloat16 else 1e-6
-    assert relative_error(kernel.grouped_mm(x, weights, sizes), expected) < tolerance
+    groups = kernel.RowGroups(torch.tensor(sizes), x.device)
+    assert relative_error(kernel.grouped_mm(x, weights, groups), expected) < tolerance
     gradient = torch.ones(6, 16, 8)
-    kernel.accumulate_weight_gradient(x, expected, sizes, gradient)
+    kernel.accumulate_weight_gradient(x, expected, groups, gradient)
     oracle = torch.stack([g.t() @ rows for g, rows in zip(expected.split(sizes), x.split(sizes), strict=True)]) + 1
     assert relative_error(gradient, oracle.float()) < tolerance
     assert torch.equal(gradient[0], torch.ones(16, 8))
+
+
+def test_the_host_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+
+    from efficientbench.model.gpt import stages_on_meta
+
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
+    # As on a GPU that multiplies all groups at once.
+    monkeypatch.setattr(kernel, "multiplies_at_once", lambda device_type, dtype: True)
+    # Tensors on the meta device have no values: where the host needs one, torch raises.
+    [model] = stages_on_meta(tiny("moe_1.5Bx8", "training.dtype=bf16", "model.moe.auxiliary_loss=1"))
+    layer = model.decoder.layers[0].mlp
+    for parameter in layer.experts.parameters():
+        parameter.main_grad = torch.empty_like(parameter, dtype=torch.float32)
+    x = torch.empty(16, 2, 48, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    with pytest.raises(RuntimeError):
+        x.sum().item()
+    out, _ = layer(x)
+    assert out.shape == x.shape
+    # All that the backward pass needs on the host left the device in the forward pass.
+    monkeypatch.setattr(kernel.RowGroups, "sizes", [8] * 8)
+    out.sum().backward()
+    assert x.grad is not None
+    assert layer.router.weight.grad is not None
+    assert all(parameter.grad_added_to_main_grad for parameter in layer.experts.parameters())
+
+
+def test_dispatch_on_one_rank_equals_megatrons_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    from efficientbench.model.token_dispatch import LocalDispatcher
+
+    layer = build(tiny("moe_1.5Bx8", *MIXTRAL_LIKE)).decoder.layers[0].mlp
+    assert isinstance(layer.token_dispatcher, LocalDispatcher)
+    theirs = token_dispatcher.MoEAlltoAllTokenDispatcher(
+        8, list(range(8)), layer.config, ProcessGroupCollection.use_mpu_process_groups()
+    )
+    x, grad = (torch.randn(16, 2, 48, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+
+    def results() -> list[torch.Tensor]:
+        layer.zero_grad()
+        for parameter in layer.experts.parameters():
+            parameter.main_grad = torch.zeros_like(parameter)
+        leaf = x.clone().requires_grad_()
+        out, _ = layer(leaf)
+        out.backward(grad)
+        return [
+            out,
+            leaf.grad,
+            layer.router.weight.grad.clone(),
+            *(parameter.main_grad for parameter in layer.experts.parameters()),
+        ]
+
+    ours = results()
+    layer.token_dispatcher = theirs
+    monkeypatch.setattr(token_dispatcher, "permute", moe_utils.permute)
+    for actual, expected in zip(ours, results(), strict=True):
+        assert torch.equal(actual, expected)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from efficientbench.config.schema import RunConfig
 
 Compute = Callable[..., torch.Tensor]
 
@@ -59,20 +63,59 @@ def kernel_errors() -> dict[str, float]:
 
 def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
     """Relative errors of the grouped matmul and of its weight gradient; one group has no rows."""
-    from efficientbench.model.kernels.grouped_mm import accumulate_weight_gradient, grouped_mm
+    from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
 
     torch.manual_seed(0)
-    sizes = [3, 0, 7, 2]
+    sizes = torch.tensor([3, 0, 7, 2])
     x, weights = torch.randn(12, 8, dtype=dtype), torch.randn(4, 8, 16, dtype=dtype)
     results = []
     for device in ("cpu", "npu"):
-        out = grouped_mm(x.to(device), weights.to(device), sizes)
+        groups = RowGroups(sizes.to(device), torch.device(device))
+        out = grouped_mm(x.to(device), weights.to(device), groups)
         gradient = torch.ones(4, 16, 8, device=device)
-        accumulate_weight_gradient(x.to(device), out, sizes, gradient)
+        accumulate_weight_gradient(x.to(device), out, groups, gradient)
         results.append((out.cpu().float(), gradient.cpu()))
     (out, gradient), (ours, our_gradient) = results
     difference = (ours - out).abs().max() / out.abs().max()
     return float(difference), float((our_gradient - gradient).abs().max() / gradient.abs().max())
+
+
+class Waits(TorchDispatchMode):
+    """Names, in `seen`, the operators for whose result the host must wait for the device."""
+
+    BY_NAME = ("_local_scalar_dense", "masked_select", "nonzero", "_unique2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.operators = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        on_npu = any(isinstance(each, torch.Tensor) and each.device.type == "npu" for each in args)
+        to_host = on_npu and isinstance(out, torch.Tensor) and out.device.type == "cpu"
+        if to_host or (on_npu and name in self.BY_NAME):
+            self.seen.append(name)
+        self.operators += 1
+        return out
+
+
+def waits_of_a_mixture(config: RunConfig) -> tuple[list[str], list[str], int]:
+    """What the host waits for in a layer's forward pass, and in its backward pass, which has so many operators."""
+    from efficientbench.model.gpt import build_stage
+    from efficientbench.training import groups
+    from efficientbench.training.optimizer import wrap_data_parallel
+
+    device = torch.device("npu:0")
+    with groups.model_parallel(config.parallel, config.training.seed):
+        model = wrap_data_parallel(build_stage(config, device), config)
+        x = torch.randn(16, 2, config.model.hidden_size, dtype=torch.bfloat16).to(device).requires_grad_()
+        with Waits() as forward:
+            out, _ = model.module.decoder.layers[0].mlp(x)
+        with Waits() as backward:
+            out.backward(torch.ones_like(out))
+    return forward.seen, backward.seen, backward.operators
 
 
 def refusals() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from efficientbench.config.load import resolve
 from efficientbench.model.kernels import fallback_kernels, grouped_mm, kernel_names, nsa_fla
@@ -33,3 +34,14 @@ def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest
     assert fallback_kernels(relative, "cuda") == {"attention": "FlexAttention needs Triton"}
     monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
     assert list(fallback_kernels(moe, "cpu")) == ["grouped_mm"]
+
+
+def test_a_gpu_that_multiplies_experts_one_by_one_is_not_said_to_group_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    moe = resolve("moe_0.5Bx8", overrides=["training.dtype=bf16"])
+    monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for capability, at_once in (((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda capability=capability: capability)
+        assert grouped_mm.name("cuda", torch.bfloat16) == grouped_mm.NAMES[at_once]
+        assert grouped_mm.name("cuda", torch.float32) == grouped_mm.NAMES[False]
+    assert kernel_names(moe, "cpu")["grouped_weight_gradient"].endswith("one expert after another")

@@ -24,9 +24,11 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     for part, kernel in (("norm", norm), ("swiglu", swiglu), ("rope", rope)):
         if part != "rope" or model.position.kind == "rope":
             names[part] = kernel.FUSED if fused else kernel.name(device_type)
-    names["weight_gradient"] = weight_gradient.name(device_type, TORCH_DTYPES[config.training.dtype])
+    dtype = TORCH_DTYPES[config.training.dtype]
+    names["weight_gradient"] = weight_gradient.name(device_type, dtype)
     if model.moe is not None:
-        names["grouped_mm"] = grouped_mm.name(device_type)
+        names["grouped_mm"] = grouped_mm.name(device_type, dtype)
+        names["grouped_weight_gradient"] = grouped_mm.weight_gradient_name(device_type, dtype)
     return names
 
 
@@ -37,13 +39,13 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     """
     from efficientbench.model.kernels import biased_attention, grouped_mm, npu_fused, nsa_selection
 
-    names = kernel_names(config, device_type)
+    model, names = config.model, kernel_names(config, device_type)
     found = {}
     if names.get("nsa_selection") == nsa_selection.NAME and device_type in ("cuda", "npu"):
         found["nsa_selection"] = "the device's own kernel is not installed, or does not take these shapes"
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
         found["attention"] = "FlexAttention needs Triton"
-    if names.get("grouped_mm") == grouped_mm.NAMES[False] and device_type in ("cpu", "cuda"):
+    if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
         found["grouped_mm"] = "this torch has no grouped_mm"
     if device_type == "npu" and not npu_fused.serves(device_type):
         reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"

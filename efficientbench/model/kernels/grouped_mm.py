@@ -5,65 +5,114 @@ N = rows, E = groups, I = inputs, O = outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import functools
 
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels import npu_fused
-from efficientbench.model.kernels.weight_gradient import add_product
+from efficientbench.model.kernels import npu_fused, weight_gradient
 
 NAMES = {True: "torch grouped_mm", False: "torch mm, one expert after another"}
+AT_ONCE_FROM = (9, 10)
+"""Major compute capabilities on which torch's grouped_mm is one kernel: Hopper and Blackwell of data centres. On others
+it reads the offsets back each time, and multiplies one group after another."""
 
 
-def name(device_type: str) -> str:
+class RowGroups:
+    """How many rows each group has: for kernels on the device, and as numbers on the host.
+
+    Sizes that the device has counted are sent to the host at once, but nothing waits for them before `sizes` is read.
+    """
+
+    def __init__(self, sizes: torch.Tensor, device: torch.device) -> None:
+        """`sizes` [E] integers, on the host or on `device`."""
+        self.ends = sizes.to(device, non_blocking=True).cumsum(0, dtype=torch.int32)
+        """[E] int32 on `device`: the row after each group's last."""
+        self._on_host, self._arrived = sizes, None
+        if sizes.is_cuda:
+            self._on_host = sizes.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Rows of each group. Waits until the device has counted them, not for what it was given to do after that."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        sizes: list[int] = self._on_host.tolist()
+        return sizes
+
+
+def name(device_type: str, dtype: torch.dtype) -> str:
     """The kernel that serves a device type."""
-    return npu_fused.GROUPED_MATMUL if npu_fused.serves(device_type) else NAMES[has_grouped_mm(device_type)]
+    return npu_fused.GROUPED_MATMUL if npu_fused.serves(device_type) else NAMES[multiplies_at_once(device_type, dtype)]
+
+
+def weight_gradient_name(device_type: str, dtype: torch.dtype) -> str:
+    """How the weight gradients of all groups are added to their float32 sums."""
+    if npu_fused.adds_weight_gradient(device_type, dtype, torch.float32):
+        return npu_fused.GROUPED_WEIGHT_GRADIENT
+    return f"{weight_gradient.name(device_type, dtype)}, one expert after another"
 
 
 def has_grouped_mm(device_type: str) -> bool:
-    """Whether torch multiplies all groups in one call on this device type."""
+    """Whether this torch has a call that multiplies all groups on the device type."""
     return hasattr(F, "grouped_mm") and device_type in ("cpu", "cuda")
 
 
-def grouped_mm(x: torch.Tensor, weights: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def multiplies_at_once(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether that call needs no numbers on the host; for `cuda` on a machine without a GPU, whether it may be so."""
+    if device_type != "cuda" or not has_grouped_mm(device_type):
+        return has_grouped_mm(device_type)
+    known = torch.cuda.is_available()
+    return dtype == torch.bfloat16 and (not known or torch.cuda.get_device_capability()[0] in AT_ONCE_FROM)
+
+
+def grouped_mm(x: torch.Tensor, weights: torch.Tensor, groups: RowGroups) -> torch.Tensor:
     """out = x · weights[e] for the rows of each group e; no gradient.
 
     Args:
         x: [N, I], the rows of group 0 first.
         weights: [E, I, O]
-        sizes: rows of each group; some may have none.
+        groups: of the N rows; some may have none.
 
     Returns:
         [N, O]
     """
+    if not len(x):
+        return x.new_empty(0, weights.shape[-1])
     if npu_fused.serves(x.device.type):
-        return npu_fused.grouped_mm(x, weights, sizes)
-    if has_grouped_mm(x.device.type):
-        ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x.device)
+        return npu_fused.grouped_mm(x, weights, groups.ends)
+    if multiplies_at_once(x.device.type, x.dtype):
         # Gradients may come expanded, which grouped_mm refuses.
-        return F.grouped_mm(x.contiguous(), weights, offs=ends)
+        return F.grouped_mm(x.contiguous(), weights, offs=groups.ends)
     out = x.new_empty(x.shape[0], weights.shape[-1])
-    for rows, weight, part in zip(x.split(list(sizes)), weights, out.split(list(sizes)), strict=True):
+    for rows, weight, part in zip(x.split(groups.sizes), weights, out.split(groups.sizes), strict=True):
         torch.mm(rows, weight, out=part)
     return out
 
 
 def accumulate_weight_gradient(
-    x: torch.Tensor, grad_out: torch.Tensor, sizes: Sequence[int], gradient: torch.Tensor
+    x: torch.Tensor, grad_out: torch.Tensor, groups: RowGroups, gradient: torch.Tensor
 ) -> None:
-    """gradient[e] += grad_outᵀ · x over the rows of each group e, one group after another: no second gradient's size.
+    """gradient[e] += grad_outᵀ · x over the rows of each group e.
+
+    On NVIDIA GPUs one product after another: cuBLAS adds it to the float32 sum unrounded, as Transformer Engine's
+    grouped layers do. torch's grouped_mm gives bf16 only (2.13: "output dtype must match mat_a"), which would be
+    rounded before it is added and pass through memory twice more; and on Blackwell it leaves what was in memory for
+    groups without rows (pytorch issue 172439). The numbers of rows were sent to the host in the forward pass.
 
     Args:
         x: [N, I]
         grad_out: [N, O]
-        sizes: rows of each group.
+        groups: of the N rows.
         gradient: [E, O, I]; may be wider than the others.
     """
-    if npu_fused.adds_weight_gradient(x, gradient):
-        npu_fused.accumulate_weight_gradient(x, grad_out, sizes, gradient)
+    if not len(x):
         return
-    groups = zip(x.split(list(sizes)), grad_out.split(list(sizes)), gradient, strict=True)
-    for rows, grad_rows, total in groups:
-        add_product(total, grad_rows, rows)
+    if npu_fused.adds_weight_gradient(x.device.type, x.dtype, gradient.dtype):
+        npu_fused.accumulate_weight_gradient(x, grad_out, groups.ends, gradient)
+        return
+    for rows, grad_rows, total in zip(x.split(groups.sizes), grad_out.split(groups.sizes), gradient, strict=True):
+        if len(rows):
+            weight_gradient.add_product(total, grad_rows, rows)

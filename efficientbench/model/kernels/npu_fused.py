@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from itertools import accumulate
 from types import ModuleType
 
 import torch
@@ -25,6 +23,7 @@ RMS_NORM = "torch_npu npu_rms_norm"
 ROTARY = "torch_npu npu_rotary_mul"
 SWIGLU = "torch_npu npu_swiglu"
 GROUPED_MATMUL = "torch_npu npu_grouped_matmul"
+GROUPED_WEIGHT_GRADIENT = "torch_npu npu_grouped_matmul_add_"
 PARTS = ("attention", "norm", "rope", "swiglu", "grouped_mm")
 """Parts of a model, as the record names them, that these kernels compute."""
 
@@ -126,30 +125,23 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def grouped_mm(x: torch.Tensor, weights: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """As kernels.grouped_mm.grouped_mm."""
-    if not len(x):
-        return x.new_empty(0, weights.shape[-1])
+def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """As kernels.grouped_mm.grouped_mm, for at least one row; `ends` [E], the row after each group's last."""
     # One tensor of rows, one of weights and one of results, cut along the rows at the groups' ends.
     out: list[torch.Tensor] = torch_npu().npu_grouped_matmul(
-        [x.contiguous()], [weights], group_list=_ends(sizes, x.device), split_item=2, group_type=0, group_list_type=0
+        [x.contiguous()], [weights], group_list=ends.long(), split_item=2, group_type=0, group_list_type=0
     )
     return out[0]
 
 
-def adds_weight_gradient(x: torch.Tensor, gradient: torch.Tensor) -> bool:
+def adds_weight_gradient(device_type: str, dtype: torch.dtype, sum_dtype: torch.dtype) -> bool:
     """Whether `accumulate_weight_gradient` takes these dtypes here; older versions of torch_npu do not have it."""
-    halves = x.dtype in (torch.bfloat16, torch.float16) and gradient.dtype == torch.float32
-    return serves(x.device.type) and halves and hasattr(torch_npu(), "npu_grouped_matmul_add_")
+    halves = dtype in (torch.bfloat16, torch.float16) and sum_dtype == torch.float32
+    return serves(device_type) and halves and hasattr(torch_npu(), "npu_grouped_matmul_add_")
 
 
 def accumulate_weight_gradient(
-    x: torch.Tensor, grad_out: torch.Tensor, sizes: Sequence[int], gradient: torch.Tensor
+    x: torch.Tensor, grad_out: torch.Tensor, ends: torch.Tensor, gradient: torch.Tensor
 ) -> None:
-    """As kernels.grouped_mm.accumulate_weight_gradient, for what `adds_weight_gradient`."""
-    if len(x):
-        torch_npu().npu_grouped_matmul_add_(gradient, grad_out.contiguous(), x, _ends(sizes, x.device))
-
-
-def _ends(sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(list(accumulate(sizes)), dtype=torch.int64, device=device)
+    """As kernels.grouped_mm.accumulate_weight_gradient, for what `adds_weight_gradient` and at least one row."""
+    torch_npu().npu_grouped_matmul_add_(gradient, grad_out.contiguous(), x, ends.long())
