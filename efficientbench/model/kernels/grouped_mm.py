@@ -28,7 +28,8 @@ class RowGroups:
         """`sizes` [E] integers, on the host or on `device`."""
         self.ends = sizes.to(device, non_blocking=True).cumsum(0, dtype=torch.int32)
         """[E] int32 on `device`: the row after each group's last."""
-        self._on_host, self._arrived = sizes, None
+        self._on_host = sizes
+        self._arrived: torch.cuda.Event | None = None
         if sizes.is_cuda:
             self._on_host = sizes.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.Event()
