@@ -30,7 +30,8 @@ class RowGroups:
         """[E] int32 on `device`: the row after each group's last."""
         self._on_host = sizes
         self._arrived: torch.cuda.Event | None = None
-        if sizes.is_cuda:
+        # Not `is_cuda`, which torch_npu answers for its own devices too.
+        if sizes.device.type == "cuda":
             self._on_host = sizes.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
