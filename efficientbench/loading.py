@@ -22,11 +22,13 @@ def loading() -> Iterator[None]:
     import torch
 
     compile_now = torch.compile
-    torch.compile = functools.partial(_when_called, compile_now)  # type: ignore[assignment]
+    when_called = functools.partial(_when_called, compile_now)
+    torch.compile = when_called  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.compile = compile_now
+        if torch.compile is when_called:  # and not what a vendor's package has put there meanwhile
+            torch.compile = compile_now
         gc.freeze()
         gc.enable()
 

@@ -40,8 +40,9 @@ def permute(
     """
     if fused or drop_and_pad:
         raise NotImplementedError("megatron's fused permutation, or one with a capacity")
-    # A stable sort by "not chosen" lists the chosen ones in their order.
-    chosen = routing_map.t().reshape(-1).to(torch.int8).argsort(descending=True, stable=True)[:num_out_tokens]
+    # A stable sort by "not chosen" lists the chosen ones in their order. In float16, because integers are sorted by the
+    # slow processor beside the cores on most Ascend chips.
+    chosen = routing_map.t().reshape(-1).to(torch.float16).argsort(descending=True, stable=True)[:num_out_tokens]
     token_of_row = chosen % len(tokens)
     weights = probs.t().reshape(-1).index_select(0, chosen)
     return tokens.index_select(0, token_of_row), weights, token_of_row

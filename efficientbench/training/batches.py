@@ -79,7 +79,7 @@ class Batches:
         sizes = (self.training_samples, training.validation_batches * training.global_batch_size)
         self.training, self.validation = _open_datasets(config, sizes, prefixes, vocabulary)
         self._pins = _pins(device)
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
         """The first sample of the training step that comes next, and the micro-batch that begins with it."""
 
@@ -120,6 +120,11 @@ class Batches:
 
     def _read(self, dataset: Samples, start: int) -> Future[HostBatch]:
         return self._reader.submit(self._read_now, dataset, start)
+
+    def _begin_reading(self) -> None:
+        if self._pins:
+            # A thread's first use of a device is of the first one otherwise, whose memory all ranks would then take.
+            torch.get_device_module(self.device).set_device(self.device.index)
 
     def _read_now(self, dataset: Samples, start: int) -> HostBatch:
         samples = [dataset[sample] for sample in range(start, start + self.config.training.micro_batch_size)]

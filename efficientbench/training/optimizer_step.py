@@ -17,9 +17,9 @@ def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
 
     fp16's loss scaler decides on the host, and Apex's and Transformer Engine's AdamW have no such flag.
     """
-    parts = [part for part in optimizer.chained_optimizers if part.optimizer is not None]
-    ours = all(type(part.optimizer) is torch.optim.AdamW and not part.config.fp16 for part in parts)
-    return ours and _leaves_out_by_flag(device)
+    parts = optimizer.chained_optimizers
+    ours = all(part.optimizer is None or type(part.optimizer) is torch.optim.AdamW for part in parts)
+    return ours and not any(part.config.fp16 for part in parts) and _leaves_out_by_flag(device)
 
 
 def _leaves_out_by_flag(device: torch.device) -> bool:

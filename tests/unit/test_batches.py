@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -30,3 +32,14 @@ def test_a_build_that_fails_leaves_its_mark(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), _locked(tmp_path):
         raise OSError("full")
     assert (tmp_path / "building").exists()
+
+
+def test_the_thread_that_reads_uses_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from efficientbench.training.batches import Batches
+
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(set_device=chosen.append))
+    batches = object.__new__(Batches)
+    batches.device, batches._pins = torch.device("cuda", 3), True
+    batches._begin_reading()
+    assert chosen == [3]
