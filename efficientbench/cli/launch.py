@@ -119,10 +119,10 @@ def launch(
         script = by_torchrun(named_runs(request, name), machines, meeting)
     else:
         script = by_slurm(named_runs(request, name), machines, sbatch or [])
-    _put(script, output)
+    _write_script(script, output)
 
 
-def _put(script: str, output: str) -> None:
+def _write_script(script: str, output: str) -> None:
     """Write the script to its file or to stdout, and a warning where nothing but bash could check it."""
     from launchers.shell_script import checked, write
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.text_files import TEXTS, decoded, jsonl, left_in, pair, three_files, write_kind
+from support.text_files import TEXTS, decoded, jsonl, left_in, pair, write_kind
 
 from data_tools import inputs
 from data_tools.documents import read_documents
@@ -20,27 +20,12 @@ from data_tools.indexed import bin_path
 from data_tools.manifest import load_corpus, load_record, manifest_path
 from data_tools.reading import IndexedDocuments
 from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from data_tools.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
-    train_tokenizer(TEXTS, 400, folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small files have many parts."""
-    monkeypatch.setattr(inputs, "PART_BYTES", 20_000)
-
-
-@pytest.fixture
-def compressed(tmp_path: Path) -> list[Path]:
-    return three_files(tmp_path)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])

@@ -9,33 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.text_files import TEXTS, decoded, jsonl, left_in, three_files, write_kind
+from support.text_files import TEXTS, decoded, jsonl, left_in, write_kind
 
-from data_tools import inputs
 from data_tools.errors import DataError
 from data_tools.indexed import bin_path
 from data_tools.manifest import load_record, manifest_path
 from data_tools.tokenize import tokenize_files
 from data_tools.tokenizer import train_tokenizer
 
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
-    train_tokenizer(TEXTS, 400, folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small files have many parts."""
-    monkeypatch.setattr(inputs, "PART_BYTES", 20_000)
-
-
-@pytest.fixture
-def compressed(tmp_path: Path) -> list[Path]:
-    return three_files(tmp_path)
-
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 BAD_LINES = [
     (b"{broken", "bad JSON"),

@@ -1,0 +1,31 @@
+"""What several tests of one subject share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.text_files import TEXTS, three_files
+
+from data_tools import inputs
+from data_tools.tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer trained on TEXTS."""
+    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
+    train_tokenizer(TEXTS, 400, folder)
+    return folder
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small files have many parts."""
+    monkeypatch.setattr(inputs, "PART_BYTES", 20_000)
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> list[Path]:
+    """Compressed files, of which each is one part."""
+    return three_files(tmp_path)
