@@ -121,6 +121,8 @@ class EfficiencyMonitor:
         self._wait_for_device()
         begin_s, self._step_begin_s = self._step_begin_s, None
         step_time_s = self._clock() - begin_s
+        for thread in self._threads:
+            thread.give_up_hanging()
         self._steps_run += 1
         if self._window_begin_s is not None:
             self._steps.append(StepTime(self._steps_before + self._steps_run, step_time_s, tokens, begin_s))

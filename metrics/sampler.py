@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from metrics.definitions import Windows
 from metrics.measurement import DeviceMeasurement, SensorState
@@ -21,6 +22,10 @@ FOREIGN_INTERVAL_S = 3.0
 NEWEST_WEIGHT = 0.05
 """Of the newest round in the mean cost of a round: one dear round, such as a look for other processes, stretches the
 interval for a while and by little."""
+
+BATCH = 64
+"""Rounds whose samples are put away together, while the processor's caches hold how: one by one costs several times
+as much."""
 
 PATIENCE_S = 10.0
 """A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
@@ -39,8 +44,11 @@ class SensorSampler:
         self._clock = clock
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
+        self._newest: list[Sample] = []
+        self._pending: list[list[Sample]] = []
         self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
         self._looked_s: float | None = None
+        self._next_look_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
 
@@ -50,9 +58,9 @@ class SensorSampler:
         return self._sensor.name
 
     @property
-    def may_block(self) -> bool:
-        """Whether reading the sensor may take long, or never end."""
-        return self._sensor.may_block
+    def is_slow(self) -> bool:
+        """Whether a reading may take long."""
+        return self._sensor.is_slow
 
     @property
     def fastest_interval_s(self) -> float:
@@ -102,6 +110,10 @@ class SensorSampler:
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
+    def fail_to_answer(self) -> None:
+        """The sensor hangs: its series ends here."""
+        self.failure = f"{self._sensor.name}: the driver has not answered for {PATIENCE_S:g} s"
+
     def close(self) -> None:
         """Close the sensor."""
         failure, self.failure = self.failure, None
@@ -109,8 +121,8 @@ class SensorSampler:
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
-        """The newest sample of each device."""
-        return [series.latest for series in self._series.values() if series.latest is not None]
+        """The newest sample of each device that answers."""
+        return self._newest
 
     def state(self) -> SensorState:
         """How the sensor fared."""
@@ -127,34 +139,44 @@ class SensorSampler:
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
         """Each device over the windows; called after `close`."""
+        self._put_away()
         return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _sample(self) -> None:
         now_s = self._clock()
-        for sample in self._sensor.sample(now_s):
-            self._series[sample.device].add(sample)
-        self._count(now_s)
-        self._look_for_others(now_s)
-
-    def _count(self, now_s: float) -> None:
-        self._first_s = self._first_s if self._samples else now_s
+        self._newest = self._sensor.sample(now_s)
+        self._pending.append(self._newest)
+        if not self._samples:
+            self._first_s = self._next_look_s = now_s
         self._last_s = now_s
         self._samples += 1
+        if now_s >= self._next_look_s:
+            self._look_for_others(now_s)
+        if len(self._pending) >= BATCH:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        for sample in chain.from_iterable(self._pending):
+            series = self._series.get(sample.device)
+            if series is None:
+                self.failure = self.failure or f"{self._sensor.name}: sampled {sample.device}, which it had not named"
+            else:
+                series.add(sample)
+        self._pending.clear()
 
     def _look_for_others(self, now_s: float) -> None:
-        if self._looked_s is not None and now_s - self._looked_s < FOREIGN_INTERVAL_S:
-            return
         # What the first look finds has been there since an unknown time: it counts from now on.
         begin_s = now_s if self._looked_s is None else self._looked_s
         for uuid, foreign in self._sensor.foreign().items():
             self._series[uuid].add_foreign(begin_s, now_s, foreign)
         self._looked_s = now_s
+        self._next_look_s = now_s + FOREIGN_INTERVAL_S
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self.failure is not None:
             return
         if not self._lock.acquire(timeout=PATIENCE_S):
-            self.failure = f"{self._sensor.name}: the driver has not answered for {PATIENCE_S:g} s"
+            self.fail_to_answer()
             return
         try:
             call()
@@ -179,27 +201,51 @@ class SamplingThread:
         self._asked_interval_s = self.interval_s
         self._share_of_a_core = share_of_a_core
         self._samplers = samplers
-        self._stop = threading.Event()
-        name = f"metrics-{'+'.join(sampler.name for sampler in samplers)}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._reading: SensorSampler | None = None
+        self._round_begin_s = 0.0
+        # Held until the end. An Event would make a lock of its own for each wait.
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._thread = self._new_thread()
 
     def start(self) -> None:
         """Begin with the rounds."""
         self._thread.start()
 
+    def give_up_hanging(self) -> None:
+        """A sensor that has not answered for `PATIENCE_S` has failed: another thread goes on with the others."""
+        reading = self._reading
+        if reading is None or time.monotonic() - self._round_begin_s < PATIENCE_S:
+            return
+        self._reading = None
+        reading.fail_to_answer()
+        self._thread = self._new_thread()
+        self._thread.start()
+
     def stop(self) -> None:
         """End, but wait no longer than `PATIENCE_S` for a driver that hangs."""
-        self._stop.set()
+        self._ended.release()
         self._thread.join(timeout=PATIENCE_S)
 
+    def _new_thread(self) -> threading.Thread:
+        name = f"metrics-{'+'.join(sampler.name for sampler in self._samplers)}"
+        return threading.Thread(target=self._run, name=name, daemon=True)
+
     def _run(self) -> None:
+        thread = threading.current_thread()
         # Of the whole thread and not of its readings alone: to wake up costs as much as to read.
         spent_s = mean_cost_s = 0.0
         while living := [sampler for sampler in self._samplers if sampler.failure is None]:
-            if self._stop.wait(self._until_next_s()):
+            if self._ended.acquire(timeout=self._until_next_s()):
+                self._ended.release()
                 return
+            self._round_begin_s = time.monotonic()
             for sampler in living:
+                self._reading = sampler
                 sampler.sample()
+                if self._thread is not thread:  # it had been given up when the driver answered at last
+                    return
+            self._reading = None
             before_s, spent_s = spent_s, time.thread_time()
             if before_s:  # the first round, which is like no other, counts not
                 cost_s = spent_s - before_s
@@ -215,8 +261,8 @@ class SamplingThread:
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:
     """One thread for the sensors that answer at once, since each awakening costs more than a reading, and one for
-    each that may block, so that a driver that hangs holds up no other's samples."""
-    prompt = [sampler for sampler in samplers if not sampler.may_block]
-    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.may_block)]
+    each that is slow, so that it holds up no other's samples."""
+    prompt = [sampler for sampler in samplers if not sampler.is_slow]
+    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.is_slow)]
     share_of_each = MAXIMUM_SHARE_OF_A_CORE / max(len(samplers), 1)
     return [SamplingThread(group, interval_s, share_of_each * len(group)) for group in groups]

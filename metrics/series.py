@@ -65,7 +65,6 @@ class DeviceSeries:
     """Gathers one device's samples, and its registers for each measured interval."""
 
     def __init__(self, info: DeviceInfo, scope: Scope) -> None:
-        self.latest: Sample | None = None
         self._info = info
         self._scope: Scope = scope
         self._idle_gb: float | None = None
@@ -77,11 +76,10 @@ class DeviceSeries:
         self._origin_s: float | None = None
 
     def add(self, sample: Sample) -> None:
-        if self.latest is None and sample.memory_used_bytes is not None:
-            self._idle_gb = sample.memory_used_bytes / BYTES_PER_GB
         if self._origin_s is None:
             self._origin_s = sample.time_s
-        self.latest = sample
+            if sample.memory_used_bytes is not None:
+                self._idle_gb = sample.memory_used_bytes / BYTES_PER_GB
         self._memory.add(sample.time_s, sample.memory_used_bytes)
         self._utilization.add(sample.time_s, sample.utilization)
         self._power.add(sample.time_s, sample.power_w)
@@ -168,7 +166,7 @@ class DeviceSeries:
         return tuple(part * energy_j / sum(parts) for part in parts)
 
     def _timeline(self, windows: Windows) -> Timeline | None:
-        if self.latest is None:
+        if self._origin_s is None:
             return None
         memory, utilization, power = (
             (signal.times_s, signal.values) for signal in (self._memory, self._utilization, self._power)

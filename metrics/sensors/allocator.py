@@ -31,7 +31,7 @@ class AllocatorSensor(Sensor):
 
     name = "allocator"
     scope: Scope = "allocator"
-    may_block = False
+    is_slow = False
 
     def __init__(self, memory: DeviceMemory, device: int, device_name: str) -> None:
         reason = "the allocator knows memory only"

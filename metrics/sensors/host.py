@@ -14,12 +14,9 @@ import psutil
 from metrics.cgroup import memory_limit_bytes, usable_cores
 from metrics.errors import MetricsError
 from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
+from metrics.sensors.run_process import RunProcess
 
-_ENDED = (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess)
-"""What reading of a process raises that has ended since the processes were last looked up."""
-
-
-PSS_SHARE_OF_A_CORE = 0.0005
+PSS_SHARE_OF_A_CORE = 0.0002
 """Reading PSS walks all page tables of a process: it may take this much of one core, and the resident size fills in."""
 
 FIND_INTERVAL_S = 10.0
@@ -30,8 +27,6 @@ FOREIGN_SHARE = 0.1
 
 OTHER_PROCESSES = "other processes ran on the run's cores"
 HYPERVISOR = "the hypervisor gave the run's cores to others"
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostSensor(Sensor):
@@ -51,7 +46,7 @@ class HostSensor(Sensor):
 
     name = "host"
     scope: Scope = "host"
-    may_block = False
+    is_slow = False
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
         no_power, no_allocator = "no sensor for the host's power was in use", "the host has no device allocator"
@@ -62,14 +57,12 @@ class HostSensor(Sensor):
             "reserved_bytes": no_allocator,
         }
         self._roots = tuple(pids) if pids is not None else (os.getpid(),)
-        self._processes: list[psutil.Process] = []
+        self._processes: list[RunProcess] = []
         self._cores = 1.0
-        self._has_pss = True
+        self._has_pss = Path("/proc/self/smaps_rollup").exists()
         self._has_peaks = True
         self._devices: list[DeviceInfo] = []
         self._last: tuple[float, float] | None = None
-        self._statm: dict[int, int] = {}
-        self._own_part: dict[int, tuple[int, float]] = {}
         self._next_pss_s: float | None = None
         self._pss_cost_s = 0.0
         self._cpus: tuple[int, ...] = ()
@@ -82,7 +75,6 @@ class HostSensor(Sensor):
         if missing:
             raise MetricsError(f"no process {missing[0]} runs on this host, to be measured as one of the run's")
         self._find_processes()
-        self._has_pss = Path("/proc/self/smaps_rollup").exists()
         self._cores = usable_cores(self._roots)
         self._cpus = tuple(sorted(set().union(*(os.sched_getaffinity(pid) for pid in self._roots))))
         self._read_pss()
@@ -98,11 +90,14 @@ class HostSensor(Sensor):
             if self._next_pss_s is not None:  # `open` has just done so
                 self._read_pss()
             self._next_pss_s = time_s + self._pss_cost_s / PSS_SHARE_OF_A_CORE
-        used_bytes = sum(self._estimated_bytes(process.pid) for process in self._processes)
-        busy_s = sum(_processor_s(process.pid) for process in self._processes) / self._cores
+        used_bytes = busy_s = 0.0
+        for process in self._processes:
+            process_bytes, process_s = process.read()
+            used_bytes += process_bytes
+            busy_s += process_s
         utilization = None
         if self._last is not None and time_s > self._last[0]:
-            utilization = max(busy_s - self._last[1], 0.0) / (time_s - self._last[0])
+            utilization = max(busy_s - self._last[1], 0.0) / (self._cores * (time_s - self._last[0]))
         self._last = (time_s, busy_s)
         return [Sample(time_s, self._devices[0].uuid, used_bytes, utilization)]
 
@@ -115,53 +110,34 @@ class HostSensor(Sensor):
 
     def reset_peaks(self) -> None:
         self._find_processes()
-        for process in self._processes:
-            try:
-                # 5: "reset the peak resident set size to the current one" (proc(5), since Linux 4.0).
-                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-            except _ENDED:
-                continue
-            except OSError:
-                self._has_peaks = False
-                return
+        self._has_peaks = all(process.reset_peak() for process in self._processes)
 
     def peaks(self) -> dict[str, Peaks]:
         if not self._has_peaks:
             return {}
-        used_bytes = 0
-        for process in self._processes:
-            try:
-                status = _kilobytes(Path(f"/proc/{process.pid}/status"))
-                used_bytes += status["VmHWM"] - status["VmRSS"] + self._memory_bytes(process.pid)
-            except (*_ENDED, KeyError):  # a process that is ending has no memory to speak of
-                continue
-        return {self._devices[0].uuid: Peaks(used_bytes=used_bytes)}
+        return {self._devices[0].uuid: Peaks(used_bytes=sum(process.peak_bytes() for process in self._processes))}
 
     def close(self) -> None:
-        for descriptor in self._statm.values():
-            os.close(descriptor)
-        self._statm.clear()
+        for process in self._processes:
+            process.close()
 
     def _find_processes(self) -> None:
-        found: dict[int, psutil.Process] = {}
+        """Those of the run by now: the ones known already are kept, with their open files."""
+        known = {process.process: process for process in self._processes}
+        found: dict[psutil.Process, RunProcess] = {}
         for pid in self._roots:
             try:
                 root = psutil.Process(pid)
                 for process in (root, *root.children(recursive=True)):
-                    found[process.pid] = process
+                    if process in known:
+                        found[process] = known.pop(process)
+                    elif process not in found:
+                        found[process] = RunProcess(process, self._has_pss)
             except psutil.NoSuchProcess:
                 continue
+        for ended in known.values():
+            ended.close()
         self._processes = list(found.values())
-        for pid in self._statm.keys() - found.keys():
-            os.close(self._statm.pop(pid))
-
-    def _memory_bytes(self, pid: int) -> int:
-        try:
-            if self._has_pss:
-                return _kilobytes(Path(f"/proc/{pid}/smaps_rollup")).get("Pss", 0)
-            return _kilobytes(Path(f"/proc/{pid}/status")).get("VmRSS", 0)
-        except _ENDED:
-            return 0
 
     def foreign(self) -> dict[str, Foreign]:
         """What others took of the cores that the run may use: the rest of their busy time in /proc/stat."""
@@ -193,61 +169,22 @@ class HostSensor(Sensor):
         if now_s < self._next_find_s:
             return False
         self._next_find_s = now_s + FIND_INTERVAL_S
-        known = {process.pid for process in self._processes}
+        known = {process.process for process in self._processes}
         self._find_processes()
-        return bool({process.pid for process in self._processes} - known)
+        if known.issuperset(process.process for process in self._processes):
+            return False
+        self._read_pss()
+        return True
 
     def _read_pss(self) -> None:
-        """How much of each process's resident memory is others' share of it; changes slowly, and is dear to learn."""
         begin_s = time.thread_time()
         for process in self._processes:
-            self._own_part[process.pid] = self._learn_own_part(process.pid)
+            process.learn_own_part()
         self._pss_cost_s = time.thread_time() - begin_s
 
-    def _learn_own_part(self, pid: int) -> tuple[int, float]:
-        """Bytes of its anonymous memory that are others' (copies not yet written to), and its part of mapped files."""
-        anonymous_bytes, mapped_bytes = self._resident_bytes(pid)
-        try:
-            pss = _kilobytes(Path(f"/proc/{pid}/smaps_rollup")) if self._has_pss else {}
-        except _ENDED:
-            pss = {}
-        if "Pss" not in pss or not mapped_bytes:
-            return 0, 1.0
-        own_anonymous_bytes = pss.get("Pss_Anon", anonymous_bytes)
-        return anonymous_bytes - own_anonymous_bytes, max(pss["Pss"] - own_anonymous_bytes, 0) / mapped_bytes
-
-    def _estimated_bytes(self, pid: int) -> int:
-        """PSS from the resident size, which is cheap, and what was shared at the last look."""
-        if pid not in self._own_part:
-            self._own_part[pid] = self._learn_own_part(pid)
-        anonymous_bytes, mapped_bytes = self._resident_bytes(pid)
-        others_bytes, part = self._own_part[pid]
-        return max(anonymous_bytes - others_bytes, 0) + round(mapped_bytes * part)
-
-    def _resident_bytes(self, pid: int) -> tuple[int, int]:
-        """Resident anonymous memory, and that of mapped files (proc(5), statm); the file stays open, for speed.
-
-        0 for a process that has ended.
-        """
-        try:
-            if pid not in self._statm:
-                self._statm[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
-            resident, mapped = map(int, os.pread(self._statm[pid], 256, 0).split()[1:3])
-            return (resident - mapped) * _PAGE_BYTES, mapped * _PAGE_BYTES
-        except (*_ENDED, IndexError, ValueError):
-            return 0, 0
-
     def _busy_s(self) -> float:
-        """Processor seconds of all processes, and of children that they have waited for, over the cores."""
-        total_s = 0.0
-        for process in self._processes:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total_s += _processor_s(process.pid) or times.user + times.system
-            total_s += times.children_user + times.children_system
-        return total_s / self._cores
+        """Seconds of full use of the cores."""
+        return sum(process.busy_s() for process in self._processes) / self._cores
 
 
 def host_uuid() -> str:
@@ -269,25 +206,3 @@ def processor_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return f"{platform.machine()} processor"
-
-
-def _processor_s(pid: int) -> float:
-    """A process's processor time by its own clock, to the nanosecond; /proc counts in ticks of 10 ms.
-
-    The clock's number is what clock_getcpuclockid(3) gives on Linux: the inverted id, and 2 for run time. 0 where the
-    process belongs to somebody else, or has just ended.
-    """
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
-
-
-def _kilobytes(path: Path) -> dict[str, int]:
-    """The lines 'Name:  12 kB' of a file under /proc, in bytes."""
-    sizes = {}
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if value.endswith(" kB"):
-            sizes[name] = int(value.removesuffix(" kB")) * 1024
-    return sizes

@@ -39,6 +39,7 @@ class NvmlSensor(Sensor):
 
     name = "nvml"
     scope: Scope = "gpu"
+    is_slow = False
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class RaplSensor(Sensor):
 
     name = "rapl"
     scope: Scope = "cpu-package"
-    may_block = False
+    is_slow = False
 
     def __init__(self, root: Path = _ROOT) -> None:
         no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")
@@ -109,9 +109,11 @@ class RaplSensor(Sensor):
         self._zones = []
 
     def _energy_j(self) -> float:
+        total_uj = 0
         for zone in self._zones:
             zone.read()
-        return sum(zone.total_uj for zone in self._zones) * _MICRO
+            total_uj += zone.total_uj
+        return total_uj * _MICRO
 
 
 def _zone(folder: Path, name: str) -> Zone:

@@ -121,7 +121,7 @@ class ReplaySensor(Sensor):
 
     name = "replay"
     scope: Scope = "gpu"
-    may_block = False
+    is_slow = False
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.unavailable: dict[str, str] = {}
@@ -153,9 +153,9 @@ class ReplaySensor(Sensor):
             raise MetricsError(f"the trace {self._path.name} has ended")
         found = []
         for recorded in self._devices:
-            values = {name: recorded.at(name, at_s) for name in _SAMPLED}
-            if any(value is not None for value in values.values()):
-                found.append(Sample(time_s, recorded.info.uuid, **values))
+            values = [recorded.at(name, at_s) for name in _SAMPLED]
+            if values.count(None) < len(values):
+                found.append(Sample(time_s, recorded.info.uuid, *values))
         return found
 
     def counters(self) -> dict[str, Counters]:
@@ -175,7 +175,7 @@ class RecordingSensor(Sensor):
     def __init__(self, sensor: Sensor, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = sensor.name
         self.fastest_interval_s = sensor.fastest_interval_s
-        self.may_block = sensor.may_block
+        self.is_slow = sensor.is_slow
         self._sensor = sensor
         self._path = path
         self._clock = clock
@@ -201,7 +201,7 @@ class RecordingSensor(Sensor):
     def sample(self, time_s: float) -> list[Sample]:
         samples = self._sensor.sample(time_s)
         for sample in samples:
-            self._write(asdict(sample))
+            self._write(sample._asdict())
         return samples
 
     def counters(self) -> dict[str, Counters]:

@@ -4,7 +4,9 @@ Sensors sample ten times a second: the host's for real; RAPL, NVML and a trace f
 Python's part of them costs, for want of the devices. The step trains on one thread, so that processor time per step is
 time per step, and holds what a free core would hide from the clock.
 
-    python3 tests/benchmarks/monitor_overhead.py [--pairs 40] [--steps 12]
+Blocks of one step give the narrowest interval for the time spent: what else goes on in the machine changes slowly.
+
+    python3 tests/benchmarks/monitor_overhead.py [--pairs 500] [--steps 1]
 """
 
 from __future__ import annotations
@@ -38,19 +40,26 @@ TRACE_S = 7200
 
 
 @dataclass
-class Overhead:
-    """All as shares of a step's processor time.
+class Cost:
+    """On against off in turn, as a share of a step."""
 
-    Looks for other processes, and at what memory is shared, come due by the clock, which runs on while the monitor is
-    off: this counts them twice as often as they come.
-    """
-
-    on_against_off: float
+    mean: float
     low: float
     high: float
-    """95 % interval of it, by the bootstrap over pairs."""
-    on_against_off_wall: float
-    """The same by the clock."""
+    """95 % interval, by the bootstrap over pairs."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3%}, 95 % interval {self.low:+.3%} to {self.high:+.3%}"
+
+
+@dataclass
+class Overhead:
+    """What the monitor costs."""
+
+    processor: Cost
+    """Of a step's processor time, all threads together."""
+    clock: Cost
+    """Of a step's time by the clock, in which a free core may hide a part."""
     step_ms: float
     interval_s: float
     """The longest mean interval that a sensor achieved."""
@@ -88,36 +97,70 @@ def all_sensors(folder: Path) -> list[Sensor]:
 
 
 class Switch:
-    """Stands in for the event that ends a sampling thread: while it is off, the thread sleeps and does not wake."""
+    """Turns sampling on and off: while it is off, the sampling threads sleep, and the clock that it is stands still.
 
-    def __init__(self, on: threading.Event) -> None:
-        self._on = on
-        self._ended = threading.Event()
+    What comes due by the clock (looks for other processes, and at what memory is shared) so comes as often in the time
+    that sampling is on as it does in a run.
+    """
 
-    def wait(self, timeout_s: float) -> bool:
-        self._on.wait()
-        self._ended.wait(timeout_s)
-        self._on.wait()  # turned off in between
-        return self._ended.is_set()
+    def __init__(self) -> None:
+        self.on = threading.Event()
+        self._off_s = 0.0
+        self._since_s = time.monotonic()
 
-    def set(self) -> None:
-        self._ended.set()
-        self._on.set()
+    def __call__(self) -> float:
+        """The time passed while it was on."""
+        return (time.monotonic() if self.on.is_set() else self._since_s) - self._off_s
+
+    def turn_on(self) -> None:
+        self._off_s += time.monotonic() - self._since_s
+        self.on.set()
+
+    def turn_off(self) -> None:
+        self._since_s = time.monotonic()
+        self.on.clear()
+
+
+class SwitchedLock:
+    """Stands in for the lock that ends a sampling thread, and holds the thread up while the switch is off.
+
+    The thread wakes once more when it is turned on, and once more after it was turned off: each side has one.
+    """
+
+    def __init__(self, switch: Switch, thread: SamplingThread) -> None:
+        self._switch = switch
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def acquire(self, timeout: float) -> bool:
+        while not self._lock.acquire(timeout=timeout):
+            if self._switch.on.is_set():
+                return False
+            self._switch.on.wait()
+            timeout = self._thread.interval_s - time.monotonic() % self._thread.interval_s
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 @contextmanager
-def switched() -> Iterator[threading.Event]:
-    """Sampling threads that sleep, and do not even wake, while the event is clear."""
-    on = threading.Event()
+def switched() -> Iterator[Switch]:
+    """Sampling threads that sleep while the switch is off.
+
+    While it is on they keep the interval whatever it costs: to be turned on and off costs them more than a run does,
+    and would stretch it.
+    """
+    switch = Switch()
 
     class Switched(SamplingThread):
         def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
             super().__init__(samplers, interval_s, share_of_a_core)
-            self._stop = Switch(on)  # type: ignore[assignment]
+            self._ended = SwitchedLock(switch, self)  # type: ignore[assignment]
 
-    with patch("metrics.sampler.SamplingThread", Switched):
-        yield on
-        on.set()
+    with patch.multiple("metrics.sampler", SamplingThread=Switched, MAXIMUM_SHARE_OF_A_CORE=1.0):
+        yield switch
 
 
 def sampling_s() -> float:
@@ -154,34 +197,41 @@ def measure(sensors: list[Sensor], pairs: int, steps: int) -> Overhead:
         with monitor.step(tokens=1024):
             step()
 
-    with switched() as on, EfficiencyMonitor(sensors, sample_interval_s=INTERVAL_S) as monitor:
+    with switched() as switch, EfficiencyMonitor(sensors, sample_interval_s=INTERVAL_S, clock=switch) as monitor:
+        switch.turn_on()
         monitored()  # opens the window, which is no part of a step
+        switch.turn_off()
         generator = random.Random(0)
         for _ in range(pairs):
             for is_on in generator.sample([True, False], 2):
                 if is_on:
-                    on.set()
+                    switch.turn_on()
                 cpu_s, wall_s = time.process_time(), time.monotonic()
                 for _ in range(steps):
                     (monitored if is_on else step)()
                 cpu[is_on].append(time.process_time() - cpu_s)
                 wall[is_on].append(time.monotonic() - wall_s)
-                on.clear()
-        on.set()
+                if is_on:
+                    switch.turn_off()
+        switch.turn_on()
     failures = [sensor.failure for sensor in monitor.finish().sensors if sensor.failure]
     if failures:
         raise RuntimeError(f"a sensor failed, so that this is no cost of all: {failures}")
-    differences = [a / b - 1 for a, b in zip(cpu[True], cpu[False], strict=True)]
-    resampled = sorted(trimmed_mean(generator.choices(differences, k=pairs)) for _ in range(4000))
     samples = [device.samples for device in monitor.finish().devices]
     return Overhead(
-        on_against_off=trimmed_mean(differences),
-        low=resampled[100],
-        high=resampled[3899],
-        on_against_off_wall=trimmed_mean([a / b - 1 for a, b in zip(wall[True], wall[False], strict=True)]),
+        processor=cost(cpu),
+        clock=cost(wall),
         step_ms=statistics.median(cpu[False]) / steps * 1e3,
         interval_s=sum(wall[True]) / min(samples),
     )
+
+
+def cost(seconds: dict[bool, list[float]]) -> Cost:
+    """Of the blocks with the monitor (True) and those without, pair by pair."""
+    differences = [on / off - 1 for on, off in zip(seconds[True], seconds[False], strict=True)]
+    generator = random.Random(0)
+    resampled = sorted(trimmed_mean(generator.choices(differences, k=len(differences))) for _ in range(2000))
+    return Cost(trimmed_mean(differences), low=resampled[50], high=resampled[1949])
 
 
 def trimmed_mean(values: list[float]) -> float:
@@ -192,20 +242,17 @@ def trimmed_mean(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=12, help="steps in a block")
+    parser.add_argument("--pairs", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1, help="steps in a block")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         own = own_share(all_sensors(Path(folder)), arguments.pairs * arguments.steps // 2)
+    print(f"own processor time: {own:.3%} of a step", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(all_sensors(Path(folder)), arguments.pairs, arguments.steps)
     print(f"a step takes {found.step_ms:.1f} ms; a sample of each sensor every {found.interval_s:.3f} s")
-    print(f"own processor time: {own:.3%} of a step")
-    interval = f"95 % interval {found.low:+.3%} to {found.high:+.3%}"
-    print(
-        f"on against off, {arguments.pairs} pairs: {found.on_against_off:+.3%} of a step's processor time, {interval}"
-    )
-    print(f"on against off by the clock: {found.on_against_off_wall:+.3%}")
+    print(f"on against off, {arguments.pairs} pairs, of a step's processor time: {found.processor}")
+    print(f"on against off, {arguments.pairs} pairs, of a step by the clock: {found.clock}")
 
 
 if __name__ == "__main__":

@@ -46,29 +46,52 @@ def test_a_driver_that_hangs_does_not_hang_the_training(monkeypatch: pytest.Monk
     assert "has not answered" in measured.devices[0].unavailable["amu_gb"]
 
 
-def test_a_driver_that_hangs_holds_up_no_other_sensor() -> None:
-    """Those that may block have a thread each; the others share one."""
+def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
+    """And the quick ones share one."""
     read: list[str] = []
-
-    def reads(name: str) -> float:
-        read.append(name)
-        return GB
-
-    driver = Hanging(HandClock(), name="driver")
-    a = TraceSensor(HandClock(), memory=lambda t: reads("a"), name="a")
-    b = TraceSensor(HandClock(), memory=lambda t: reads("b"), name="b")
-    a.may_block = b.may_block = False
-    monitor = EfficiencyMonitor([driver, a, b], sample_interval_s=0.01)
+    slow = Hanging(HandClock(), name="slow")
+    a = TraceSensor(HandClock(), memory=lambda t: reads(read, "a"), name="a")
+    b = TraceSensor(HandClock(), memory=lambda t: reads(read, "b"), name="b")
+    a.is_slow = b.is_slow = False
+    monitor = EfficiencyMonitor([slow, a, b], sample_interval_s=0.01)
     monitor.start()
-    assert driver.hangs.wait(5)
+    assert slow.hangs.wait(5)
     names = {thread.name for thread in threading.enumerate() if thread.name.startswith("metrics-")}
     read.clear()
     time.sleep(0.3)
     counts = read.count("a"), read.count("b")
-    driver.release.set()
+    slow.release.set()
     monitor.close()
-    assert names == {"metrics-driver", "metrics-a+b"}
+    assert names == {"metrics-slow", "metrics-a+b"}
     assert min(counts) >= 3
+
+
+def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.3)
+    read: list[str] = []
+    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver")
+    other = TraceSensor(HandClock(), memory=lambda t: reads(read, "other"), name="other")
+    driver.is_slow = other.is_slow = False
+    monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01)
+    monitor.start()
+    assert driver.hangs.wait(5)
+    hung = next(thread for thread in threading.enumerate() if thread.name == "metrics-driver+other")
+    read.clear()
+    deadline_s = time.monotonic() + 10
+    while len(read) < 5 and time.monotonic() < deadline_s:
+        with monitor.step(tokens=1):  # whose end looks whether a sensor hangs
+            time.sleep(0.02)
+    assert len(read) >= 5
+    driver.release.set()
+    hung.join(timeout=5)  # the thread that was given up ends with the reading that kept it
+    assert not hung.is_alive()
+    measured = monitor.finish()
+    assert [state.failure for state in measured.sensors] == ["driver: the driver has not answered for 0.3 s", None]
+
+
+def reads(read: list[str], name: str) -> float:
+    read.append(name)
+    return GB
 
 
 def test_sampling_slows_down_where_it_is_costly() -> None:
