@@ -137,7 +137,8 @@ class Batches:
 
 def _pins(device: torch.device) -> bool:
     """Whether memory of the host can be pinned for this device."""
-    accelerator = torch.accelerator.current_accelerator()
+    # torch 2.6 raises an error when it is asked for an accelerator that is not there.
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type != device.type:
         return False
     try:
