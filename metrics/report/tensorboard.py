@@ -8,6 +8,7 @@ by_tokens/validation_loss count tokens on the axis of steps. For seconds there i
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from metrics.errors import MetricsError
 def cut_scalars(folder: Path, step: int, tokens: int) -> None:
     """Leave out what a folder's event files hold of later steps, for a run that goes on after `step`.
 
-    All is written into one file again, with its times; a file's torn end, which a killed run may leave, is left out.
+    Each file is written again beside its place, with its times, and renamed: killed in between, the same call cuts the
+    rest. A file's torn end, which a killed run may leave, is left out.
 
     Args:
         folder: of one run.
@@ -33,22 +35,23 @@ def cut_scalars(folder: Path, step: int, tokens: int) -> None:
         return
     try:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
-    kept = []
-    for path in earlier:
-        for event in LegacyEventFileLoader(str(path)).Load():
-            last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
-            if event.HasField("summary") and event.step <= last:
-                kept.append(event)
+    # TensorBoard reads every file that has "tfevents" in its name.
+    beside = folder / ".partial"
     try:
-        writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=".until_resumed")
-        for event in kept:
-            writer.add_event(event)
-        writer.close()
         for path in earlier:
-            path.unlink()
+            with beside.open("wb") as file:
+                writer = RecordWriter(file)
+                for event in LegacyEventFileLoader(str(path)).Load():
+                    last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
+                    # What is no summary is the file's first event, which tells its version.
+                    if not event.HasField("summary") or event.step <= last:
+                        writer.write(event.SerializeToString())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 

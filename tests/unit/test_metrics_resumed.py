@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +77,47 @@ def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:
     log.close()
     assert [event[:2] for event in scalars(tmp_path)["train/loss"]] == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
     cut_scalars(tmp_path / "none", 3, 300)
+
+
+def killed_at(change: int, folder: Path) -> bool:
+    """Cut the scalars in a process that SIGKILL ends at its so-many-th change of a file; whether it came to that."""
+    child = os.fork()
+    if child == 0:
+        changes = itertools.count(1)
+
+        def kill(event: str, arguments: tuple[object, ...]) -> None:
+            changed = event in ("open", "os.rename", "os.remove") and str(folder) in str(arguments[0])
+            if changed and next(changes) == change:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        try:
+            cut_scalars(folder, 3, 300)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_cut_that_is_killed_doubles_nothing(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    for steps in (range(1, 3), range(3, 8)):
+        # Two attempts, each with its file.
+        log = TensorBoardLog(earlier)
+        for step in steps:
+            log.scalars(step, {"train/loss": step / 2})
+            log.scalars(step * 100, {"by_tokens/train_loss": step / 2})
+        log.close()
+    last = {"train/loss": 3, "by_tokens/train_loss": 300}
+    expected = {tag: [each for each in values if each[0] <= last[tag]] for tag, values in scalars(earlier).items()}
+    for change in itertools.count(1):
+        folder = tmp_path / str(change)
+        shutil.copytree(earlier, folder)
+        killed = killed_at(change, folder)
+        cut_scalars(folder, 3, 300)
+        assert scalars(folder) == expected, change
+        if not killed:
+            break
+    assert change > 4
 
 
 @pytest.mark.parametrize("before", [0, 100])
