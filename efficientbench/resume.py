@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efficientbench.config.schema import RunConfig
+from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import (
+    Manifest,
     complete,
     find_good,
     read_manifest,
@@ -25,15 +26,16 @@ FREE = ("output", "data.cache", "parallel.", "checkpoint.", "faults.", "training
 which faults end it."""
 
 
-def prepare_folder(folder: OutputFolder, config: RunConfig, fresh: bool) -> Path | None:
+def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
     """Decide where the run begins, and say so; the folder is then ready for it.
 
     An attempt that did not come to its end, with the same configuration but for `FREE`, is gone on with from its newest
-    checkpoint that is whole. Anything else that lies there moves to `previous/`.
+    checkpoint that is whole, also where the same tokens lie elsewhere by now. Anything else moves to `previous/`.
 
     Args:
         folder: of the run, which this process holds.
         config: of the run.
+        data: fingerprint of each source's tokens.
         fresh: begin anew in any case.
 
     Returns:
@@ -44,7 +46,7 @@ def prepare_folder(folder: OutputFolder, config: RunConfig, fresh: bool) -> Path
     """
     try:
         remove_partial(folder.path)
-        good = None if fresh or _is_completed(folder) else _usable(folder, config)
+        good = None if fresh or _is_completed(folder) else _usable(folder, config, data)
         if good is None:
             folder.set_aside()
             return None
@@ -57,7 +59,7 @@ def prepare_folder(folder: OutputFolder, config: RunConfig, fresh: bool) -> Path
     return good
 
 
-def _usable(folder: OutputFolder, config: RunConfig) -> Path | None:
+def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
     if not complete(folder.path):
         return None
     good, problems = find_good(folder.path)
@@ -65,11 +67,21 @@ def _usable(folder: OutputFolder, config: RunConfig) -> Path | None:
         _say(f"passed over: {problem}")
     if good is None:
         return None
-    differing = differences(read_manifest(good).config, config.model_dump(mode="json"))
+    before = read_manifest(good)
+    differing = differences(before.config, config.model_dump(mode="json"))
+    if differing == ["data.path"] and _is_moved(before, config, data):
+        _say("data.path: the same tokens from another place")
+        return good
     if not differing:
         return good
     _say(f"the earlier run in {folder.path} differs in {', '.join(differing)}, and moves to previous/")
     return None
+
+
+def _is_moved(before: Manifest, config: RunConfig, data: Sequence[str]) -> bool:
+    """Whether the run's tokens are those of the checkpoint, in the same shares: their order, and with it each step's
+    samples, follows from these and the seed, not from where the files lie."""
+    return before.data == list(data) and DataConfig.model_validate(before.config["data"]).weights == config.data.weights
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -102,8 +102,9 @@ def _train(
     config, node = plan.config, link.node
     corpora = prepare_corpora(config)
     _announce_data(config, corpora)
+    tokens = [corpus.fingerprint for corpus in corpora]
     # Last of what may be refused: a mistake must leave an earlier run as it lies there.
-    resume = prepare_folder(folder, config, fresh) if node == 0 else None
+    resume = prepare_folder(folder, config, tokens, fresh) if node == 0 else None
     job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
     manifests = tuple(corpus.manifest for corpus in corpora)
     job = Job(config, plan.layout, plan.budget, manifests, folder.path, resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,22 @@ def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path,
     assert f"passed over: {file}: damaged, its SHA-256 is not that of the manifest" in done.stdout
     assert f"goes on after step 10, from {older}" in done.stdout
     assert told(folder) == told(whole)
+
+
+@pytest.mark.proof
+def test_text_that_has_moved_is_gone_on_with(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
+    before, moved = tmp_path / "here.txt", tmp_path / "there.txt"
+    shutil.copy(shared_data / "fineweb_edu" / "fineweb_sample.txt", before)
+    folder = tmp_path / "gqa_1.5B_smoke"
+    words = (*tiny, *RUN)
+    assert interrupted(folder, (*words, f"data.path={before}"), signal.SIGKILL, 12) == 1
+    before.rename(moved)
+    done = efficientbench(*words, f"data.path={moved}")
+    assert done.returncode == 0, done.stderr
+    assert "goes on after step 10" in done.stdout
+    undisturbed = efficientbench(*words, f"data.path={moved}", f"output={tmp_path / 'whole'}")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert told(folder) == told(tmp_path / "whole" / folder.name)
 
 
 @pytest.mark.proof

@@ -19,6 +19,7 @@ from launchers.failure import Failure
 from metrics.record import write_record
 
 CONFIG = tiny("gqa_1.5B")
+TOKENS = ["of a text", "of another"]
 
 
 def save(run_folder: Path, step: int, config: RunConfig = CONFIG) -> Path:
@@ -28,7 +29,7 @@ def save(run_folder: Path, step: int, config: RunConfig = CONFIG) -> Path:
     (folder / "tensors").write_bytes(b"of step %d" % step)
     files = {"tensors": fingerprint(folder / "tensors")}
     content = config.model_dump(mode="json")
-    Manifest(step, False, "everything", content, [], {}, "formulas", 0, float(step), None, {}, files).write(folder)
+    Manifest(step, False, "everything", content, TOKENS, {}, "formulas", 0, float(step), None, {}, files).write(folder)
     return folder
 
 
@@ -50,7 +51,7 @@ def test_it_goes_on_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
     partial = newest.with_name(".partial_step_00000006_01234567")
     partial.mkdir()
     write_record(make_record({"status": "failed"}), folder.record)
-    assert prepare_folder(folder, CONFIG, fresh=False) == newest
+    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) == newest
     assert capsys.readouterr().out == f"goes on after step 4, from {newest}\n"
     # What is left of a save, and of the attempt that is over.
     assert not partial.exists()
@@ -61,7 +62,7 @@ def test_it_goes_on_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
 def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
     (newest / "tensors").write_bytes(b"of step 5")
-    assert prepare_folder(folder, CONFIG, fresh=False) == older
+    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) == older
     first, second = capsys.readouterr().out.splitlines()
     assert first == f"passed over: {newest / 'tensors'}: damaged, its SHA-256 is not that of the manifest"
     assert second == f"goes on after step 2, from {older}"
@@ -78,7 +79,7 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
             path.write_text("{}")
         elif why == "none":
             path.parent.rename(path.parent.with_name(f".partial_{step}"))
-    assert prepare_folder(folder, CONFIG, fresh=why == "fresh") is None
+    assert prepare_folder(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
     assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
     assert not (folder.path / "checkpoint").exists()
 
@@ -95,10 +96,30 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
 def test_another_configuration_is_another_run(
     folder: OutputFolder, override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare_folder(folder, tiny("gqa_1.5B", override), fresh=False) is None
+    assert prepare_folder(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
     told = f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert capsys.readouterr().out == told
     assert "checkpoint" in set_aside(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "same"),
+    [
+        ("[3,/new/a,1,/new/b]", TOKENS, True),
+        ("[6,/new/a,2,/new/b]", TOKENS, True),
+        ("[1,/new/a,1,/new/b]", TOKENS, False),
+        ("[3,/new/b,1,/new/a]", TOKENS[::-1], False),
+        ("[3,/new/a,1,/new/b]", ["of a text", "of a third"], False),
+    ],
+)
+def test_the_same_tokens_in_another_place_are_gone_on_with(
+    folder: OutputFolder, path: str, tokens: list[str], same: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = save(folder.path, 6, tiny("gqa_1.5B", "data.path=[3,/old/a,1,/old/b]"))
+    found = prepare_folder(folder, tiny("gqa_1.5B", f"data.path={path}"), tokens, fresh=False)
+    told = capsys.readouterr().out
+    assert found == (newest if same else None)
+    assert told.startswith("data.path: the same tokens" if same else f"the earlier run in {folder.path} differs in")
 
 
 def test_a_failure_is_told_without_reading_whole_checkpoints(
