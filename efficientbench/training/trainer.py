@@ -133,7 +133,7 @@ class Trainer:
         seen, told = self._queue_update_and_read(sums, float(stop))
         found = finite.find(seen)
         non_finite = self._leave_out(step, found) if found is not None else None
-        updated, norm = self._updated(step, found, float(seen[0, 2]))
+        updated, norm = self._updated(step, found, seen)
         stops, of_micro_batches, counted = told.tensor_split([1, 1 + sums.numel()], dim=1)
         loss, tokens, _ = _total(of_micro_batches.reshape(-1, *sums.shape)).sum(dim=0).tolist()
         routing = self._routing(counted.double().sum(dim=0).tolist())
@@ -160,8 +160,8 @@ class Trainer:
         told = gathered.cpu()
         return told[:, :3], told[:, 3:]
 
-    def _updated(self, step: int, found: finite.NonFinite | None, norm: float) -> tuple[bool, float | None]:
-        """Whether the weights are updated, here at the latest, and the gradients' norm.
+    def _updated(self, step: int, found: finite.NonFinite | None, seen: torch.Tensor) -> tuple[bool, float | None]:
+        """Whether the weights are updated, here at the latest, and the gradients' norm; `seen` is as of `finite.find`.
 
         Raises:
             NonFiniteError: where megatron updated them, with a norm that is not finite.
@@ -169,10 +169,10 @@ class Trainer:
         if found is not None:
             return False, None
         if self.queued is not None:
-            return True, norm
-        updated, found_norm, _ = self.optimizer.step()
-        finite.check_norm(step, found_norm)
-        return updated, found_norm
+            return True, float(seen[0, 2])
+        updated, norm, _ = self.optimizer.step()
+        finite.check_norm(step, norm, finite.largest(seen))
+        return updated, norm
 
     def _leave_out(self, step: int, found: finite.NonFinite) -> str:
         """Count a step that the optimizer leaves out; returns what is not finite."""

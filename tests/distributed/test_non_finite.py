@@ -60,16 +60,25 @@ def test_a_host_that_waits_for_the_device_leaves_the_same_step_out(trained: Call
         assert outcome.skipped == outcome.unchanged == [False, True, False, False, False]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "rank"), [("fp32", 0), ("bf16", 1)])
 def test_a_norm_that_overflows_though_each_part_is_finite_changes_nothing(
-    trained: Callable[..., list[Poisoned]], dtype: str
+    trained: Callable[..., list[Poisoned]], dtype: str, rank: int
 ) -> None:
     layout = ["parallel.pp=2", f"training.dtype={dtype}", "faults.skip_non_finite_steps=1"]
-    for outcome in trained("norm", 0, (2, 4), *layout):
+    for outcome in trained("norm", rank, (2, 4), *layout):
         assert outcome.told[1] == "the norm of the gradients over all ranks is not finite (inf)"
         assert outcome.error is not None
         assert outcome.error.startswith(f"step 4: {outcome.told[1]}; 1 such steps were left out before; the weights")
+        assert outcome.culprit == rank
         assert outcome.unchanged == [False, True, False, True]
+
+
+def test_a_norm_that_overflows_in_the_engines_own_update_names_the_rank_of_the_largest_part(
+    trained: Callable[..., list[Poisoned]],
+) -> None:
+    for outcome in trained("norm", 1, (2,), "parallel.pp=2", waits=True):
+        assert outcome.error == "step 2: the norm of the gradients over all ranks is not finite (inf)"
+        assert outcome.culprit == 1
 
 
 def test_one_step_more_than_allowed_stops(trained: Callable[..., list[Poisoned]]) -> None:

@@ -36,7 +36,7 @@ def train_poisoned(
     config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...], waits: bool = False
 ) -> Poisoned:
     """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite; for "norm",
-    every rank finds a finite one, and only the norm over all ranks is not.
+    every rank finds a finite one, `rank` the largest, and only the norm over all ranks is not.
 
     `waits`: as on a device whose AdamW cannot leave a step out by itself.
     """
@@ -83,7 +83,8 @@ def train_poisoned(
         else:
             for stage in stages:
                 finalize = stage.config.finalize_model_grads_func
-                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, what)
+                large = 1.2 * LARGE if dist.get_rank() == rank else LARGE
+                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, what, large)
         try:
             trainer.train(lambda: False)
         except NonFiniteError as error:
@@ -92,11 +93,13 @@ def train_poisoned(
     return outcome
 
 
-def _poison(finalize: Callable[..., None], poisoned: Callable[[], bool], what: What) -> Callable[..., None]:
+def _poison(
+    finalize: Callable[..., None], poisoned: Callable[[], bool], what: What, large: float
+) -> Callable[..., None]:
     def finalize_poisoned(stages: list[Any], *rest: Any, **named: Any) -> None:
         if poisoned():
             buffers = stages[0].expert_parallel_buffers if what == "experts' gradients" else stages[0].buffers
-            buffers[0].grad_data[7] = LARGE if what == "norm" else float("inf")
+            buffers[0].grad_data[7] = large if what == "norm" else float("inf")
         finalize(stages, *rest, **named)
 
     return finalize_poisoned
