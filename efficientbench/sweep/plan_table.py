@@ -10,7 +10,7 @@ from rich.text import Text
 
 from efficientbench.sweep.estimate import Estimate, Estimator
 from efficientbench.sweep.progress import seconds
-from efficientbench.sweep.tasks import Task
+from efficientbench.sweep.tasks import Refusal, Task
 
 ABSENT = "n/a"
 _LINE = 200
@@ -39,9 +39,22 @@ def print_plan(tasks: Sequence[Task], states: Sequence[str], estimator: Estimato
     todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
     for line in [*_sums(todo, at_once), *_sources(estimates)]:
         console.print(Text(line))
+    for line in _refusals(tasks):
+        console.print(Text(line))
+
+
+def _refusals(tasks: Sequence[Task]) -> list[str]:
+    """Each refusal, once for all runs that differ in their seed alone."""
+    refused: dict[tuple[tuple[str, ...], Refusal], list[Task]] = {}
     for task in tasks:
         if task.refused is not None:
-            console.print(Text(f"{task.id}: refused ({task.refused.kind}): {task.refused.reason}"))
+            # The label only repeats what the other words say.
+            same = tuple(word for word in task.words if not word.startswith(("training.seed=", "label=")))
+            refused.setdefault((same, task.refused), []).append(task)
+    return [
+        f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
+        for (_, reason), alike in refused.items()
+    ]
 
 
 def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
