@@ -42,7 +42,8 @@ def clean(folders: Sequence[Path], dry_run: bool, grace_s: float = STOP_GRACE_S)
             print(f"  {'would end' if dry_run else 'ending'} process {process.pid}: {' '.join(process.command)[:120]}")
         if dry_run:
             continue
-        still = _end(running, grace_s)
+        # The launcher comes first in its record.
+        still = _end(processes[0], running, grace_s) if running else []
         for process in still:
             print(f"  process {process.pid} does not end: the kernel holds it, as in a driver call", file=sys.stderr)
         left += len(still)
@@ -53,16 +54,17 @@ def clean(folders: Sequence[Path], dry_run: bool, grace_s: float = STOP_GRACE_S)
     return left
 
 
-def _end(processes: Sequence[RecordedProcess], grace_s: float) -> list[RecordedProcess]:
+def _end(launcher: RecordedProcess, processes: Sequence[RecordedProcess], grace_s: float) -> list[RecordedProcess]:
     """Those that still run after a request, which lets the run save its state, and a kill."""
-    if not processes:
-        return []
-    # The launcher comes first in its record: it passes the request on, and ends its ranks in order.
-    _send(processes[0], signal.SIGTERM)
-    _wait(processes[:1], grace_s)
-    for process in processes:
-        _send(process, signal.SIGTERM)
-    _wait(processes, grace_s if len(processes) > 1 else 0.0)
+    if launcher in processes:
+        # It passes the request on, and ends its ranks in order.
+        _send(launcher, signal.SIGTERM)
+        _wait([launcher], grace_s)
+    if any(process != launcher for process in processes):
+        # Together: a rank that waits for the others would not end by a word to itself alone.
+        for process in processes:
+            _send(process, signal.SIGTERM)
+        _wait(processes, grace_s)
     for process in processes:
         # A rank leads a group of its own: what it has started goes with it.
         if process.is_running() and _leads_a_group(process.pid):

@@ -32,6 +32,16 @@ from pathlib import Path
 from launchers.launch import launch
 sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2])))
 """
+# A rank that ends once another one has been asked to end as well, as ranks that save together do.
+ASKED_TOGETHER = """
+import signal, sys, time
+from pathlib import Path
+own, other = map(Path, sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: own.touch())
+print("ready", flush=True)
+while not (own.exists() and other.exists()):
+    time.sleep(0.02)
+"""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -102,6 +112,32 @@ def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystander: subproc
     assert bystander.poll() is None
     again = cleanup(str(tmp_path))
     assert (again.returncode, again.stdout) == (0, f"no run has left a record of processes below {tmp_path}\n")
+
+
+def test_ranks_without_their_launcher_are_asked_together(tmp_path: Path) -> None:
+    from launchers.cleanup import STOP_GRACE_S
+    from launchers.process_record import RecordedProcess, this_place
+
+    asked = [str(tmp_path / "first"), str(tmp_path / "second")]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", ASKED_TOGETHER, *files], stdout=subprocess.PIPE, text=True)
+        for files in (asked, asked[::-1])
+    ]
+    found: list[dict[str, Any]] = [{"pid": os.getpid(), "start_ticks": 0, "command": ["a launcher that is gone"]}]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        process = RecordedProcess.of(rank.pid)
+        assert process is not None
+        found.append({"pid": process.pid, "start_ticks": process.start_ticks, "command": list(process.command)})
+    record = tmp_path / "run" / "log" / "processes_node0.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"place": this_place(), "processes": found}))
+    begin_s = time.monotonic()
+    assert cleanup(str(tmp_path)).returncode == 0
+    # All by themselves, and at once.
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    assert time.monotonic() - begin_s < STOP_GRACE_S
 
 
 def test_a_run_that_goes_on_is_asked_through_its_launcher(tmp_path: Path) -> None:
