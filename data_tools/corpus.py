@@ -82,17 +82,17 @@ def prepare_corpus(
     Raises:
         DataError: whatever about source, tokenizer or folder keeps the corpus from being made.
     """
-    prefix = _pair_prefix(source)
-    if prefix is not None:
-        return _adopt_pair(prefix, tokenizer, folder)
     try:
+        prefix = _pair_prefix(source)
+        if prefix is not None:
+            return _adopt_pair(prefix, tokenizer, folder)
         text = _embedded_source() if source is None else _file_source(source, folder)
+        if tokenizer is None:
+            tokenizer_key = f"{TRAINING_RULES} {embedded_vocab_size}"
+        else:
+            tokenizer_key = folder_checksum(tokenizer_folder(tokenizer))
     except OSError as error:
         raise _disk_error(error, folder) from None
-    if tokenizer is None:
-        tokenizer_key = f"{TRAINING_RULES} {embedded_vocab_size}"
-    else:
-        tokenizer_key = folder_checksum(tokenizer_folder(tokenizer))
 
     def make(target: Path) -> None:
         files, chosen = text.files, tokenizer
@@ -133,7 +133,8 @@ def _file_source(source: Path, folder: Path) -> _TextSource:
 
 def _pair_prefix(source: Path | None) -> Path | None:
     """The prefix, where `source` names a `.bin/.idx` pair in any of the three ways."""
-    if source is None:
+    # A folder as `.` or `/` has no name that a suffix could follow.
+    if source is None or not source.name:
         return None
     if source.suffix in (".bin", ".idx"):
         return source.with_suffix("")

@@ -46,6 +46,8 @@ class Cluster:
         master_address = environ.get("MASTER_ADDR", "").strip()
         if not master_address:
             problems.append("MASTER_ADDR is not set: it names the host of node 0")
+        elif not _may_be_host(master_address):
+            problems.append(f"MASTER_ADDR is {master_address[:80]!r}: no host can have this name")
         nodes = _integer(environ, ("WORLD_SIZE", "NNODES"), "the number of nodes", problems)
         node_rank = _integer(environ, ("RANK", "NODE_RANK"), "this node's rank", problems)
         master_port: int | None = DEFAULT_MASTER_PORT
@@ -78,6 +80,15 @@ def _told_by_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[s
         "RANK": environ.get("GROUP_RANK", ""),
         RENDEZVOUS_TIMEOUT_NAME: environ.get(RENDEZVOUS_TIMEOUT_NAME, ""),
     }
+
+
+def _may_be_host(name: str) -> bool:
+    try:
+        # As every look-up of a name begins, with an error of its own kind.
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _timeout_s(environ: Mapping[str, str], problems: list[str]) -> float:

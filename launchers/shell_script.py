@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -45,13 +46,16 @@ def checked(script: str) -> str | None:
 
 def write(script: str, output: Path) -> None:
     """As an executable file, beside its place and then renamed. Raises LaunchError where it cannot be written."""
+    if not output.name:
+        raise LaunchError(f"--output: {output} is a folder: name a file")
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         beside.write_bytes(os.fsencode(script))
         beside.chmod(0o755)
         os.replace(beside, output)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise LaunchError(f"--output: {output} cannot be written: {error.strerror}") from None
 
 

@@ -85,7 +85,11 @@ def _matrix(word: str) -> Path:
     from efficientbench.config.matrix import MATRIX
 
     path = Path(word).absolute()
-    return MATRIX if path.exists() and path.samefile(MATRIX) else path
+    try:
+        return MATRIX if path.samefile(MATRIX) else path
+    except OSError:
+        # Who reads it says why that cannot be done.
+        return path
 
 
 def _seconds(text: str) -> float:

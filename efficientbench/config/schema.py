@@ -21,6 +21,7 @@ from efficientbench.config.part import (
     Part,
     PositiveFloat,
     PositiveInt,
+    Seconds,
 )
 
 Recompute = Literal["none", "selective", "full"]
@@ -89,7 +90,7 @@ class TrainingConfig(Part):
     gradient_clip: NonNegativeFloat = Field(
         default=1.0, description="largest gradient norm; 0 leaves gradients as they are"
     )
-    seed: NonNegativeInt = Field(default=1234, description="seed of weights and data order")
+    seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
     validation_interval: NonNegativeInt = Field(default=0, description="steps between validations; 0: only at the end")
     validate_every_tokens: NonNegativeInt = Field(
         default=0,
@@ -170,7 +171,7 @@ class MeasurementConfig(Part):
     enabled: bool = Field(default=True, description="run the sensors; off: step times only")
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
     min_steps: PositiveInt = Field(default=10, description="least number of measured steps")
-    sample_interval_s: PositiveFloat = Field(default=0.1, description="wanted time between samples, in seconds")
+    sample_interval_s: Seconds = Field(default=0.1, description="wanted time between samples, in seconds")
     peak_flops: PositiveFloat | None = Field(
         default=None,
         description="peak FLOP/s of one device for this dtype, dense; unset: from the table of known devices",
@@ -188,12 +189,12 @@ class FaultsConfig(Part):
         description="steps of a run that may be left out, weights and moments as they were, because loss or gradients "
         "are not finite; the next one ends the run. fp16 gradients that overflow are none of them",
     )
-    hang_limit_s: PositiveFloat = Field(
+    hang_limit_s: Seconds = Field(
         default=600.0,
         description="seconds without progress on any rank of a node after which the run is ended as hung; writing a "
         "checkpoint is no progress, so that more than checkpoint.time_limit_s lets a slow disk take its time",
     )
-    stop_grace_s: PositiveFloat = Field(
+    stop_grace_s: Seconds = Field(
         default=60.0,
         description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save; then they are "
         "killed",
@@ -208,7 +209,7 @@ class CheckpointConfig(Part):
     asynchronous: bool = Field(
         default=False, description="let a forked process write while training goes on; in host memory, one copy more"
     )
-    time_limit_s: PositiveFloat = Field(
+    time_limit_s: Seconds = Field(
         default=600.0, description="seconds that a rank may take to write its part; then the run ends and names it"
     )
 

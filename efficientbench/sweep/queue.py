@@ -105,7 +105,7 @@ class Queue:
             raise ConfigError(str(error)) from None
 
     def claim(self, task: str) -> Claim | None:
-        """The run, for the caller alone; None while anybody has it."""
+        """The run, for the caller alone; None while anybody has it. Raises ConfigError as `changing` does."""
         descriptor = self._locked(f"run_{task}")
         return None if descriptor is None else Claim([descriptor])
 
@@ -126,21 +126,41 @@ class Queue:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """While no other sweep begins or changes the states of many runs."""
-        with open(self._locks / "queue.lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """While no other sweep begins or changes the states of many runs.
+
+        Raises ConfigError where the folder takes no locks.
+        """
+        descriptor = self._opened("queue")
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._without_locks(error) from None
             yield
+        finally:
+            os.close(descriptor)
 
     def _path(self, task: str) -> Path:
         return self.folder / "queue" / f"{task}.json"
 
     def _locked(self, name: str) -> int | None:
-        descriptor = os.open(self._locks / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = self._opened(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return None
-            raise ConfigError(f"output: {self._locks} is on a file system without locks ({error.strerror})") from None
+            raise self._without_locks(error) from None
         return descriptor
+
+    def _opened(self, name: str) -> int:
+        path = self._locks / f"{name}.lock"
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            # As where another user's sweep has made it.
+            raise ConfigError(f"output: {path} cannot be written: {error.strerror}") from None
+
+    def _without_locks(self, error: OSError) -> ConfigError:
+        return ConfigError(f"output: {self._locks} is on a file system without locks ({error.strerror})")

@@ -25,6 +25,7 @@ from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
 from efficientbench.sweep.tasks import Request, Task, build_tasks
 from metrics.cgroup import usable_cores
 from metrics.errors import MetricsError
+from metrics.record import RunRecord
 from metrics.report.load import load_records
 
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -55,7 +56,7 @@ def sweep(request: Request, options: Options) -> int:
     queue = Queue(suite)
     if options.dry_run:
         states = [_next_state(task, queue.read(task.id), machine, request, options) for task in tasks]
-        estimator = Estimator(machine, load_records(suite)[0] if suite.is_dir() else [], usable_cores())
+        estimator = Estimator(machine, _records(suite), usable_cores())
         print_plan(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
         return 0
     queue.make()
@@ -78,6 +79,14 @@ def sweep(request: Request, options: Options) -> int:
     if signals:
         return STOPPED[signal.Signals(signals[0])]
     return 0 if all(end == "done" for end in ends) else 1
+
+
+def _records(suite: Path) -> list[RunRecord]:
+    """What the suite's folder holds, which may not be there yet."""
+    try:
+        return load_records(suite)[0]
+    except MetricsError:
+        return []
 
 
 def _end_of(task: Task, state: State | None) -> str:

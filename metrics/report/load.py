@@ -18,12 +18,15 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
     unless that folder itself is given.
 
     Raises:
-        MetricsError: there is no such folder.
+        MetricsError: there is no such folder, or it cannot be read.
     """
-    if folder.is_file():
-        raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
-    if not folder.is_dir():
-        raise MetricsError(f"{folder}: there is no such folder to report on")
+    try:
+        if folder.is_file():
+            raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
+        if not folder.is_dir():
+            raise MetricsError(f"{folder}: there is no such folder to report on")
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
     records, damaged = [], []
     for path in sorted(folder.rglob(RECORD_NAME)):
         if set(LEFT_OUT) & set(path.relative_to(folder).parts):

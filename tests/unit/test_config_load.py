@@ -118,6 +118,14 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("training.seq_len=true", "training.seq_len: 'true' does not fit: input should be a valid integer"),
         ("training.seq_len=0", "training.seq_len: '0' does not fit: input should be greater than or equal to 1"),
         ("training.learning_rate=nan", "training.learning_rate: 'nan' does not fit: input should be a finite number"),
+        (
+            "training.seed=4294967296",
+            "training.seed: '4294967296' does not fit: input should be less than or equal to 4294967295",
+        ),
+        (
+            "faults.hang_limit_s=1e15",
+            "faults.hang_limit_s: '1e15' does not fit: input should be less than or equal to 1000000000",
+        ),
         ("training.dtype=int8", "training.dtype: 'int8' does not fit: input should be 'bf16', 'fp16' or 'fp32'"),
         ("data.split=[1,2]", "data.split"),
         ("data.split=[1,", "data.split: '[1,' is not a list or a mapping as YAML writes them"),

@@ -174,6 +174,11 @@ def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> N
     assert not list(cache.glob("*/*.manifest.json"))
     with pytest.raises(DataError, match=r"cannot be prepared in .*bad\.jsonl/cache: .*: Not a directory"):
         prepare_corpus(None, tokenizer, bad / "cache", 300)
+    # As for a folder that others may not enter.
+    long = "x" * 300
+    for source, chosen in ((tmp_path / long, tokenizer), (tmp_path / f"{long}.bin", tokenizer), (bad, long)):
+        with pytest.raises(DataError, match=r"cannot be prepared in .*: .*x{300}.*: File name too long"):
+            prepare_corpus(source, chosen, cache, 300)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,16 @@ def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path:
     assert (parts.fingerprint, parts.source) == (whole.fingerprint, str(folder))
     globbed = prepare_corpus(folder / "**" / "*[lzt]", tokenizer, tmp_path / "cache", 300)
     assert globbed.prefix == parts.prefix
+
+
+def test_the_folder_where_one_stands(
+    source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
+    (tmp_path / "texts").mkdir()
+    shutil.copy(source, tmp_path / "texts")
+    monkeypatch.chdir(tmp_path / "texts")
+    assert prepare_corpus(Path("."), tokenizer, tmp_path / "cache", 300).fingerprint == named.fingerprint
 
 
 def test_files_that_kept_size_and_time_are_not_read_again(

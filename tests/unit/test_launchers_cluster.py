@@ -61,6 +61,7 @@ def test_how_long_nodes_wait_is_set_from_outside(port: int) -> None:
     ("environ", "told"),
     [
         ({}, ["MASTER_ADDR is not set", "WORLD_SIZE or NNODES is not set", "RANK or NODE_RANK is not set"]),
+        ({"MASTER_ADDR": "a..b", "WORLD_SIZE": "2", "RANK": "0"}, ["MASTER_ADDR is 'a..b'", "no host"]),
         ({"MASTER_ADDR": "a", "WORLD_SIZE": "two", "RANK": "0"}, ["WORLD_SIZE is 'two'"]),
         ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "2"}, ["RANK is 2", "between 0 and 1"]),
         ({"MASTER_ADDR": "a", "WORLD_SIZE": "0", "RANK": "0"}, ["number of nodes is at least 1"]),

@@ -222,6 +222,12 @@ def test_without_shellcheck_bash_alone_reads_it(monkeypatch: pytest.MonkeyPatch)
 def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no/such/job.sh cannot be written: No such file"):
         write("echo a\n", tmp_path / "no" / "such" / "job.sh")
+    (tmp_path / "file").touch()
+    with pytest.raises(LaunchError, match="file/job.sh cannot be written: Not a directory"):
+        write("echo a\n", tmp_path / "file" / "job.sh")
+    (tmp_path / "file").unlink()
+    with pytest.raises(LaunchError, match=r"--output: \. is a folder: name a file"):
+        write("echo a\n", Path("."))
     write("echo a\n", tmp_path / "$(touch pwned) `x` '.sh")
     assert [path.name for path in tmp_path.iterdir()] == ["$(touch pwned) `x` '.sh"]
     assert os.access(tmp_path / "$(touch pwned) `x` '.sh", os.X_OK)

@@ -121,6 +121,9 @@ def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
     assert str(tmp_path / "suite" / "c" / "record.json") in damaged[0]
     with pytest.raises(MetricsError, match="no such folder"):
         load_records(tmp_path / "nowhere")
+    # As for a folder that others may not enter.
+    with pytest.raises(MetricsError, match="cannot be read .File name too long"):
+        load_records(tmp_path / ("x" * 300))
 
 
 def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_when_asked_for(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,15 @@ def test_a_claim_is_for_one_and_free_after_it(queue: Queue) -> None:
     assert queue.claim("other") is not None
     claim.release()
     assert queue.claim("run") is not None
+
+
+@pytest.mark.parametrize("name", ["queue", "run_mine"])
+def test_a_lock_that_cannot_be_opened_is_told(queue: Queue, name: str) -> None:
+    lock = queue.folder / "locks" / f"{name}.lock"
+    lock.mkdir()
+    told = rf"output: {re.escape(str(lock))} cannot be written: Is a directory"
+    with pytest.raises(ConfigError, match=told), queue.changing():
+        queue.claim("mine")
 
 
 def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:

@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.sweep.axes import combinations, label_of, parse_axes
+from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.plan_table import print_plan
 from efficientbench.sweep.select import select
 from efficientbench.sweep.tasks import Request, build_tasks, smaller
 
@@ -151,6 +155,29 @@ def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
     assert "4 does not divide the 14 heads" in four.refused.reason
     with pytest.raises(ConfigError, match="4 does not divide the 14 heads"):
         build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=4",), smoke=True), CPU, None)
+
+
+@pytest.mark.parametrize("by_repeat", [True, False])
+def test_a_dry_run_tells_each_refusal_once_and_names_the_seeds(
+    by_repeat: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = ("parallel.tp=1,4", *(() if by_repeat else ("training.seed=1,2",)))
+    overrides = ("training.seed=1",) if by_repeat else ()
+    request = Request(only=("gqa_0.5B",), axes=axes, overrides=overrides, smoke=True, repeat=2 if by_repeat else None)
+    tasks = build_tasks(request, CPU, None)
+    print_plan(tasks, ["refused" if task.refused else "queued" for task in tasks], Estimator(CPU, [], 1), 1)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
+    names = [f"gqa_0.5B_smoke__tp=4__{'seed_' if by_repeat else 'seed='}{seed}" for seed in (1, 2)]
+    assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
+
+
+def test_names_that_no_file_system_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("efficientbench.sweep.sweep.look", lambda device: CPU)
+    with pytest.raises(ConfigError, match="File name too long"):
+        sweep(words=["x" * 300])
+    with pytest.raises(typer.Exit) as planned:
+        sweep(words=[f"output={tmp_path / ('x' * 300)}"], only="gqa_0.5B", smoke=True, dry_run=True)
+    assert planned.value.exit_code == 0
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
