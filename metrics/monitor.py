@@ -85,14 +85,11 @@ class EfficiencyMonitor:
         if self._state != "new":
             raise MetricsError("a monitor is started once: make a new one for a new measurement")
         self._state = "started"
-        sensors = local_sensors() if self._sensors is None else self._sensors
-        self._synchronize = self._synchronize or local_synchronize()
-        self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
-        for sampler in self._samplers:
-            sampler.open()
-        self._threads = sampling_threads(self._samplers, self._sample_interval_s)
-        for thread in self._threads:
-            thread.start()
+        try:
+            self._start_sampling()
+        except BaseException:
+            self.close()
+            raise
 
     def begin_step(self) -> None:
         """A training step begins; opens the window if it is the first measured one."""
@@ -176,8 +173,10 @@ class EfficiencyMonitor:
         if self._measurement is None:
             self._require_started()
             self._step_begin_s = None
-            self._close_window()
-            self.close()
+            try:
+                self._close_window()
+            finally:
+                self.close()
             windows = tuple(self._windows)
             self._measurement = RankMeasurement(
                 rank=self._rank,
@@ -212,6 +211,16 @@ class EfficiencyMonitor:
             self.finish()
         else:
             self.close()
+
+    def _start_sampling(self) -> None:
+        sensors = local_sensors() if self._sensors is None else self._sensors
+        self._synchronize = self._synchronize or local_synchronize()
+        self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
+        for sampler in self._samplers:
+            sampler.open()
+        for thread in sampling_threads(self._samplers, self._sample_interval_s):
+            thread.start()
+            self._threads.append(thread)
 
     def _open_window(self) -> None:
         # The sample before the edge and the one after the other edge bracket the window, so that the integral has a

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 from metrics.definitions import Windows
 from metrics.measurement import DeviceMeasurement, SensorState
@@ -30,12 +29,15 @@ as much."""
 PATIENCE_S = 10.0
 """A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
 
+OPENING_PATIENCE_S = 60.0
+"""The same of opening a sensor: a driver that nobody keeps awake starts all of its devices first."""
+
 
 class SensorSampler:
     """One sensor's life: opened, sampled at intervals and on demand, closed.
 
     Whatever the sensor raises ends its series; `failure` then holds the reason, and every call does nothing more.
-    A driver's Python binding may raise any type, hence the broad `except` in this one place.
+    A driver's Python binding may raise any type and give any value, hence the broad `except`.
     """
 
     def __init__(self, sensor: Sensor, clock: Callable[[], float]) -> None:
@@ -45,12 +47,13 @@ class SensorSampler:
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
         self._newest: list[Sample] = []
-        self._pending: list[list[Sample]] = []
+        self._pending: list[Sample] = []
         self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
         self._looked_s: float | None = None
         self._next_look_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
+        self._closed = False
 
     @property
     def name(self) -> str:
@@ -68,13 +71,18 @@ class SensorSampler:
         return self._sensor.fastest_interval_s
 
     def open(self) -> None:
-        """Open the sensor and take the first sample, the idle baseline."""
+        """Open the sensor, for no longer than `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
 
-        def open_sensor() -> None:
-            self._sensor.open()
+        def begin_series() -> None:
             self._series = {info.uuid: DeviceSeries(info, self._sensor.scope) for info in self._sensor.devices()}
 
-        self._guarded(open_sensor)
+        target, name = self._guarded, f"open-{self._sensor.name}"
+        opening = threading.Thread(target=target, args=(self._sensor.open,), name=name, daemon=True)
+        opening.start()
+        opening.join(OPENING_PATIENCE_S)
+        if opening.is_alive():
+            self.fail_to_answer(OPENING_PATIENCE_S)
+        self._guarded(begin_series)
         self.sample()
 
     def sample(self) -> None:
@@ -110,19 +118,20 @@ class SensorSampler:
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
-    def fail_to_answer(self) -> None:
+    def fail_to_answer(self, patience_s: float) -> None:
         """The sensor hangs: its series ends here."""
-        self.failure = f"{self._sensor.name}: the driver has not answered for {PATIENCE_S:g} s"
+        self._fail(f"the driver has not answered for {patience_s:g} s")
 
     def close(self) -> None:
-        """Close the sensor."""
+        """Close the sensor, also one that has failed."""
+        self._closed = True
         failure, self.failure = self.failure, None
         self._guarded(self._sensor.close)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
-        """The newest sample of each device that answers."""
-        return self._newest
+        """The newest sample of each device that answers; none once the sensor has failed."""
+        return self._newest if self.failure is None else []
 
     def state(self) -> SensorState:
         """How the sensor fared."""
@@ -143,26 +152,32 @@ class SensorSampler:
         return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _sample(self) -> None:
+        if self._closed:  # while another sensor held up this thread
+            return
         now_s = self._clock()
-        self._newest = self._sensor.sample(now_s)
-        self._pending.append(self._newest)
+        newest = self._sensor.sample(now_s)
+        if self._closed or self.failure is not None:  # it has been given up, and answered at last
+            return
+        self._pending += newest
+        self._newest = newest
         if not self._samples:
             self._first_s = self._next_look_s = now_s
         self._last_s = now_s
         self._samples += 1
+        if self._samples % BATCH == 0:
+            self._put_away()
         if now_s >= self._next_look_s:
             self._look_for_others(now_s)
-        if len(self._pending) >= BATCH:
-            self._put_away()
 
     def _put_away(self) -> None:
-        for sample in chain.from_iterable(self._pending):
-            series = self._series.get(sample.device)
-            if series is None:
-                self.failure = self.failure or f"{self._sensor.name}: sampled {sample.device}, which it had not named"
-            else:
-                series.add(sample)
-        self._pending.clear()
+        pending, self._pending = self._pending, []
+        for sample in pending:
+            try:
+                self._series[sample.device].add(sample)
+            except KeyError:
+                self._fail(f"sampled {sample.device}, which it had not named")
+            except Exception as error:
+                self._fail(f"gave {sample}, which is no sample ({error})")
 
     def _look_for_others(self, now_s: float) -> None:
         # What the first look finds has been there since an unknown time: it counts from now on.
@@ -176,14 +191,18 @@ class SensorSampler:
         if self.failure is not None:
             return
         if not self._lock.acquire(timeout=PATIENCE_S):
-            self.fail_to_answer()
+            self.fail_to_answer(PATIENCE_S)
             return
         try:
             call()
         except Exception as error:
-            self.failure = f"{self._sensor.name}: {str(error) or type(error).__name__}"
+            self._fail(str(error) or type(error).__name__)
         finally:
             self._lock.release()
+
+    def _fail(self, reason: str) -> None:
+        """The first reason stays."""
+        self.failure = self.failure or f"{self._sensor.name}: {reason}"
 
 
 class SamplingThread:
@@ -201,8 +220,8 @@ class SamplingThread:
         self._asked_interval_s = self.interval_s
         self._share_of_a_core = share_of_a_core
         self._samplers = samplers
-        self._reading: SensorSampler | None = None
-        self._round_begin_s = 0.0
+        self._reading: tuple[SensorSampler, float] | None = None
+        self._round_begin_s = time.monotonic()
         # Held until the end. An Event would make a lock of its own for each wait.
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -215,10 +234,10 @@ class SamplingThread:
     def give_up_hanging(self) -> None:
         """A sensor that has not answered for `PATIENCE_S` has failed: another thread goes on with the others."""
         reading = self._reading
-        if reading is None or time.monotonic() - self._round_begin_s < PATIENCE_S:
+        if reading is None or time.monotonic() - reading[1] < PATIENCE_S:
             return
         self._reading = None
-        reading.fail_to_answer()
+        reading[0].fail_to_answer(PATIENCE_S)
         self._thread = self._new_thread()
         self._thread.start()
 
@@ -241,7 +260,7 @@ class SamplingThread:
                 return
             self._round_begin_s = time.monotonic()
             for sampler in living:
-                self._reading = sampler
+                self._reading = sampler, time.monotonic()
                 sampler.sample()
                 if self._thread is not thread:  # it had been given up when the driver answered at last
                     return
@@ -254,9 +273,10 @@ class SamplingThread:
 
     def _until_next_s(self) -> float:
         """To the next multiple of the interval: threads that wake together find each other's caches warm."""
-        rest_s = self.interval_s - time.monotonic() % self.interval_s
-        # One that woke a moment early does not wake again for the same multiple.
-        return rest_s if rest_s > self.interval_s / 2 else rest_s + self.interval_s
+        now_s = time.monotonic()
+        # Counted from the nearest: a thread that woke a moment early does not wake again for the same multiple.
+        due_s = (round(self._round_begin_s / self.interval_s) + 1) * self.interval_s
+        return due_s - now_s if due_s > now_s else self.interval_s - now_s % self.interval_s
 
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:

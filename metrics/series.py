@@ -28,8 +28,8 @@ class Signal:
 
     def add(self, time_s: float, value: float | None) -> None:
         if value is not None:
+            self.values.append(value)  # first: it raises where it is no number
             self.times_s.append(time_s)
-            self.values.append(value)
 
     def count_in(self, windows: Windows) -> int:
         return sum(bisect_right(self.times_s, end) - bisect_left(self.times_s, begin) for begin, end in windows)

@@ -56,6 +56,7 @@ class EfficiencyCallback(TrainerCallback):
             )
         places = _gathered((host_uuid(), os.getpid()))
         pids = [pid for host, pid in places if host == host_uuid()]
+        self._monitor.close()  # of a training that was broken off and begins anew, as with a smaller batch
         self._monitor = EfficiencyMonitor(
             local_sensors(pids) if self._sensors is None else self._sensors,
             barrier=dist.barrier if _is_distributed() else None,

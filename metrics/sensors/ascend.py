@@ -54,14 +54,16 @@ def choose_chips(
     """The chips that ASCEND_RT_VISIBLE_DEVICES leaves visible, and of them those at `indices`.
 
     The variable holds logical ids, separated by commas alone; the first character that is neither ends the list, and
-    so does an id that no chip has (CANN, environment variables, "ASCEND_RT_VISIBLE_DEVICES").
+    so does an id that no chip has (CANN, environment variables, "ASCEND_RT_VISIBLE_DEVICES"). In a container that was
+    given one die of an A3's card the driver lists the other, too, with the logical id 0 that it never set
+    (github.com/hicann/driver, dcmi_init_for_server.c): no NPU of its own.
 
     Raises:
         MetricsError: nothing is left, or there is no such index.
     """
-    by_id = {chip.logic_id: chip for chip in chips}
+    by_id = {chip.logic_id: chip for chip in reversed(chips)}  # the first of an id stays
     listed = environment.get("ASCEND_RT_VISIBLE_DEVICES")
-    visible = sorted(chips, key=lambda chip: chip.logic_id)
+    visible = [by_id[logic_id] for logic_id in sorted(by_id)]
     if listed is not None:
         visible = []
         for text in (re.match(r"[\d,]*", listed) or [""])[0].split(","):

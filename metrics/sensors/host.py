@@ -62,7 +62,7 @@ class HostSensor(Sensor):
         self._has_pss = Path("/proc/self/smaps_rollup").exists()
         self._has_peaks = True
         self._devices: list[DeviceInfo] = []
-        self._last: tuple[float, float] | None = None
+        self._last_s: float | None = None
         self._next_pss_s: float | None = None
         self._pss_cost_s = 0.0
         self._cpus: tuple[int, ...] = ()
@@ -96,9 +96,9 @@ class HostSensor(Sensor):
             used_bytes += process_bytes
             busy_s += process_s
         utilization = None
-        if self._last is not None and time_s > self._last[0]:
-            utilization = max(busy_s - self._last[1], 0.0) / (self._cores * (time_s - self._last[0]))
-        self._last = (time_s, busy_s)
+        if self._last_s is not None and time_s > self._last_s:
+            utilization = busy_s / (self._cores * (time_s - self._last_s))
+        self._last_s = time_s
         return [Sample(time_s, self._devices[0].uuid, used_bytes, utilization)]
 
     def counters(self) -> dict[str, Counters]:
@@ -120,6 +120,7 @@ class HostSensor(Sensor):
     def close(self) -> None:
         for process in self._processes:
             process.close()
+        self._processes, self._last_s = [], None
 
     def _find_processes(self) -> None:
         """Those of the run by now: the ones known already are kept, with their open files."""
@@ -156,22 +157,22 @@ class HostSensor(Sensor):
         others, stolen = (busy_s - own_s) / passed_s, stolen_s / passed_s
         if max(others, stolen) < FOREIGN_SHARE:
             return {}
-        if self._found_new_processes():
-            # The run's own, started since: how much of it was theirs is known from the next look on.
+        if self._processes_changed():
+            # The run's own, started or ended since: how much of it was theirs is known from the next look on.
             self._last_look = None
             return {}
         found = Foreign(OTHER_PROCESSES, others) if others >= stolen else Foreign(HYPERVISOR, stolen)
         return {self._devices[0].uuid: found}
 
-    def _found_new_processes(self) -> bool:
-        """Whether the run has started processes since the last look, which is dear: all processes are walked."""
+    def _processes_changed(self) -> bool:
+        """Whether other processes are of the run than at the last look, which is dear: all processes are walked."""
         now_s = time.monotonic()
         if now_s < self._next_find_s:
             return False
         self._next_find_s = now_s + FIND_INTERVAL_S
         known = {process.process for process in self._processes}
         self._find_processes()
-        if known.issuperset(process.process for process in self._processes):
+        if known == {process.process for process in self._processes}:
             return False
         self._read_pss()
         return True

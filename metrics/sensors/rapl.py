@@ -85,7 +85,8 @@ class RaplSensor(Sensor):
                 f"no RAPL zone in {self._root}: a virtual machine or container hides them, or the kernel module "
                 "intel_rapl_msr is not loaded"
             )
-        self._zones = [_zone(folder, names[folder]) for folder in chosen]
+        for folder in chosen:  # one by one: `close` lets go of those that were opened before one that cannot be
+            self._zones.append(_zone(folder, names[folder]))
 
     def devices(self) -> list[DeviceInfo]:
         zones = " + ".join(zone.name for zone in self._zones)
@@ -106,7 +107,7 @@ class RaplSensor(Sensor):
     def close(self) -> None:
         for zone in self._zones:
             os.close(zone.energy)
-        self._zones = []
+        self._zones, self._last = [], None
 
     def _energy_j(self) -> float:
         total_uj = 0
@@ -120,8 +121,8 @@ def _zone(folder: Path, name: str) -> Zone:
     energy = folder / "energy_uj"
     try:
         range_uj = int((folder / "max_energy_range_uj").read_text())
-        descriptor = os.open(energy, os.O_RDONLY)
-        return Zone(name, descriptor, range_uj, int(os.pread(descriptor, 64, 0)))
+        last_uj = int(energy.read_text())
+        return Zone(name, os.open(energy, os.O_RDONLY), range_uj, last_uj)
     except PermissionError:
         raise MetricsError(
             f"{energy} may be read by root alone, as kernels since 5.10 have it (CVE-2020-8694): run as root, or let "

@@ -31,6 +31,7 @@ class RunProcess:
         self._statm = self._open_statm()
         self._others_bytes = 0
         self._own_part = 1.0
+        self._last_busy_s: float | None = None
 
     def close(self) -> None:
         """Let go of the open file."""
@@ -39,18 +40,21 @@ class RunProcess:
             self._statm = None
 
     def read(self) -> tuple[float, float]:
-        """Memory in bytes, and processor time in seconds, cheaply: a training step waits for each microsecond of it.
+        """Memory in bytes, and processor seconds since the last call (0 at the first: how long it has run before is
+        no part of the time between two samples), cheaply: a training step waits for each microsecond of it.
 
         Memory is PSS as estimated from the resident size and what was shared at the last `learn_own_part`; before the
         first, the resident size itself. Processor time is to the nanosecond (/proc counts in ticks of 10 ms), without
         children that have ended.
         """
         anonymous_bytes, mapped_bytes = self._resident_bytes()
+        last_s = self._last_busy_s
         try:
-            busy_s = time.clock_gettime(self._clock)
+            self._last_busy_s = time.clock_gettime(self._clock)
         except OSError:  # of somebody else, or ended
-            busy_s = 0.0
-        return max(anonymous_bytes - self._others_bytes, 0) + mapped_bytes * self._own_part, busy_s
+            last_s = None
+        spent_s = 0.0 if last_s is None or self._last_busy_s is None else max(self._last_busy_s - last_s, 0.0)
+        return max(anonymous_bytes - self._others_bytes, 0) + mapped_bytes * self._own_part, spent_s
 
     def learn_own_part(self) -> None:
         """How much of the resident memory is others' share of it; changes slowly, and is dear to learn."""

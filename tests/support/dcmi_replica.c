@@ -1,7 +1,7 @@
 /* DCMI's functions as the DCMI API Reference declares them, for two cards of made-up NPUs: one chip on card 2, two on
    card 5. Environment: DCMI_LACKS names functions that fail, DCMI_RUBBISH makes utilization and power nonsense,
    DCMI_PIDS lists processes on every chip, DCMI_NAME is the chips' name ("910B2"), DCMI_CARD_POWER what a card's
-   microcontroller says, in 0.1 W. */
+   microcontroller says, in 0.1 W, DCMI_ONE_DIE leaves the second chip of card 5 out, whose logical id is then unset. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +55,7 @@ int dcmi_get_device_id_in_card(int card_id, int *device_id_max, int *mcu_id, int
 
 int dcmi_get_device_logic_id(int *device_logic_id, int card_id, int device_id) {
     *device_logic_id = card_id == 2 ? 0 : 1 + device_id;
+    if (getenv("DCMI_ONE_DIE") && card_id == 5 && device_id == 1) *device_logic_id = 0;
     return 0;
 }
 

@@ -130,6 +130,17 @@ def test_the_two_dies_of_an_a3_share_their_cards_power(library: str, monkeypatch
     assert "card 5 gives one power for its 2 NPUs, of which this measurement has 1" in alone.unavailable["power_w"]
 
 
+def test_a_die_that_a_container_was_not_given_is_no_npu(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DCMI_NAME", "Ascend910")
+    monkeypatch.setenv("DCMI_ONE_DIE", "1")
+    sensor = opened(library, indices=[1])
+    (sample,) = sensor.sample(0.0)
+    assert sample.memory_used_bytes == 5000 * MB  # of the second NPU, in the order of logical ids
+    assert sample.power_w is None
+    assert "card 5 gives one power for its 2 NPUs, of which this measurement has 1" in sensor.unavailable["power_w"]
+    assert len(opened(library).devices()) == 2
+
+
 def test_a_310p_is_read_through_its_cards_controller(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCMI_NAME", "310P3")
     monkeypatch.setenv("DCMI_LACKS", "dcmi_get_device_power_info dcmi_get_device_hbm_info")

@@ -7,12 +7,13 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from metrics import EfficiencyCallback, MetricsError, merge
+from metrics import EfficiencyCallback, HostSensor, MetricsError, merge
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -62,6 +63,24 @@ def test_a_trainer_that_counts_no_tokens_is_told_so() -> None:
     counted.on_train_end(arguments, state, control)
     assert counted.run is not None
     assert counted.run.tokens == 21
+
+
+def test_a_trainer_that_begins_anew_samples_once() -> None:
+    """As with `auto_find_batch_size`, which breaks a training off and begins another."""
+    arguments = SimpleNamespace(process_index=0)
+    state = SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True)
+    control = SimpleNamespace(should_evaluate=False, should_save=False)
+    callback = EfficiencyCallback(tokens_per_step=7, warmup_steps=0, sensors=[HostSensor()])
+    for _ in range(2):
+        callback.on_train_begin(arguments, state, control)
+        callback.on_step_begin(arguments, state, control)
+        callback.on_step_end(arguments, state, control)
+    begun = [thread for thread in threading.enumerate() if thread.name == "metrics-host"]
+    callback.on_train_end(arguments, state, control)
+    assert len(begun) == 1
+    assert callback.run is not None
+    assert callback.run.amu_gb is not None
+    assert callback.run.amu_gb > 0.01
 
 
 def test_measuring_loads_neither_harness_nor_megatron_nor_torch() -> None:

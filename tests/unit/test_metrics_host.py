@@ -139,6 +139,37 @@ def test_others_on_the_cores_are_seen_and_the_run_itself_is_not() -> None:
     assert share_of_own < found.share - 0.1
 
 
+def busy_child() -> subprocess.Popen[bytes]:
+    """A process that has taken half a second of a processor, and rests."""
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    return child
+
+
+def test_what_a_process_did_before_it_was_found_is_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metrics.sensors.host.usable_cores", lambda pids: 1.0)
+    sensor = opened([os.getpid()])
+    with busy_child() as child:
+        sensor.sample(time.monotonic())
+        sensor.counters()  # which finds it
+        (sample,) = sensor.sample(time.monotonic())
+        child.kill()
+    sensor.close()
+    assert 0 <= (sample.utilization or 0) < 2
+
+
+def test_a_process_of_the_run_that_has_ended_is_no_other() -> None:
+    with busy_child() as child:
+        sensor = opened([child.pid])
+        sensor.foreign()
+        child.kill()
+    time.sleep(0.2)  # what it took is missing from what the run has taken, and is not what others took
+    assert sensor.foreign() == {}
+    sensor.close()
+
+
 def test_a_sleeping_process_is_idle() -> None:
     with EfficiencyMonitor([HostSensor()]) as monitor, monitor.step(tokens=1):
         time.sleep(0.5)

@@ -8,6 +8,7 @@ import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
 
 from metrics import EfficiencyMonitor, MetricsError, merge
+from metrics.sampler import SamplingThread
 from metrics.sensors.base import Counters, Sensor
 
 NEVER_S = 1e6
@@ -235,4 +236,46 @@ def test_an_error_in_the_loop_stops_sampling_without_waiting_for_ranks() -> None
         raise ZeroDivisionError
     assert waited == ["ranks"]  # at the window's beginning alone
     assert sensor.calls == ["open", "close"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "metrics-trace"]
+    assert not sampling_threads()
+
+
+def sampling_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "metrics-trace"]
+
+
+def test_a_finish_that_fails_stops_sampling() -> None:
+    clock = HandClock()
+    sensor = TraceSensor(clock, memory=lambda t: GB)
+    broken: list[str] = []
+
+    def synchronize() -> None:
+        if broken:
+            raise RuntimeError("the device has failed")
+
+    monitor = EfficiencyMonitor([sensor], synchronize, clock=clock)
+    monitor.start()
+    run_steps(monitor, clock, 1)
+    broken.append("device")
+    with pytest.raises(RuntimeError, match="device has failed"):
+        monitor.finish()
+    assert sensor.calls == ["open", "close"]
+    assert not sampling_threads()
+    with pytest.raises(MetricsError, match="monitor is closed"):
+        monitor.finish()
+
+
+def test_a_start_that_fails_half_way_stops_what_had_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = SamplingThread.start
+
+    def start_or_fail(self: SamplingThread) -> None:
+        if sampling_threads():
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(SamplingThread, "start", start_or_fail)
+    clock = HandClock()
+    sensors = [TraceSensor(clock), TraceSensor(clock)]  # each slow, and so in a thread of its own
+    with pytest.raises(RuntimeError, match="new thread"):
+        monitor_of(clock, *sensors).start()
+    assert [sensor.calls for sensor in sensors] == [["open", "close"]] * 2
+    assert not sampling_threads()

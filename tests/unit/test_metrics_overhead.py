@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.monitor_overhead import all_sensors, measure, own_share
+from benchmarks.monitor_overhead import all_sensors, cost, measure, own_share
 
 from metrics.sensors.base import Sensor
 
@@ -19,6 +19,13 @@ def sensors(tmp_path: Path) -> Iterator[list[Sensor]]:
     threads = torch.get_num_threads()
     yield all_sensors(tmp_path)
     torch.set_num_threads(threads)
+
+
+def test_noise_alone_is_no_cost() -> None:
+    """Blocks that take half or twice as long by chance: the mean of their ratios would be a quarter above 1."""
+    found = cost({True: [1.0, 2.0] * 50, False: [2.0, 1.0] * 50})
+    assert found.mean == pytest.approx(0)
+    assert found.low < 0 < found.high
 
 
 @pytest.mark.proof

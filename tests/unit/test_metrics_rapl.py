@@ -168,3 +168,13 @@ def test_two_containers_of_one_machine_count_its_energy_once(tmp_path: Path, mon
     one.open(), other.open()
     assert one.devices()[0].uuid == other.devices()[0].uuid
     one.close(), other.close()
+
+
+def test_a_zone_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    sensor = RaplSensor(make(tmp_path, TWO_SOCKETS))
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("?")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(MetricsError, match="gives no energy"):
+        sensor.open()
+    sensor.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
@@ -87,6 +88,116 @@ def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: 
     assert not hung.is_alive()
     measured = monitor.finish()
     assert [state.failure for state in measured.sensors] == ["driver: the driver has not answered for 0.3 s", None]
+
+
+def test_a_driver_that_hangs_at_its_opening_does_not_hang_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "OPENING_PATIENCE_S", 0.1)
+    opens = threading.Event()
+
+    class Starting(TraceSensor):
+        def open(self) -> None:
+            opens.wait(20)
+
+    sensor, other = Starting(HandClock(), name="driver"), TraceSensor(HandClock(), memory=lambda t: GB, name="other")
+    begin_s = time.monotonic()
+    monitor = EfficiencyMonitor([sensor, other], sample_interval_s=0.01)
+    monitor.start()
+    with monitor.step(tokens=1):
+        opens.set()  # which is too late
+    measured = monitor.finish()
+    assert time.monotonic() - begin_s < 5
+    assert [state.failure for state in measured.sensors] == ["driver: the driver has not answered for 0.1 s", None]
+    assert [device.amu_gb for device in measured.devices] == [pytest.approx(1)]
+    assert sensor.calls == ["close"]
+
+
+def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 1.0)
+    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver")
+    other = Hanging(HandClock(), memory=lambda t: GB, name="other")
+    driver.is_slow = other.is_slow = False
+    monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01, warmup_steps=9)
+    with monitor:
+        assert driver.hangs.wait(5)
+        time.sleep(1.1)
+        driver.release.set()
+        assert other.hangs.wait(5)
+        with monitor.step(tokens=1):  # whose end looks whether a sensor hangs
+            pass
+        other.release.set()
+    assert [state.failure for state in monitor.finish().sensors] == [None, None]
+
+
+def test_a_closed_sensor_is_not_sampled_when_one_before_it_answers_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "PATIENCE_S", 0.05)
+
+    class Called(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            self.calls.append("sample")
+            return super().sample(time_s)
+
+    driver, other = Hanging(HandClock(), name="driver"), Called(HandClock(), name="other")
+    driver.is_slow = other.is_slow = False
+    monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01)
+    monitor.start()
+    assert driver.hangs.wait(5)
+    hung = next(thread for thread in threading.enumerate() if thread.name == "metrics-driver+other")
+    monitor.close()
+    driver.release.set()
+    hung.join(timeout=5)
+    assert not hung.is_alive()
+    assert other.calls[-1] == "close"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [None, [("GPU-0", 1.0)], [Sample(2.0, "GPU-0", "much")], [Sample(2.0, "GPU-7", 1.0)]],  # type: ignore[arg-type]
+)
+def test_what_is_no_sample_ends_its_series_and_nothing_else(garbage: Any) -> None:
+    class Garbled(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            return super().sample(time_s) if time_s < 2 else garbage  # type: ignore[no-any-return]
+
+    clock = HandClock(0)
+    sensor = Garbled(clock, memory=lambda t: 3.0 * GB)
+    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor:
+        for _ in range(2):
+            with monitor.step(tokens=1):
+                clock.pass_time(1)
+        monitor.pause()
+        monitor.latest_samples()
+    measured = monitor.finish()
+    failure = measured.sensors[0].failure
+    assert failure is not None
+    assert failure.startswith("trace: ")
+    assert measured.devices[0].memory_idle_gb == 3
+    assert measured.devices[0].unavailable["amu_gb"] == failure
+
+
+def test_a_sensor_that_has_failed_has_no_newest_sample() -> None:
+    clock = HandClock(0)
+    sensor = TraceSensor(clock, memory=lambda t: GB, dies_at_s=1)
+    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor:
+        with monitor.step(tokens=1):
+            assert [sample.memory_used_bytes for sample in monitor.latest_samples()] == [GB]
+            clock.pass_time(1)
+        monitor.pause()
+        assert monitor.latest_samples() == []
+
+
+def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metrics.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+
+    class Slow(TraceSensor):
+        def sample(self, time_s: float) -> list[Sample]:
+            time.sleep(0.06)
+            return super().sample(time_s)
+
+    sensor = Slow(HandClock(), memory=lambda t: GB)
+    with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
+        time.sleep(1.6)
+    # Sixteen, one more at each end of the window; eight if every other were left out.
+    assert monitor.finish().devices[0].samples >= 12
 
 
 def reads(read: list[str], name: str) -> float:
