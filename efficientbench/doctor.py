@@ -158,6 +158,7 @@ def _device(device: Device) -> Finding:
         f"{device.count()} × {device.names()[0]}, {memory}",
         f"computes in {', '.join(dtype for dtype in DTYPES if dtype not in unsupported)}",
         *unsupported.values(),
+        *filter(None, map(device.dtype_warning, DTYPES)),
         *(f"{name} {version}" for name, version in device.versions().items()),
     ]
     return Finding(device.type, True, "; ".join(parts))

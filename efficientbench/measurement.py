@@ -11,6 +11,7 @@ from typing import Any
 
 import metrics
 from efficientbench import cost
+from efficientbench.config.schema import RunConfig
 from efficientbench.corpora import recorded_sources
 from efficientbench.devices.base import Device
 from efficientbench.job import Job
@@ -135,7 +136,7 @@ def build_record(
         outliers=_outlier_steps(summary.outliers),
         resumed_after_steps=recorder.resumed,
         config=config.model_dump(mode="json"),
-        environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": tell_sensors(run.sensors)},
+        environment=_environment(config, device) | {"sensors": tell_sensors(run.sensors)},
         paths=WRITTEN,
     )
 
@@ -159,9 +160,15 @@ def failed_record(
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
         kernels={},
         config=config.model_dump(mode="json"),
-        environment=collect_environment(PACKAGES, Path(__file__).parent),
+        environment=_environment(config, device),
         paths=WRITTEN,
     )
+
+
+def _environment(config: RunConfig, device: Device) -> dict[str, Any]:
+    """Where the run happened, and what is to be known of its dtype there."""
+    found = collect_environment(PACKAGES, Path(__file__).parent)
+    return found | {"dtype_warning": device.dtype_warning(config.training.dtype)}
 
 
 def _identity(job: Job, device: Device, devices: int) -> dict[str, Any]:

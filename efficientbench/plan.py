@@ -14,7 +14,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.devices.base import all_devices
+from efficientbench.devices.base import Device, all_devices
 
 
 class DoesNotFitError(ConfigError):
@@ -83,12 +83,21 @@ def plan_anywhere(config: RunConfig) -> Plan:
 
     Raises ConfigError, also for a device type that does not exist.
     """
+    device = planned_device(config)
+    config = with_kernels(config, device)
+    return make_plan(config, Layout.of(config, devices=1, oversubscribe=True), device.runtime_bytes)
+
+
+def planned_device(config: RunConfig) -> Device:
+    """The device type that `plan_anywhere` plans for.
+
+    Raises ConfigError for one that does not exist.
+    """
     types = {device.type: device for device in all_devices()}
     name = "cpu" if config.device == "auto" else config.device
     if name not in types:
         raise ConfigError(f"device: {name!r} is not one of auto, {', '.join(types)}")
-    config = with_kernels(config, types[name])
-    return make_plan(config, Layout.of(config, devices=1, oversubscribe=True), types[name].runtime_bytes)
+    return types[name]
 
 
 def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:

@@ -9,7 +9,7 @@ from efficientbench import cost
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.plan import Plan, gigabytes, memory_parts, plan_anywhere
+from efficientbench.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,9 @@ def print_plan(plan: Plan, console: Console) -> None:
         memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
     memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
     console.print(memory)
+    warning = planned_device(plan.config).dtype_warning(plan.config.training.dtype)
+    if warning is not None:
+        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if plan.budget.extended:
         console.print(plan.budget.extended, highlight=False, soft_wrap=True)
 

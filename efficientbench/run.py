@@ -184,6 +184,9 @@ def _announce(plan: Plan, device: Device) -> None:
         f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; about {gigabytes(plan.rank_memory_bytes())} each"
     )
+    warning = device.dtype_warning(plan.config.training.dtype)
+    if warning is not None:
+        print(f"warning: {warning}")
     if plan.budget.extended:
         print(plan.budget.extended)
     sys.stdout.flush()

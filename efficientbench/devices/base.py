@@ -69,6 +69,10 @@ class Device(ABC):
     def unsupported_dtypes(self) -> dict[str, str]:
         """Compute dtypes that the device lacks, each with its reason."""
 
+    def slow_dtypes(self) -> dict[str, str]:
+        """Compute dtypes that the device computes in, but far more slowly than in float32, each with its reason."""
+        return {}
+
     @abstractmethod
     def memory_capacity_bytes(self) -> int | None:
         """Memory of one device, in bytes; None where the host's memory is the device's."""
@@ -103,6 +107,11 @@ class Device(ABC):
         if dtype in unsupported:
             supported = ", ".join(name for name in DTYPES if name not in unsupported)
             raise DeviceError(f"training.dtype={dtype}: {unsupported[dtype]}; this device computes in {supported}")
+
+    def dtype_warning(self, dtype: str) -> str | None:
+        """What people must know before they compute in a dtype; None where there is nothing."""
+        reason = self.slow_dtypes().get(dtype)
+        return None if reason is None else f"training.dtype={dtype} is slow here: {reason}"
 
 
 def all_devices() -> list[Device]:

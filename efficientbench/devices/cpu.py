@@ -10,6 +10,12 @@ from efficientbench.devices.base import Device
 if TYPE_CHECKING:
     import torch
 
+CPUINFO = "/proc/cpuinfo"
+"""Where Linux describes the processors."""
+
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+"""What oneDNN, torch's library of matrix products, calls avx512_core."""
+
 
 class CPU(Device):
     """The host. Any number of ranks may share it."""
@@ -41,6 +47,15 @@ class CPU(Device):
     def unsupported_dtypes(self) -> dict[str, str]:
         return {}
 
+    def slow_dtypes(self) -> dict[str, str]:
+        if multiplies_bf16() is not False:
+            return {}
+        return {
+            "bf16": f"torch has no bf16 matrix products for {self.names()[0]} (on x86 they need AVX-512 or "
+            "AVX-NE-CONVERT, on Arm bf16) and multiplies without them many times more slowly than in float32; "
+            "on this CPU add training.dtype=fp32"
+        }
+
     def memory_capacity_bytes(self) -> int | None:
         return None
 
@@ -48,12 +63,36 @@ class CPU(Device):
         return None
 
     def names(self) -> list[str]:
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-                models = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
-        except OSError:
-            models = []
-        return [models[0] if models else platform.processor() or platform.machine()]
+        return [_described("model name") or platform.processor() or platform.machine()]
 
     def versions(self) -> dict[str, str]:
         return {}
+
+
+def multiplies_bf16() -> bool | None:
+    """Whether oneDNN multiplies bf16 matrices on this processor; None where the system does not tell.
+
+    Where it does not, torch computes such products in plain loops. The instructions are those that oneDNN asks for
+    (x86: cpu_isa avx512_core or avx2_vnni_2) and torch itself (Arm: mkldnn_bf16_device_check_arm).
+    """
+    instructions = (_described("flags") or _described("Features") or "").split()
+    if not instructions:
+        return None
+    if AVX512.issubset(instructions) or "bf16" in instructions:
+        return True
+    if "avx_vnni" not in instructions:
+        return False
+    # Some processors with AVX-VNNI have AVX-NE-CONVERT too, of which Linux does not tell; torch, slow to load, does.
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _described(key: str) -> str | None:
+    """What Linux says of the first processor under a key; None where it says nothing."""
+    try:
+        with open(CPUINFO, encoding="utf-8") as cpuinfo:
+            found = (line.partition(":") for line in cpuinfo)
+            return next((text.strip() for name, _, text in found if name.strip() == key), None)
+    except OSError:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from support.command_line import ROOT, Finished, environment, losses, record
 
 from data_tools.manifest import load_corpus
 from data_tools.tokenizer import train_tokenizer
+from efficientbench.devices.cpu import CPU
 
 Train = Callable[..., Finished]
 
@@ -29,8 +31,13 @@ def trained(run: Finished) -> Path:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_trains(train: Train, dtype: str) -> None:
     # Far enough for the loss to fall by more than what one batch differs from the next.
-    folder = trained(train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2"))
+    run = train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2")
+    folder = trained(run)
     assert record(folder)["dtype"] == dtype
+    # Told before the run and kept with it, where this machine's processor computes so only slowly.
+    warning = CPU().dtype_warning(dtype)
+    assert record(folder)["environment"]["dtype_warning"] == warning
+    assert re.findall(r"^warning: (.*)$", run.done.stdout, re.MULTILINE) == ([warning] if warning else [])
     assert losses(folder)[-1] < losses(folder)[0] - 0.1
 
 

@@ -1,0 +1,94 @@
+"""What is said of a CPU, by what Linux describes, and of the dtype that it may lack."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from efficientbench.config.load import resolve
+from efficientbench.devices import cpu
+from efficientbench.devices.cpu import CPU, multiplies_bf16
+from efficientbench.doctor import doctor
+from efficientbench.plan import plan_anywhere
+from efficientbench.plan_table import print_plan
+
+AVX2 = "fpu sse2 avx fma avx2"
+AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl"
+ARM = "fp asimd aes sha2 atomics fphp asimdhp asimddp sve"
+
+
+@pytest.fixture
+def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for Linux's description of the processors."""
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu, "CPUINFO", str(path))
+    return path
+
+
+def x86(flags: str) -> str:
+    # The second has more: the first one speaks for all.
+    return "".join(
+        f"processor\t: {index}\nmodel name\t: Some CPU\nflags\t\t: {each}\nvmx flags\t: vnmi\nbugs\t\t:\n\n"
+        for index, each in enumerate([flags, AVX512])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "multiplies"),
+    [
+        (x86(AVX2), False),
+        (x86(AVX512), True),
+        # A Xeon Phi has a part of them.
+        (x86(f"{AVX2} avx512f avx512cd avx512er"), False),
+        (f"processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: {ARM} i8mm bf16\n", True),
+        (f"processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: {ARM}\n", False),
+        ("processor\t: 0\ncpu\t\t: POWER9\n", None),
+        (None, None),
+    ],
+)
+def test_bf16_products_by_instructions(described: Path, text: str | None, multiplies: bool | None) -> None:
+    if text is not None:
+        described.write_text(text)
+    assert multiplies_bf16() is multiplies
+    assert list(CPU().slow_dtypes()) == (["bf16"] if multiplies is False else [])
+
+
+@pytest.mark.parametrize("has_them", [True, False])
+def test_torch_is_asked_for_what_linux_does_not_tell(
+    described: Path, has_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described.write_text(x86(f"{AVX2} avx_vnni"))
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_them)
+    assert multiplies_bf16() is has_them
+
+
+def test_torch_agrees_on_this_machine() -> None:
+    if multiplies_bf16() is None:
+        pytest.skip("this system describes no instructions")
+    assert multiplies_bf16() is torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def test_people_are_told_what_would_be_right(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    described.write_text(x86(AVX2))
+    warning = CPU().dtype_warning("bf16")
+    assert warning is not None
+    assert warning.startswith("training.dtype=bf16 is slow here: torch has no bf16 matrix products for Some CPU (")
+    assert warning.endswith("on this CPU add training.dtype=fp32")
+    CPU().check("bf16")
+    doctor()
+    assert warning in " ".join(capsys.readouterr().out.split())
+    assert f"warning: {warning}\n" in planned("training.dtype=bf16")
+    for words in (["training.dtype=fp32"], ["training.dtype=bf16", "device=cuda"]):
+        assert "warning" not in planned(*words)
+    described.write_text(x86(AVX512))
+    assert "warning" not in planned("training.dtype=bf16")
+
+
+def planned(*words: str) -> str:
+    out = io.StringIO()
+    print_plan(plan_anywhere(resolve("gqa_0.5B", overrides=list(words))), Console(file=out, width=100))
+    return out.getvalue()
