@@ -100,3 +100,15 @@ def test_weight_gradients_are_added_to_what_is_there(device: str, dtype: torch.d
     # Where the product is a tensor of its own, it is rounded to its dtype.
     wide = weight_gradient.name(device, dtype) == weight_gradient.WIDE
     assert float((total - wanted).norm() / wanted.norm()) < (1e-6 if wide else 5e-3)
+
+
+@pytest.mark.parametrize("widened", [True, False])
+def test_a_cpu_without_products_in_bf16_adds_them_unrounded(widened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_gradient, "widens", lambda device_type, dtype: widened)
+    assert (weight_gradient.name("cpu", torch.bfloat16) == weight_gradient.WIDENED) is widened
+    left = torch.randn(weight_gradient.WIDENED_AT_ONCE + 3, 7, dtype=torch.bfloat16)
+    right = torch.randn(len(left), 5, dtype=torch.bfloat16)
+    total = torch.randn(7, 5)
+    wanted = total.double() + left.double().t() @ right.double()
+    weight_gradient.add_product(total, left, right)
+    assert float((total - wanted).norm() / wanted.norm()) < (1e-6 if widened else 5e-3)
