@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from megatron.core.tensor_parallel import layers, mappings
 from megatron.core.transformer.moe import moe_layer, moe_utils, token_dispatcher
 from megatron.core.utils import local_multi_tensor_l2_norm
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import _CoalescingManager
 
 from efficientbench.model import token_dispatch
 from efficientbench.model.kernels.weight_gradient import add_product
@@ -76,7 +78,8 @@ def _accumulate_weight_gradient(input_: torch.Tensor, grad_output: torch.Tensor,
 
 def _spare_collectives_of_one_rank() -> None:
     # Over a single data-parallel rank, the distributed optimizer gathers and scatters buffers onto themselves; gloo
-    # makes a copy of all parameters for that.
+    # makes a copy of all parameters for that. Without them there is nothing to coalesce, where torch 2.6 fails.
+    coalesce: Callable[..., AbstractContextManager[object]] = param_and_grad_buffer._coalescing_manager
     gather: Callable[..., object] = param_and_grad_buffer.dist_all_gather_func
     scatter: Callable[..., object] = param_and_grad_buffer.dist_reduce_scatter_func
 
@@ -88,6 +91,10 @@ def _spare_collectives_of_one_rank() -> None:
     ) -> object:
         return None if _same(output, input_, group) else scatter(output, input_, op=op, group=group, async_op=async_op)
 
+    def coalescing(group: ProcessGroup, async_ops: bool) -> AbstractContextManager[object]:
+        return nullcontext(_CoalescingManager()) if group.size() == 1 else coalesce(group, async_ops=async_ops)
+
+    param_and_grad_buffer._coalescing_manager = coalescing
     param_and_grad_buffer.dist_all_gather_func = all_gather
     param_and_grad_buffer.dist_reduce_scatter_func = reduce_scatter
 
