@@ -10,14 +10,13 @@ setup(
     description="Trains language models that differ in one architectural choice and measures what each choice costs.",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    packages=find_packages(
-        include=[
-            pattern
-            for package in ("efficientbench", "metrics", "data_tools", "launchers")
-            for pattern in (package, f"{package}.*")
-        ]
-    ),
-    package_data={"metrics": ["*.yaml", "report/html/*.css", "report/html/*.js"]},
+    # metrics, data_tools, launchers and experiments are links in efficientbench/ to the folders beside it.
+    packages=find_packages(include=["efficientbench", "efficientbench.*"]),
+    package_data={
+        "efficientbench": ["experiments/*.yaml"],
+        "efficientbench.launchers": ["*.sh", "*/*.sh"],
+        "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.js"],
+    },
     install_requires=[
         "torch>=2.6",
         # One exact engine: its silent errors are tested for this release.
@@ -59,5 +58,10 @@ setup(
             "zstandard>=0.22",
         ],
     },
-    entry_points={"console_scripts": ["efficientbench = efficientbench.cli:main"]},
+    entry_points={
+        "console_scripts": [
+            "efficientbench = efficientbench.cli:main",
+            "efficientbench-data = efficientbench.data_tools.cli:main",
+        ]
+    },
 )

@@ -1,6 +1,6 @@
 """`python -m data_tools`."""
 
-from data_tools.cli import main
+from efficientbench.data_tools.cli import main
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from data_tools.errors import DataError
+from efficientbench.data_tools.errors import DataError
 
 app = typer.Typer(
     name="python -m data_tools",
@@ -63,8 +63,8 @@ def tokenize(
     max_rejects: MaxRejects = 0.01,
 ) -> None:
     """Turn text into tokens on disk; after an interruption, the same command goes on."""
-    from data_tools.manifest import summary
-    from data_tools.tokenize import tokenize_files
+    from efficientbench.data_tools.manifest import summary
+    from efficientbench.data_tools.tokenize import tokenize_files
 
     with _continued_by_the_next_call():
         corpus = tokenize_files(
@@ -89,7 +89,7 @@ def download(
     output: DataFolder = None,
 ) -> None:
     """Download a dataset from the hub; what lies here already is kept, what is half here is continued."""
-    from data_tools.download import DownloadRequest, download_dataset
+    from efficientbench.data_tools.download import DownloadRequest, download_dataset
 
     folder = output or _data_folder(repository)
     with _continued_by_the_next_call():
@@ -117,10 +117,10 @@ def prepare(
     to_jsonl: Annotated[bool, typer.Option("--to-jsonl", help="keep a JSONL copy too, in FOLDER-jsonl")] = False,
 ) -> None:
     """Download a dataset, tokenize it and show its statistics; after an interruption, the same command goes on."""
-    from data_tools.download import DownloadRequest
-    from data_tools.download.listing import default_config
-    from data_tools.manifest import summary
-    from data_tools.prepare import prepare_dataset, statistics_lines
+    from efficientbench.data_tools.download import DownloadRequest
+    from efficientbench.data_tools.download.listing import default_config
+    from efficientbench.data_tools.manifest import summary
+    from efficientbench.data_tools.prepare import prepare_dataset, statistics_lines
 
     folder = output or _data_folder(repository)
     prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
@@ -149,7 +149,7 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what a .bin/.idx pair holds: figures, lengths of its documents, the first of them as text."""
-    from data_tools.inspection import describe_pair, tokenizer_of
+    from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
 
     prefix = _without_suffix(prefix)
     for line in describe_pair(prefix, tokenizer_of(prefix, tokenizer), documents):
@@ -168,7 +168,7 @@ def train_tokenizer(
     text_key: Annotated[str, typer.Option("--text-key", help="the key or column of the text")] = "text",
 ) -> None:
     """Train a byte-level BPE tokenizer, and tell how well it compresses text that it has not seen."""
-    from data_tools.tokenizer_training import describe_training, train_on_files
+    from efficientbench.data_tools.tokenizer_training import describe_training, train_on_files
 
     for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key)):
         print(line)
@@ -180,8 +180,8 @@ def verify(
     tokenizer: Annotated[str | None, typer.Option(help="for a pair without manifest: the one that made it")] = None,
 ) -> None:
     """Check a .bin/.idx pair; what is damaged is named with the byte where it goes wrong."""
-    from data_tools.tokenizer import load_tokenizer
-    from data_tools.verify import verify_pair
+    from efficientbench.data_tools.tokenizer import load_tokenizer
+    from efficientbench.data_tools.verify import verify_pair
 
     prefix = _without_suffix(prefix)
     found = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)
@@ -218,7 +218,7 @@ def main() -> None:
     """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
     # Others are heard from warnings up: HTTP libraries log every address, and some are signed, which is a secret.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("data_tools").setLevel(logging.INFO)
+    logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
     try:
         app()
     except (DataError, OSError) as error:

@@ -22,16 +22,23 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.documents import TEXT_KEY
-from data_tools.embedded import embedded_checksum, embedded_documents
-from data_tools.errors import DataError
-from data_tools.files import exclusive_lock, file_checksums, remembered_sha256, write_file
-from data_tools.indexed import bin_path, check_indexed, idx_path
-from data_tools.inputs import cut_into_parts, find_inputs
-from data_tools.manifest import FORMAT_VERSION, Corpus, load_corpus, manifest_path, pair_fingerprint, save_corpus
-from data_tools.statistics import token_counts
-from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import (
+from efficientbench.data_tools.documents import TEXT_KEY
+from efficientbench.data_tools.embedded import embedded_checksum, embedded_documents
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import exclusive_lock, file_checksums, remembered_sha256, write_file
+from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
+from efficientbench.data_tools.manifest import (
+    FORMAT_VERSION,
+    Corpus,
+    load_corpus,
+    manifest_path,
+    pair_fingerprint,
+    save_corpus,
+)
+from efficientbench.data_tools.statistics import token_counts
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import (
     TRAINING_RULES,
     TextTokenizer,
     folder_checksum,
@@ -39,7 +46,7 @@ from data_tools.tokenizer import (
     tokenizer_folder,
     train_tokenizer,
 )
-from data_tools.tokenizer_training import documents_in_turn
+from efficientbench.data_tools.tokenizer_training import documents_in_turn
 
 _PREFIX = "tokens"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from data_tools.errors import DataError, first_line
-from data_tools.inputs import PART_BYTES, Part, cut_into_parts, find_inputs
+from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.inputs import PART_BYTES, Part, cut_into_parts, find_inputs
 
 TEXT_KEY = "text"
 TEXT_DOCUMENT_CHARACTERS = 4096

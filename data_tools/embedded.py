@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_tools.errors import DataError
+from efficientbench.data_tools.errors import DataError
 
 MIN_DOCUMENT_CHARACTERS = 120
 MIN_SAMPLE_BYTES = 200_000

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from data_tools.errors import first_line
-from data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.errors import first_line
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 # GPT-2's split, which `tokenizers` has built in.
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_tools.errors import DataError, first_line
+from efficientbench.data_tools.errors import DataError, first_line
 
 _TIMEOUT_S = 10
 

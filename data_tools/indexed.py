@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.errors import DataError
+from efficientbench.data_tools.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_tools.errors import DataError, first_line
+from efficientbench.data_tools.errors import DataError, first_line
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.indexed import bin_path, check_indexed, idx_path
-from data_tools.manifest import load_corpus, manifest_path
-from data_tools.reading import IndexedDocuments
-from data_tools.statistics import entropy_nats, token_counts
-from data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.manifest import load_corpus, manifest_path
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.statistics import entropy_nats, token_counts
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 _SHOWN_CHARACTERS = 400
 _BAR_WIDTH = 40

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_tools.errors import DataError, first_line
-from data_tools.files import exclusive_lock
+from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.files import exclusive_lock
 
 _ROWS_AT_ONCE = 1024
 

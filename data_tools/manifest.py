@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data_tools.errors import DataError
-from data_tools.files import FileChecksums, write_file
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import FileChecksums, write_file
 
 FORMAT_VERSION = 1  # of a corpus folder's content; raising it makes every corpus anew
 

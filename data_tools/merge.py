@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.files import BLOCK_BYTES, FileChecksums, write_blocks
-from data_tools.indexed import bin_path, idx_path, index_blocks
-from data_tools.inputs import Part
-from data_tools.parts import PartCounts, part_lengths, part_rejects
+from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, write_blocks
+from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks
+from efficientbench.data_tools.inputs import Part
+from efficientbench.data_tools.parts import PartCounts, part_lengths, part_rejects
 
 
 def beside(path: Path, what: str) -> Path:

@@ -14,7 +14,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from data_tools.errors import DataError
+from efficientbench.data_tools.errors import DataError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

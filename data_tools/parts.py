@@ -16,11 +16,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data_tools.documents import PartReader, Reject
-from data_tools.engine import Engine
-from data_tools.errors import DataError
-from data_tools.files import write_file
-from data_tools.inputs import Part
+from efficientbench.data_tools.documents import PartReader, Reject
+from efficientbench.data_tools.engine import Engine
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.inputs import Part
 
 _FLUSH_TOKENS = 1 << 20
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from data_tools.documents import TEXT_KEY
-from data_tools.download import DownloadRequest, download_dataset
-from data_tools.inspection import describe_pair, tokenizer_of
-from data_tools.jsonl_copy import jsonl_copy
-from data_tools.manifest import Corpus
-from data_tools.tokenize import MAX_REJECTS, tokenize_files
+from efficientbench.data_tools.documents import TEXT_KEY
+from efficientbench.data_tools.download import DownloadRequest, download_dataset
+from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
+from efficientbench.data_tools.jsonl_copy import jsonl_copy
+from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.tokenize import MAX_REJECTS, tokenize_files
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, idx_path, map_index
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
 
 
 class IndexedDocuments:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, check_indexed
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, check_indexed
 
 _CHUNK = 1 << 24  # tokens counted at once
 _LARGEST_VOCABULARY = 1 << 24  # a token beyond it is damage, whatever the tokenizer

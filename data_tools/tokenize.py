@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from data_tools.documents import TEXT_KEY, PartReader
-from data_tools.engine import Engine, choose_engine
-from data_tools.errors import DataError
-from data_tools.files import exclusive_lock, remove_partial, sha256, write_file
-from data_tools.indexed import bin_path, check_indexed, idx_path, token_dtype
-from data_tools.inputs import Part, cut_into_parts, find_inputs
-from data_tools.manifest import (
+from efficientbench.data_tools.documents import TEXT_KEY, PartReader
+from efficientbench.data_tools.engine import Engine, choose_engine
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import exclusive_lock, remove_partial, sha256, write_file
+from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, token_dtype
+from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
+from efficientbench.data_tools.manifest import (
     Corpus,
     InputRecord,
     TokenizeRecord,
@@ -40,10 +40,10 @@ from data_tools.manifest import (
     save_corpus,
     versions,
 )
-from data_tools.merge import beside, merge_pair, merge_rejects
-from data_tools.parallel import Workers
-from data_tools.parts import InputState, PartCounts, PartWork, finished_part
-from data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.merge import beside, merge_pair, merge_rejects
+from efficientbench.data_tools.parallel import Workers
+from efficientbench.data_tools.parts import InputState, PartCounts, PartWork, finished_part
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_REJECTS = 0.01
 # What of the input the engines are compared on.

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_tools.errors import DataError, first_line
-from data_tools.files import checksum, write_file
-from data_tools.hub import fetch_from_hub
+from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.files import checksum, write_file
+from efficientbench.data_tools.hub import fetch_from_hub
 
 END_OF_DOCUMENT = "<|endoftext|>"
 # Words with one leading character, up to three digits, punctuation with its line ends, white space: the way in which

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_tools.documents import PartReader, Reject
-from data_tools.errors import DataError
-from data_tools.files import write_file
-from data_tools.inputs import Part, cut_into_parts, find_inputs
-from data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.documents import PartReader, Reject
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
+from efficientbench.data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
 
 HELD_OUT_EVERY = 50  # one document of so many is kept out of training
 _OPEN_PARTS = 16  # read from in turn, so that no file's text outweighs the others'

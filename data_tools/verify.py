@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_tools.errors import DataError
-from data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums
-from data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
-from data_tools.manifest import Corpus, load_corpus, load_record, manifest_path, pair_fingerprint
-from data_tools.statistics import token_counts
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums
+from efficientbench.data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
+from efficientbench.data_tools.manifest import Corpus, load_corpus, load_record, manifest_path, pair_fingerprint
+from efficientbench.data_tools.statistics import token_counts
 
 
 @dataclass(frozen=True)

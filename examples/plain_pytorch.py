@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from metrics import EfficiencyMonitor  # 1
+from efficientbench.metrics import EfficiencyMonitor  # 1
 
 device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 torch.manual_seed(0)

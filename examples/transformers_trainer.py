@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
-from metrics import EfficiencyCallback
+from efficientbench.metrics import EfficiencyCallback
 
 torch.manual_seed(0)
 model = Qwen2ForCausalLM(

@@ -147,16 +147,15 @@ _bootstrap_install() { # log constraints extras...
     # shellcheck disable=SC2064  # the process id of now is meant
     trap "kill $heartbeat 2>/dev/null || true" EXIT
     _bootstrap_pip "$log" "$constraints" pip "setuptools>=77" wheel || return 1
-    # Plain top-level packages: with the default finder hooks, a folder of the same name in the working directory wins.
-    _bootstrap_pip "$log" "$constraints" --no-build-isolation --config-settings editable_mode=compat \
-        -e "$_bootstrap_root${extras:+[$extras]}"
+    _bootstrap_pip "$log" "$constraints" --no-build-isolation -e \
+        "$_bootstrap_root${extras:+[$extras]}"
 }
 
 # Where pip's pins come from: ours, or in an image with its own torch ours without what that torch needs.
 # Prints the image's description (see image_torch.py), or nothing where there is no such torch.
 _bootstrap_choose_pins() { # python output
     local status=0
-    (cd / && "$1" "$_bootstrap_root/launchers/image_torch.py" "$_bootstrap_root/constraints.txt" "$2") || status=$?
+    (cd / && "$1" "$_bootstrap_root/launchers/environment/image_torch.py" "$_bootstrap_root/constraints.txt" "$2") || status=$?
     [[ $status -eq 3 ]] && cp "$_bootstrap_root/constraints.txt" "$2" && return 0
     return $status
 }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-NEEDED = "import efficientbench.doctor, typer"
+NEEDED = "import efficientbench.doctor.doctor, typer"
 
 
 def main() -> int:

@@ -9,4 +9,4 @@ if ! command -v python3 >/dev/null; then
     echo "error: python3 is not on the PATH" >&2
     exit 2
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m launchers.cleanup "$@"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m efficientbench.launchers.processes.cleanup "$@"

@@ -9,8 +9,8 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-# shellcheck source=launchers/ascend_env.sh
-source "$root/launchers/ascend_env.sh"
+# shellcheck source=launchers/environment/ascend_env.sh
+source "$root/launchers/environment/ascend_env.sh"
 
 begin="# >>> efficientbench: Ascend >>>"
 end="# <<< efficientbench: Ascend <<<"
@@ -49,7 +49,7 @@ look_at_cann() {
     if ascend_is_sourced; then
         printf '✓ CANN is in the environment: %s\n' "${ASCEND_TOOLKIT_HOME:-$ASCEND_HOME_PATH}"
     elif found="$(ascend_find_cann | head -n 1)" && [[ -n "$found" ]]; then
-        mend "CANN's environment is not set" "source '$root/launchers/ascend_env.sh' && ascend_source"
+        mend "CANN's environment is not set" "source '$root/launchers/environment/ascend_env.sh' && ascend_source"
     else
         tell "CANN is not installed where it usually is" "CANN's toolkit and kernels, or an image that has them"
     fi

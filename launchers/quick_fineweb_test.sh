@@ -6,8 +6,8 @@
 # Call it again after whatever stopped it: each stage that is complete is skipped.
 set -euo pipefail
 
-# shellcheck source=launchers/fineweb_stages.sh
-source "$(dirname "${BASH_SOURCE[0]}")/fineweb_stages.sh"
+# shellcheck source=launchers/environment/fineweb_stages.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
 fineweb_files=1 fineweb_devices=1 fineweb_device=auto fineweb_work=output/fineweb_quick
 fineweb_read_words quick_fineweb_test.sh "$@" || exit $?
 fineweb_set_up

@@ -10,8 +10,8 @@
 _setup_ascend() {
     local root extras=()
     root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)" || return 1
-    # shellcheck source=launchers/ascend_env.sh
-    source "$root/launchers/ascend_env.sh" || return 1
+    # shellcheck source=launchers/environment/ascend_env.sh
+    source "$root/launchers/environment/ascend_env.sh" || return 1
     # shellcheck source=launchers/bootstrap.sh
     source "$root/launchers/bootstrap.sh" || return 1
     ascend_source || return 1

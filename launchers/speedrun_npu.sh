@@ -7,8 +7,8 @@
 # on a machine without NPUs. --help tells all words.
 set -euo pipefail
 
-# shellcheck source=launchers/fineweb_stages.sh
-source "$(dirname "${BASH_SOURCE[0]}")/fineweb_stages.sh"
+# shellcheck source=launchers/environment/fineweb_stages.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
 fineweb_files=3 fineweb_devices=4 fineweb_device=npu fineweb_work=output/speedrun
 fineweb_read_words speedrun_npu.sh "$@" || exit $?
 fineweb_set_up

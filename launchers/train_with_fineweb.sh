@@ -7,8 +7,8 @@
 # Call it again after whatever stopped it: each stage that is complete is skipped. --help tells all words.
 set -euo pipefail
 
-# shellcheck source=launchers/fineweb_stages.sh
-source "$(dirname "${BASH_SOURCE[0]}")/fineweb_stages.sh"
+# shellcheck source=launchers/environment/fineweb_stages.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
 # The run reads 1.3 billion tokens; a file of the sample holds about 0.7 billion.
 fineweb_files=3 fineweb_devices=4 fineweb_device=auto fineweb_work=output/fineweb
 fineweb_read_words train_with_fineweb.sh "$@" || exit $?

@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metrics.aggregate import merge
-    from metrics.description import describe
-    from metrics.errors import MetricsError
-    from metrics.monitor import EfficiencyMonitor
-    from metrics.sensors.allocator import AllocatorSensor
-    from metrics.sensors.host import HostSensor
-    from metrics.sensors.nvml import NvmlSensor
-    from metrics.sensors.rapl import RaplSensor
-    from metrics.sensors.replay import RecordingSensor, ReplaySensor
-    from metrics.trainer_callback import EfficiencyCallback
+    from efficientbench.metrics.errors import MetricsError
+    from efficientbench.metrics.monitoring.aggregate import merge
+    from efficientbench.metrics.monitoring.description import describe
+    from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
+    from efficientbench.metrics.monitoring.trainer_callback import EfficiencyCallback
+    from efficientbench.metrics.sensors.allocator import AllocatorSensor
+    from efficientbench.metrics.sensors.host import HostSensor
+    from efficientbench.metrics.sensors.nvml import NvmlSensor
+    from efficientbench.metrics.sensors.rapl import RaplSensor
+    from efficientbench.metrics.sensors.replay import RecordingSensor, ReplaySensor
 
 __all__ = [
     "AllocatorSensor",
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AllocatorSensor": "metrics.sensors.allocator",
-    "EfficiencyCallback": "metrics.trainer_callback",
-    "EfficiencyMonitor": "metrics.monitor",
-    "HostSensor": "metrics.sensors.host",
-    "MetricsError": "metrics.errors",
-    "NvmlSensor": "metrics.sensors.nvml",
-    "RaplSensor": "metrics.sensors.rapl",
-    "RecordingSensor": "metrics.sensors.replay",
-    "ReplaySensor": "metrics.sensors.replay",
-    "describe": "metrics.description",
-    "merge": "metrics.aggregate",
+    "AllocatorSensor": "efficientbench.metrics.sensors.allocator",
+    "EfficiencyCallback": "efficientbench.metrics.monitoring.trainer_callback",
+    "EfficiencyMonitor": "efficientbench.metrics.monitoring.monitor",
+    "HostSensor": "efficientbench.metrics.sensors.host",
+    "MetricsError": "efficientbench.metrics.errors",
+    "NvmlSensor": "efficientbench.metrics.sensors.nvml",
+    "RaplSensor": "efficientbench.metrics.sensors.rapl",
+    "RecordingSensor": "efficientbench.metrics.sensors.replay",
+    "ReplaySensor": "efficientbench.metrics.sensors.replay",
+    "describe": "efficientbench.metrics.monitoring.description",
+    "merge": "efficientbench.metrics.monitoring.aggregate",
 }
 
 

@@ -15,7 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from metrics.errors import MetricsError
+from efficientbench.metrics.errors import MetricsError
 
 Windows = Sequence[tuple[float, float]]
 """Measured intervals as (begin_s, end_s) pairs on one monotonic clock, in order and apart."""

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from metrics.errors import MetricsError
+from efficientbench.metrics.errors import MetricsError
 
 
 def write_whole(path: Path, text: str) -> None:

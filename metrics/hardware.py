@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from metrics.errors import MetricsError
+from efficientbench.metrics.errors import MetricsError
 
 TABLE = Path(__file__).with_name("hardware.yaml")
 

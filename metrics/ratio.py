@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.definitions import t_quantile_95
+from efficientbench.metrics.definitions import t_quantile_95
 
 Z_95 = 1.959964
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metrics.definitions import t_quantile_95
-from metrics.errors import MetricsError
+from efficientbench.metrics.definitions import t_quantile_95
+from efficientbench.metrics.errors import MetricsError
 
 RESAMPLES = 2000
 SEED = 20130622

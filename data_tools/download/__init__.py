@@ -12,6 +12,6 @@
 | `progress` | files and bytes |
 """
 
-from data_tools.download.dataset import DownloadRequest, download_dataset
+from efficientbench.data_tools.download.dataset import DownloadRequest, download_dataset
 
 __all__ = ["DownloadRequest", "download_dataset"]

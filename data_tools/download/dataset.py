@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_tools.download.listing import Listing, RemoteFile, default_config, default_revision, list_dataset
-from data_tools.download.progress import DownloadProgress
-from data_tools.download.record import STATE_FOLDER, Record, load_record
-from data_tools.download.requests import HubUnreachableError, Patience
-from data_tools.download.transfer import Transfer
-from data_tools.errors import DataError
-from data_tools.files import exclusive_lock
+from efficientbench.data_tools.download.listing import (
+    Listing,
+    RemoteFile,
+    default_config,
+    default_revision,
+    list_dataset,
+)
+from efficientbench.data_tools.download.progress import DownloadProgress
+from efficientbench.data_tools.download.record import STATE_FOLDER, Record, load_record
+from efficientbench.data_tools.download.requests import HubUnreachableError, Patience
+from efficientbench.data_tools.download.transfer import Transfer
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import exclusive_lock
 
 DEFAULT_NUM_FILES = 200
 DEFAULT_MAX_WORKERS = 3

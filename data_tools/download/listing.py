@@ -16,8 +16,8 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from data_tools.download.requests import Patience, failures_told, json_pages, persist, timeout_s
-from data_tools.errors import DataError
+from efficientbench.data_tools.download.requests import Patience, failures_told, json_pages, persist, timeout_s
+from efficientbench.data_tools.errors import DataError
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_REVISION = "v1.2.0"

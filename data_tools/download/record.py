@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from data_tools.download.listing import Listing, RemoteFile
-from data_tools.download.transfer import has_content
-from data_tools.errors import DataError
-from data_tools.files import write_file
+from efficientbench.data_tools.download.listing import Listing, RemoteFile
+from efficientbench.data_tools.download.transfer import has_content
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import write_file
 
 STATE_FOLDER = ".download"
 FORMAT_VERSION = 1

@@ -29,8 +29,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, get_session
 
-from data_tools.errors import DataError, first_line
-from data_tools.hub import without_secrets
+from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.hub import without_secrets
 
 # Of these a server may recover: too slow, too early, too many requests, and what stands behind it.
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})

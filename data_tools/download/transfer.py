@@ -23,8 +23,8 @@ import pyarrow.parquet
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
-from data_tools.download.listing import RemoteFile
-from data_tools.download.requests import (
+from efficientbench.data_tools.download.listing import RemoteFile
+from efficientbench.data_tools.download.requests import (
     Patience,
     StoppedError,
     TryAgainError,
@@ -34,7 +34,7 @@ from data_tools.download.requests import (
     timeout_s,
     wait_or_give_up,
 )
-from data_tools.errors import DataError, first_line
+from efficientbench.data_tools.errors import DataError, first_line
 
 # A whole file whose checksum is wrong is fetched once more; then the server, or something before it, is broken.
 _MAX_WRONG_CONTENTS = 2

@@ -13,17 +13,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.launch import launch
-from efficientbench.cli.options import (
-    RUN,
-    Data,
-    MatrixFile,
-    Name,
-    Smoke,
-    Tokenizer,
-    Words,
-    overrides_of,
-    resolve_words,
-)
+from efficientbench.cli.options import RUN, Data, MatrixFile, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
 from efficientbench.cli.sweep import sweep as sweep_command
 
 app = typer.Typer(
@@ -57,10 +47,10 @@ def run(
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
     if repeat is not None:
-        from efficientbench.repeat import run_repeats
+        from efficientbench.running.repeat import run_repeats
 
         raise typer.Exit(run_repeats(config, mode, repeat, again, fresh))
-    from efficientbench.run import run as run_config
+    from efficientbench.running.run import run as run_config
 
     raise typer.Exit(run_config(config, mode, fresh=fresh))
 
@@ -95,7 +85,7 @@ def plan(
         option = "--device" if device is not None else "--devices-per-node"
         raise typer.BadParameter(f"{option} goes with --world N: how many devices there are")
     if every:
-        from efficientbench.plan_table import print_matrix
+        from efficientbench.planning.plan_table import print_matrix
 
         print_matrix(overrides_of([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
         return
@@ -105,13 +95,13 @@ def plan(
     from rich.console import Console
 
     if world is not None:
-        from efficientbench.scale_plan import make_scale_plan
-        from efficientbench.scale_table import print_scale_plan
+        from efficientbench.planning.cluster_plan import make_scale_plan
+        from efficientbench.planning.cluster_table import print_scale_plan
 
         print_scale_plan(make_scale_plan(config, world, devices_per_node or 8, device), Console(width=160))
         return
-    from efficientbench.plan import plan_anywhere
-    from efficientbench.plan_table import print_plan
+    from efficientbench.planning.plan import plan_anywhere
+    from efficientbench.planning.plan_table import print_plan
 
     print_plan(plan_anywhere(config), Console(emoji=False))
 
@@ -127,10 +117,10 @@ def report(
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
-    from metrics.report.build import build_report
-    from metrics.report.failures import print_failures
-    from metrics.report.paper import print_paper
-    from metrics.report.table import print_table
+    from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.failures import print_failures
+    from efficientbench.metrics.report.paper import print_paper
+    from efficientbench.metrics.report.table import print_table
 
     made = build_report(folder, paper)
     print_paper(made.records, Console()) if paper else print_table(made.records, Console())
@@ -155,9 +145,9 @@ def compare(
     """Tell by how much two runs differ, and whether that is more than noise."""
     from rich.console import Console
 
-    from metrics.compare import compare as compare_groups
-    from metrics.repeats import load_group, load_neighbours
-    from metrics.report.comparison import print_comparison
+    from efficientbench.metrics.analysis.compare import compare as compare_groups
+    from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.report.comparison import print_comparison
 
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
     groups = load_group(first), load_group(second)
@@ -196,7 +186,7 @@ def scripts(
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
 ) -> None:
     """Write the run_*.sh of every run in the matrix."""
-    from efficientbench.scripts import check_scripts, write_scripts
+    from efficientbench.config.scripts import check_scripts, write_scripts
 
     check_scripts() if check else write_scripts()
 
@@ -209,8 +199,8 @@ def doctor(
     ] = None,
 ) -> None:
     """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
-    from efficientbench.doctor import doctor as examine
-    from efficientbench.doctor import examine_device
+    from efficientbench.doctor.doctor import doctor as examine
+    from efficientbench.doctor.doctor import examine_device
 
     raise typer.Exit(examine() if device is None else examine_device(device))
 
@@ -239,7 +229,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        from efficientbench.errors import is_users_mistake
+        from efficientbench.running.errors import is_users_mistake
 
         if not is_users_mistake(error):
             raise

@@ -87,11 +87,11 @@ def launch(
 
     Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
     """
+    from efficientbench.cli.launch_script import Machines, by_slurm, by_torchrun, named_runs
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.launch_script import Machines, by_slurm, by_torchrun, named_runs
+    from efficientbench.launchers.errors import LaunchError
+    from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.tasks import Request
-    from launchers.errors import LaunchError
-    from launchers.torchrun import Meeting
 
     given = list(words or [])
     if name is not None and "=" in name:
@@ -124,7 +124,7 @@ def launch(
 
 def _write_script(script: str, output: str) -> None:
     """Write the script to its file or to stdout, and a warning where nothing but bash could check it."""
-    from launchers.shell_script import checked, write
+    from efficientbench.launchers.job_scripts.shell_script import checked, write
 
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)

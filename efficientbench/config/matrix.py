@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, ValidationError
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.part import Name, Part
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-EXPERIMENTS = REPOSITORY / "experiments"
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
 
 # In C, an eighth of the time, where PyYAML was built with libyaml, as its wheels are.

@@ -36,7 +36,7 @@ class CPU(Device):
     def prepare(self, local_rank: int) -> torch.device:
         import torch
 
-        from efficientbench.devices.cuda_stand_in import install
+        from efficientbench.devices.cuda_shim import install
 
         install()
         return torch.device(self.type)

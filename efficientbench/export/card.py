@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import CLASSES, Architecture
-from metrics.record import RunRecord
-from metrics.report.shown import ABSENT, SHOWN, cell
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import ABSENT, SHOWN, cell
 
 FRONT_MATTER = """---
 library_name: transformers

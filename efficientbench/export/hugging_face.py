@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_tools.files import write_file
-from data_tools.manifest import load_corpus
-from data_tools.tokenizer import TextTokenizer, load_tokenizer
-from efficientbench import cost
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import RopeConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs import model as cost
+from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.manifest import load_corpus
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, transformers_config
 from efficientbench.export.card import model_card
 from efficientbench.export.tokenizers import changed_parts, survives_qwen2
-from efficientbench.job import Job
-from efficientbench.output_folder import OutputFolder
+from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, find_good
-from metrics.record import RunRecord, read_record
 
 if TYPE_CHECKING:
     import torch

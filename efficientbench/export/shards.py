@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from data_tools.files import write_file
+from efficientbench.data_tools.files import write_file
 
 LARGEST_SHARD_BYTES = 2 * 10**9
 """A tensor that is larger has a file of its own."""

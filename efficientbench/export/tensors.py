@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from efficientbench import cost
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
+from efficientbench.costs import model as cost
 from efficientbench.export.architectures import Architecture
 
 EMBEDDING = "embedding.word_embeddings.weight"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data_tools.tokenizer import TextTokenizer
+from efficientbench.data_tools.tokenizer import TextTokenizer
 
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

@@ -8,15 +8,15 @@ from rich.console import Console
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device, find_device
-from efficientbench.job import Job
-from efficientbench.output_folder import OutputFolder
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.profiling.probe import probe_host
 from efficientbench.profiling.roofline import bounds
 from efficientbench.profiling.table import print_profile
 from efficientbench.profiling.trace import break_down, read_trace
-from efficientbench.run import run
-from metrics.errors import MetricsError
-from metrics.hardware import DeviceRates, device_rates
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import run
 
 STEPS = 3
 

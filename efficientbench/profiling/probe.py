@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from efficientbench.config.schema import RunConfig
-from metrics.hardware import DeviceRates
+from efficientbench.metrics.hardware import DeviceRates
 
 TIMES = 15
 

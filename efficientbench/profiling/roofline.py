@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.compute import micro_batch_work, optimizer_work
+from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.planning.step_time import Efficiency, work_time_s
 from efficientbench.profiling.trace import Breakdown
-from efficientbench.step_time import Efficiency, work_time_s
-from efficientbench.work_cost import micro_batch_work, optimizer_work
-from metrics.hardware import DeviceRates
 
 PEAK = Efficiency(matmul=1, attention=1, memory=1, link=1)
 # Kinds of counted work that a trace shows together.

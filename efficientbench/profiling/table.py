@@ -11,7 +11,7 @@ from efficientbench.profiling.trace import Breakdown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from metrics.hardware import DeviceRates
+    from efficientbench.metrics.hardware import DeviceRates
 
 
 def print_profile(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efficientbench.metrics.errors import MetricsError
 from efficientbench.profiling.kinds import KINDS, STEP, is_communication, kind_of, scope_of
-from metrics.errors import MetricsError
 
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 OPERATIONS = ("cpu_op", "user_annotation")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efficientbench.config.schema import Recompute
-from efficientbench.cost import flops_per_token
-from efficientbench.plan import Plan
-from efficientbench.step_time import ASSUMED, project
+from efficientbench.costs.model import flops_per_token
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import device_rates, peak_flops
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.planning.plan import Plan
+from efficientbench.planning.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
-from metrics.errors import MetricsError
-from metrics.hardware import device_rates, peak_flops
-from metrics.record import RunRecord
 
 ASSUMED_CORE_FLOPS = 20e9
 """FLOP/s of one core of a CPU in float32, which gloo and small matrices leave of its peak."""

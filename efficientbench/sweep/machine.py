@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import find_device
 from efficientbench.devices.errors import DeviceError
-from launchers.worker_process import module_command
+from efficientbench.launchers.processes.worker_process import module_command
 
 MOST_RUNS = 1000
 """At once."""

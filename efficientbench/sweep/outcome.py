@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from efficientbench.output_folder import OutputFolder
-from metrics.files import write_whole
+from efficientbench.metrics.files import write_whole
+from efficientbench.running.output_folder import OutputFolder
 
 STOPPED_STATUSES = (130, 143, -signal.SIGINT, -signal.SIGTERM)
 STOPPED_REASON = "stopped by a signal; it goes on when the sweep is started again"

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from efficientbench.output_folder import OutputFolder
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
 TAIL_BYTES = 8192

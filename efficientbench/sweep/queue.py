@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from efficientbench.config.errors import ConfigError
-from metrics.errors import MetricsError
-from metrics.files import write_whole
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
 
 StateName = Literal["queued", "running", "done", "failed", "refused", "stopped"]
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from efficientbench.complete import complete_record
 from efficientbench.config.errors import ConfigError
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.running.complete import complete_record
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, run_environment, slots
 from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import Claim, Queue, State
 from efficientbench.sweep.tasks import Task, smaller
-from metrics.errors import MetricsError
 
 POLL_S = 0.2
 """The runs are measured meanwhile: looking after them must not cost them anything."""

@@ -15,6 +15,10 @@ from types import FrameType
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.metrics.cgroup import usable_cores
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.load import load_records
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine, look, parallel_runs, slots
 from efficientbench.sweep.outcome import Failure, write_failure
@@ -23,10 +27,6 @@ from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
 from efficientbench.sweep.tasks import Request, Task, build_tasks
-from metrics.cgroup import usable_cores
-from metrics.errors import MetricsError
-from metrics.record import RunRecord
-from metrics.report.load import load_records
 
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -180,9 +180,9 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 
 def _report(suite: Path) -> None:
     """Write and print the suite's report; nothing where no run has a record yet."""
-    from metrics.report.build import build_report
-    from metrics.report.failures import load_failures, print_failures
-    from metrics.report.table import print_table
+    from efficientbench.metrics.report.build import build_report
+    from efficientbench.metrics.report.failures import load_failures, print_failures
+    from efficientbench.metrics.report.table import print_table
 
     try:
         made = build_report(suite)

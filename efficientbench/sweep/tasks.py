@@ -7,18 +7,18 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from efficientbench.complete import PLACES
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.output_folder import OutputFolder
-from efficientbench.plan import DoesNotFitError, Plan
-from efficientbench.run import plan_on
+from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.planning.plan import DoesNotFitError, Plan
+from efficientbench.running.complete import PLACES
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import plan_on
 from efficientbench.sweep.axes import combinations, label_of, parse_axes
 from efficientbench.sweep.machine import Machine, Share, slots_needed
 from efficientbench.sweep.select import select
-from metrics.repeats import flat
 
 
 @dataclass(frozen=True)

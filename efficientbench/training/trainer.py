@@ -13,7 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from efficientbench.config.schema import RunConfig
 from efficientbench.training import finite, groups
 from efficientbench.training.batches import Batch, Batches
-from efficientbench.training.checkpoints.checkpoints import Checkpoints
+from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.errors import NonFiniteError
 from efficientbench.training.events import (

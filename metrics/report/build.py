@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrics.combine import combine_repeats
-from metrics.errors import MetricsError
-from metrics.files import write_whole
-from metrics.record import RECORD_NAME, RunRecord
-from metrics.report.csv import write_csv
-from metrics.report.failures import FailedRun, load_failures
-from metrics.report.hparams import HPARAMS_FOLDER, write_hparams
-from metrics.report.html.page import write_html
-from metrics.report.load import load_records
-from metrics.report.markdown import write_markdown
-from metrics.report.paper import paper_markdown
+from efficientbench.metrics.analysis.combine import combine_repeats
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.load import load_records
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord
+from efficientbench.metrics.report.csv import write_csv
+from efficientbench.metrics.report.failures import FailedRun, load_failures
+from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
+from efficientbench.metrics.report.html.page import write_html
+from efficientbench.metrics.report.markdown import write_markdown
+from efficientbench.metrics.report.paper import paper_markdown
 
 
 @dataclass(frozen=True)

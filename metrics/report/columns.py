@@ -1,6 +1,7 @@
 """The columns of `report.csv`: their order, what each one means, and the name it has elsewhere.
 
-COLUMNS.md and the report's own glossary are made from this table: `python -m metrics.report.columns` writes the first.
+COLUMNS.md and the report's own glossary are made from this table; `python -m efficientbench.metrics.report.columns`
+writes the first.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metrics.files import write_whole
-from metrics.record import RunRecord, columns
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord, columns
 
 DOCUMENT = Path(__file__).with_name("COLUMNS.md")
 UNAVAILABLE = "unavailable"
@@ -199,9 +200,9 @@ def document() -> str:
     lines = [
         "# Columns of report.csv",
         "",
-        "Made from `metrics/report/columns.py` by `python -m metrics.report.columns`. One row a run, or a group of",
-        "repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says why. Columns",
-        "keep their names and their order; further ones are added before the last.",
+        "Made from `metrics/report/columns.py` by `python -m efficientbench.metrics.report.columns`. One row a run, or a",
+        "group of repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says why.",
+        "Columns keep their names and their order; further ones are added before the last.",
         "",
         "| column | unit | meaning | known elsewhere as |",
         "|---|---|---|---|",

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrics.compare import Comparison
-from metrics.definitions import BYTES_PER_GB
-from metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
-from metrics.repeats import Group
+from efficientbench.metrics.analysis.compare import Comparison
+from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.definitions import BYTES_PER_GB
+from efficientbench.metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
 
 UNITS = {
     "tokens_per_s": "tokens/s",

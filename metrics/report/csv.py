@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from metrics.files import write_whole
-from metrics.record import RunRecord
-from metrics.report.columns import UNAVAILABLE, names, row
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.columns import UNAVAILABLE, names, row
 
 ABSENT = "n/a"
 
 
 def write_csv(records: Iterable[RunRecord], path: Path) -> None:
-    """Write one row a run, in the columns of `metrics.report.columns`."""
+    """Write one row a run, in the columns of `efficientbench.metrics.report.columns`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, names(), lineterminator="\n")
     writer.writeheader()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metrics.record import RunRecord
-from metrics.report.shown import name, relative_interval
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import name, relative_interval
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.record import RunRecord
-from metrics.report.shown import name
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import name
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrics.report.load import LEFT_OUT
+from efficientbench.metrics.records.load import LEFT_OUT
 
 FAILURE_NAME = "failure.json"
 HEADER = ("run", "kind", "step", "reason")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metrics.conditions import CONDITIONS
-from metrics.record import RunRecord
+from efficientbench.metrics.analysis.conditions import CONDITIONS
+from efficientbench.metrics.records.record import RunRecord
 
 _SHARED = ("device", "dtype", "sequence", "data", "global_batch", "tokens", "formulas")
 """Conditions that a plot's runs must share, and the layout but for the micro-batch, which each size has its own of."""

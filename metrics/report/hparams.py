@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from metrics.errors import MetricsError
-from metrics.record import RunRecord
-from metrics.report.columns import row
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.columns import row
 
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from metrics.files import write_whole
-from metrics.record import RunRecord
-from metrics.report.environment import environments
-from metrics.report.failures import HEADER as FAILURES_HEADER
-from metrics.report.failures import FailedRun
-from metrics.report.noise import noise_floors
-from metrics.report.paper import paper_tables, verdict
-from metrics.report.quality import HEADER as COST_HEADER
-from metrics.report.quality import cost_tables
-from metrics.report.shown import ABSENT, SHOWN, absences, cell, notes, unique_names
-from metrics.report.text import escape, markdown_table
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.environment import environments
+from efficientbench.metrics.report.failures import HEADER as FAILURES_HEADER
+from efficientbench.metrics.report.failures import FailedRun
+from efficientbench.metrics.report.headline import ABSENT, SHOWN, absences, cell, notes, unique_names
+from efficientbench.metrics.report.noise import noise_floors
+from efficientbench.metrics.report.paper import paper_tables, verdict
+from efficientbench.metrics.report.quality import HEADER as COST_HEADER
+from efficientbench.metrics.report.quality import cost_tables
+from efficientbench.metrics.report.text import escape, markdown_table
 
 
 def write_markdown(

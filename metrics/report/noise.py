@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.conditions import differences
-from metrics.record import RunRecord
-from metrics.repeats import Group, group_repeats, model_identity
-from metrics.report.comparison import UNITS
+from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.comparison import UNITS
 
 FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
 """What a noise floor is told of."""

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrics.compare import METRICS
-from metrics.repeats import Group
-from metrics.report.comparison import UNITS, unit_scale
+from efficientbench.metrics.analysis.compare import METRICS
+from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.report.comparison import UNITS, unit_scale
 
 
 def print_spread(group: Group, console: Console) -> None:

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrics.record import RunRecord
-from metrics.report.noise import noise_floors
-from metrics.report.shown import SHOWN, absences, cell, notes, unique_names
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import SHOWN, absences, cell, notes, unique_names
+from efficientbench.metrics.report.noise import noise_floors
 
 
 def print_table(records: Sequence[RunRecord], console: Console) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from metrics.sensors.base import DeviceInfo, Peaks, Sample, Scope, Sensor
-from metrics.sensors.host import host_uuid
+from efficientbench.metrics.sensors.base import DeviceInfo, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.host import host_uuid
 
 
 class DeviceMemory(Protocol):

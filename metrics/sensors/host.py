@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from metrics.cgroup import memory_limit_bytes, usable_cores
-from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
-from metrics.sensors.run_process import RunProcess
+from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.run_process import RunProcess
 
 PSS_SHARE_OF_A_CORE = 0.0002
 """Reading PSS walks all page tables of a process: it may take this much of one core, and the resident size fills in."""

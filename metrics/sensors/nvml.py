@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Foreign, Sample, Scope, Sensor
-from metrics.sensors.processes import foreign_processes
-from metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.processes import foreign_processes
+from efficientbench.metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
 
 _QUESTIONS: dict[str, Callable[[Any, Handle], float]] = {
     "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,

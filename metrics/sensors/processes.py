@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import psutil
 
-from metrics.sensors.base import Foreign
+from efficientbench.metrics.sensors.base import Foreign
 
 
 def foreign_processes(listed: Collection[int], own: Collection[int]) -> Foreign | None:

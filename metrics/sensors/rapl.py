@@ -12,9 +12,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from metrics.errors import MetricsError
-from metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
-from metrics.sensors.host import machine_uuid
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.host import machine_uuid
 
 _ROOT = Path("/sys/class/powercap")
 _MICRO = 1e-6

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from metrics.definitions import Windows
-from metrics.errors import MetricsError
-from metrics.measurement import DeviceMeasurement
-from metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
-from metrics.series import DeviceSeries, Interval
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
 _COUNTED = ("energy_j", "busy_s")
@@ -84,31 +81,6 @@ def _read_line(entry: dict[str, Any], devices: dict[str, Recorded]) -> None:
                 raise ValueError(f"{name} at {time_s} s comes after {recorded.times_s[name][-1]} s")
             recorded.times_s[name].append(time_s)
             recorded.values[name].append(float(entry[name]))
-
-
-def measure_trace(path: Path, windows: Windows) -> list[DeviceMeasurement]:
-    """What the devices of a trace did over windows on the trace's own clock, at the samples that it holds.
-
-    Raises:
-        MetricsError: the trace cannot be read.
-    """
-    measured = []
-    for recorded in read_trace(path):
-        series = DeviceSeries(recorded.info, recorded.scope)
-        stamps = sorted({time_s for name in _SAMPLED for time_s in recorded.times_s[name]})
-        for time_s in stamps:
-            exact = {name: _exactly(recorded, name, time_s) for name in _SAMPLED}
-            series.add(Sample(time_s, recorded.info.uuid, **exact))
-        for begin_s, end_s in windows:
-            begin, end = (Counters(*(recorded.at(name, at_s) for name in _COUNTED)) for at_s in (begin_s, end_s))
-            series.add_interval(Interval(begin, end, end_s - begin_s, Peaks()))
-        measured.append(series.measure(windows, {}, None))
-    return measured
-
-
-def _exactly(recorded: Recorded, name: str, time_s: float) -> float | None:
-    place = bisect_right(recorded.times_s[name], time_s) - 1
-    return recorded.values[name][place] if place >= 0 and recorded.times_s[name][place] == time_s else None
 
 
 class ReplaySensor(Sensor):

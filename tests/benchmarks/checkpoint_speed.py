@@ -30,9 +30,9 @@ def main() -> None:
 
     device = CPU().prepare(0)
     from efficientbench.model.gpt import build_stages
-    from efficientbench.model.held import held_parameters
     from efficientbench.training import groups
-    from efficientbench.training.checkpoints.checkpoints import Checkpoints
+    from efficientbench.training.checkpoints.held import held_parameters
+    from efficientbench.training.checkpoints.manager import Checkpoints
     from efficientbench.training.checkpoints.manifest import checkpoint_folder, verify
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
 

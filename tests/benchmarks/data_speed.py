@@ -21,9 +21,9 @@ import numpy as np
 from support.pairs import write_equal_documents
 from support.reading_speed import reading_and_training_s
 
-from data_tools.corpus import prepare_corpus
-from data_tools.reading import IndexedDocuments
 from efficientbench.config.load import resolve
+from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.devices.cpu import CPU
 
 DOCUMENTS = (1_000, 1_000_000)

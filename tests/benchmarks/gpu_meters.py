@@ -15,11 +15,11 @@ import time
 import torch
 from torch.nn import functional as F
 
-from metrics import EfficiencyMonitor, NvmlSensor, describe, merge
-from metrics.definitions import flops_utilization
-from metrics.hardware import peak_flops
-from metrics.measurement import RunMeasurement
-from metrics.sensors.base import Counters
+from efficientbench.metrics import EfficiencyMonitor, NvmlSensor, describe, merge
+from efficientbench.metrics.definitions import flops_utilization
+from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.sensors.base import Counters
 
 TOLERANCE = 0.05
 BATCH, LENGTH, WIDTH, LAYERS, WORDS = 8, 1024, 1024, 8, 32_000

@@ -37,15 +37,15 @@ from rich.table import Table
 from support.qwen2 import qwen2_config
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
-from efficientbench import cost
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs import model as cost
 from efficientbench.devices.base import Device, find_device
-from efficientbench.plan import make_plan, with_kernels
-from metrics.files import write_whole
-from metrics.hardware import peak_flops
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.hardware import peak_flops
+from efficientbench.planning.plan import make_plan, with_kernels
 
 BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768)

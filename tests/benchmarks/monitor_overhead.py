@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from support.nvml_replica import Driver, Gpu
 
-from metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
-from metrics.sampler import SamplingThread, SensorSampler
-from metrics.sensors.base import Sensor
+from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
+from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler
+from efficientbench.metrics.sensors.base import Sensor
 
 INTERVAL_S = 0.1
 TRACE_S = 7200
@@ -159,7 +159,9 @@ def switched() -> Iterator[Switch]:
             super().__init__(samplers, interval_s, share_of_a_core)
             self._ended = SwitchedLock(switch, self)  # type: ignore[assignment]
 
-    with patch.multiple("metrics.sampler", SamplingThread=Switched, MAXIMUM_SHARE_OF_A_CORE=1.0):
+    with patch.multiple(
+        "efficientbench.metrics.monitoring.sampler", SamplingThread=Switched, MAXIMUM_SHARE_OF_A_CORE=1.0
+    ):
         yield switch
 
 

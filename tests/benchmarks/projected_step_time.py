@@ -27,9 +27,9 @@ from support.ranks import Ranks
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.cost import causal_score_flops
-from efficientbench.step_time import Efficiency, Projection, project
-from metrics.hardware import DeviceRates
+from efficientbench.costs.model import causal_score_flops
+from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.planning.step_time import Efficiency, Projection, project
 
 WITHIN = 0.25
 

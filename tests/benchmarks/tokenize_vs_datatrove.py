@@ -72,7 +72,7 @@ def write_text(data: Path, folder: Path, text_bytes: int) -> None:
 
 def save_tokenizer(source: Path, folder: Path) -> None:
     """As `tokenizer.json`, the one form that DataTrove reads from a folder."""
-    from data_tools.tokenizer import load_tokenizer
+    from efficientbench.data_tools.tokenizer import load_tokenizer
 
     load_tokenizer(source).save(folder)
 
@@ -118,7 +118,7 @@ def timed(*command: str) -> float:
 
 def compare_ids(out: Path) -> int:
     """Ours equal theirs, file after file, to the last byte, and we can read theirs; gives the number of tokens."""
-    from data_tools.verify import verify_pair
+    from efficientbench.data_tools.verify import verify_pair
 
     expected = b""
     for path in sorted((out / "theirs").glob("*.bin")):
@@ -139,8 +139,8 @@ def bare_tiktoken(text: Path, tokenizer: Path) -> tuple[float, int]:
 
 def encode_file(path: Path, tokenizer: Path) -> tuple[float, int]:
     """Seconds that tiktoken itself takes for the documents of a file, and how many tokens they are."""
-    from data_tools.engine import choose_engine
-    from data_tools.tokenizer import load_tokenizer
+    from efficientbench.data_tools.engine import choose_engine
+    from efficientbench.data_tools.tokenizer import load_tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts = [json.loads(line)["text"] for line in path.open(encoding="utf-8")]

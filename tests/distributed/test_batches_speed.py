@@ -10,8 +10,8 @@ import pytest
 from support.ranks import Ranks
 from support.reading_speed import reading_and_training_s
 
-from data_tools.corpus import prepare_corpus
 from efficientbench.config.load import resolve
+from efficientbench.data_tools.corpus import prepare_corpus
 
 
 @pytest.mark.proof

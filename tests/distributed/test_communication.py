@@ -11,10 +11,10 @@ from support.configs import tiny
 from support.ranks import Ranks
 from support.sent import Sent, count_step
 
-from efficientbench.communication_cost import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.cost import BYTES
+from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
+from efficientbench.costs.model import BYTES
 
 TP_SP = ["parallel.tp=2", "parallel.sp=true"]
 CELLS = {

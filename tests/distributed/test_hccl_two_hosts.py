@@ -10,11 +10,11 @@ from support.places import Host, scripts, two_hosts
 
 NODE = """
 import os, sys
-from launchers.cluster_env import Cluster
-from launchers.errors import LaunchError
-from launchers.hccl_network import HcclNetwork
-from launchers.mesh import check_mesh
-from launchers.preflight import preflight
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.hccl_network import HcclNetwork
+from efficientbench.launchers.network.connectivity import check_mesh
+from efficientbench.launchers.network.preflight import preflight
 cluster = Cluster.from_environment(os.environ)
 try:
     network = HcclNetwork.from_environment(os.environ, cluster, ranks_per_node=1)

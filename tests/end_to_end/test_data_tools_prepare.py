@@ -18,10 +18,10 @@ from support.data_tools_command import finish, start
 from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
-from data_tools.errors import DataError
-from data_tools.jsonl_copy import jsonl_copy
-from data_tools.reading import IndexedDocuments
-from data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.jsonl_copy import jsonl_copy
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.tokenizer import train_tokenizer
 
 SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(2)]
 TEXTS = {

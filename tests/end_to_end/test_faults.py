@@ -29,8 +29,8 @@ from support.command_line import (
     workers,
 )
 
-from launchers.error_file import ENVIRONMENT_NAME
-from launchers.pulse import pulse_file, read_sign
+from efficientbench.launchers.processes.error_file import ENVIRONMENT_NAME
+from efficientbench.launchers.processes.liveness import pulse_file, read_sign
 
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from support.command_line import ROOT, efficientbench, environment, record
 
-from data_tools.corpus import prepare_corpus
-from data_tools.statistics import unigram_entropy
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.data_tools.statistics import unigram_entropy
 
 pytestmark = pytest.mark.proof
 

@@ -11,8 +11,8 @@ import torch
 from support.command_line import efficientbench, record
 
 from efficientbench.config.load import resolve
-from efficientbench.plan import plan_anywhere
-from metrics.cgroup import memory_limit_bytes
+from efficientbench.metrics.cgroup import memory_limit_bytes
+from efficientbench.planning.plan import plan_anywhere
 
 pytestmark = [pytest.mark.proof, pytest.mark.alone]
 

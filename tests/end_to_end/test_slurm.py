@@ -9,7 +9,7 @@ import pytest
 from support.command_line import LONG, efficientbench, losses, record, until
 from support.places import Slurm, slurm_of_two_nodes
 
-from efficientbench.launch_script import Machines, NamedRun, by_slurm
+from efficientbench.cli.launch_script import Machines, NamedRun, by_slurm
 
 pytestmark = pytest.mark.proof
 

@@ -13,8 +13,8 @@ from support.command_line import Finished, efficientbench, losses, record, steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from efficientbench.config.load import resolve
-from efficientbench.cost import parameters
-from metrics.record import Metrics
+from efficientbench.costs.model import parameters
+from efficientbench.metrics.records.record import Metrics
 
 NAMES = [
     "run",

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.command_line import ROOT, Finished, environment, losses, record
 
-from data_tools.manifest import load_corpus
-from data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.manifest import load_corpus
+from efficientbench.data_tools.tokenizer import train_tokenizer
 from efficientbench.devices.cpu import CPU
 
 Train = Callable[..., Finished]

@@ -9,10 +9,10 @@ from support.nsa import eager_range_attention, eager_selected_attention
 from support.oracle import build, dense_attention, relative_error, text
 from torch.utils.flop_counter import FlopCounterMode
 
-from efficientbench import cost
 from efficientbench.config.load import resolve, same_model
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs import model as cost
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

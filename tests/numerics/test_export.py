@@ -11,9 +11,9 @@ from safetensors import safe_open
 from support.configs import tiny
 from support.oracle import build, relative_error, text, weights_of
 
-from data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.shards import write_shards

@@ -10,9 +10,9 @@ from support.configs import tiny
 from support.deepseek import deepseek_config, same_weights, to_deepseek
 from support.oracle import build, dense_attention, gradients_beside, relative_error, weights_of
 
-from efficientbench import cost
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs import model as cost
 
 if TYPE_CHECKING:
     pass

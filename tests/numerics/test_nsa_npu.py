@@ -9,8 +9,10 @@ import pytest
 import torch
 from support.npu_kernels import NsaSelectAttention
 
-from efficientbench.model.kernels import npu_fused, nsa_npu, nsa_selection
-from efficientbench.model.kernels.nsa_choice import SelectionShape
+from efficientbench.model.kernels import npu_fused
+from efficientbench.model.kernels.nsa import npu as nsa_npu
+from efficientbench.model.kernels.nsa import selection as nsa_selection
+from efficientbench.model.kernels.nsa.choice import SelectionShape
 
 SEQUENCE = 1088
 SHAPE = SelectionShape(block=64, count=16, head_dim=128, group=7, sequence=2048, half=True)

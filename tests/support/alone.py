@@ -10,7 +10,7 @@ from efficientbench.config.schema import RunConfig
 
 def counted(config: RunConfig, layout: Layout) -> list[int]:
     """Parameters of a rank of each stage, counted in the engine's model."""
-    from efficientbench.stages import stage_parameters
+    from efficientbench.planning.stages import stage_parameters
 
     return stage_parameters(config, layout)
 

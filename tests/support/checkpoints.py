@@ -37,10 +37,10 @@ def train(
 
     from efficientbench.config.layout import Layout
     from efficientbench.model.gpt import build_stages
-    from efficientbench.model.held import held_parameters
     from efficientbench.training import groups
     from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.checkpoints.checkpoints import Checkpoints
+    from efficientbench.training.checkpoints.held import held_parameters
+    from efficientbench.training.checkpoints.manager import Checkpoints
     from efficientbench.training.events import Event, StepEnded, ValidationEnded
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer

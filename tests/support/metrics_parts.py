@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from metrics.record import RunRecord
-from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
-from metrics.summarize import nothing_measured
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.summarize import nothing_measured
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
 
 GB = 10**9
 

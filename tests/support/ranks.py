@@ -83,7 +83,7 @@ def _reuse_groups() -> None:
 def _serve(device_type: str, rank: int, size: int, store: str, connection: Connection) -> None:
     import warnings
 
-    from efficientbench.loading import loading
+    from efficientbench.worker.loading import loading
 
     warnings.filterwarnings("ignore", module="megatron")
     if device_type == "npu":
@@ -101,7 +101,7 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
         for name, value in device.environment.items():
             os.environ.setdefault(name, value)
         device.prepare(rank)
-        import efficientbench.build_trainer  # noqa: F401
+        import efficientbench.worker.build_trainer  # noqa: F401
     dist.init_process_group(
         device.backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=240)
     )

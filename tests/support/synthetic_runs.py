@@ -11,9 +11,9 @@ from typing import Any
 
 from support.metrics_parts import make_record
 
-from metrics.definitions import load_imbalance, percentiles
-from metrics.record import RunRecord
-from metrics.record_parts import (
+from efficientbench.metrics.definitions import load_imbalance, percentiles
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record_parts import (
     DisturbanceRecord,
     ExpertLoad,
     OutlierStep,
@@ -21,7 +21,7 @@ from metrics.record_parts import (
     TimelineRecord,
     WindowRecord,
 )
-from metrics.summarize import nothing_measured
+from efficientbench.metrics.records.summarize import nothing_measured
 
 SIZES = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688}
 # Variant → (time, memory, power, loss) against GQA.

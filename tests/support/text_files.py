@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from data_tools.indexed import bin_path, idx_path
-from data_tools.reading import IndexedDocuments
-from data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.tokenizer import load_tokenizer
 
 TEXTS = [f"Document {number}: naïve caf\u00e9 {'some text and more ' * (number % 40)}" for number in range(600)]
 

@@ -30,7 +30,7 @@ class Opened:
 
 def load_megatron() -> None:
     """What every rank does before megatron is imported, done once for those that are forked."""
-    from efficientbench.loading import loading
+    from efficientbench.worker.loading import loading
 
     with loading():
         import torch

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.text_files import TEXTS, three_files
 
-from data_tools import inputs
-from data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools import inputs
+from efficientbench.data_tools.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import yaml
 from support.ascend_machine import ROOT, fake_npu_smi, install_cann
 from support.command_line import efficientbench, environment
 
-from efficientbench import ascend_check
 from efficientbench.devices.cpu import CPU
-from efficientbench.finding import Finding
-from efficientbench.step_check import step_findings
+from efficientbench.doctor import ascend as ascend_check
+from efficientbench.doctor.finding import Finding
+from efficientbench.doctor.step import step_findings
 
 OUTPUTS = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
 TABLES = {entry["what"]: entry["text"] for entry in OUTPUTS["tables"]}
@@ -103,7 +103,7 @@ def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.Mo
 @pytest.mark.proof
 def test_a_step_on_the_simulated_npu_has_the_cpus_loss() -> None:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support" / "simulated_npu")])
-    command = [sys.executable, "-m", "efficientbench.step_check", "npu", "0", "bf16"]
+    command = [sys.executable, "-m", "efficientbench.doctor.step", "npu", "0", "bf16"]
     done = subprocess.run(
         command, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=120
     )

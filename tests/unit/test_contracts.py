@@ -17,13 +17,13 @@ DEVICE_FOLDERS = [ROOT / "efficientbench" / "devices", ROOT / "efficientbench" /
 # Free-standing code that says which vendor's telemetry or which vendor's image it is about, and computes on no device.
 SCOPE = "the scope of a measurement, as gpu and host are"
 EXCEPTIONS = {
-    "metrics/aggregate.py": SCOPE,
-    "metrics/local.py": SCOPE,
+    "metrics/monitoring/aggregate.py": SCOPE,
+    "metrics/monitoring/local.py": SCOPE,
     "metrics/report/paper.py": SCOPE,
     "metrics/sensors/base.py": SCOPE,
-    "metrics/sensors/dcmi.py": SCOPE,
-    "metrics/sensors/npu_smi.py": SCOPE,
-    "launchers/image_torch.py": "which vendor's torch an image has, asked before the project is installed",
+    "metrics/sensors/ascend/dcmi.py": SCOPE,
+    "metrics/sensors/ascend/npu_smi.py": SCOPE,
+    "launchers/environment/image_torch.py": "which vendor's torch an image has, asked before the project is installed",
     "launchers/check_npu.py": "the check of one device type, called by its name",
 }
 

@@ -12,11 +12,11 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
     parse_and_normalize_split,
 )
 
-from data_tools.corpus import Corpus
-from data_tools.tokenizer import train_tokenizer
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.corpora import check_split, prepare_corpora
+from efficientbench.data_tools.corpus import Corpus
+from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.running.corpora import check_split, prepare_corpora
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
 

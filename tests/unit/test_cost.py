@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from efficientbench import cost, memory_cost
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs import memory as memory_cost
+from efficientbench.costs import model as cost
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM

@@ -12,9 +12,9 @@ from rich.console import Console
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
 from efficientbench.devices.cpu import CPU, multiplies_bf16
-from efficientbench.doctor import doctor
-from efficientbench.plan import plan_anywhere
-from efficientbench.plan_table import print_plan
+from efficientbench.doctor.doctor import doctor
+from efficientbench.planning.plan import plan_anywhere
+from efficientbench.planning.plan_table import print_plan
 
 AVX2 = "fpu sse2 avx fma avx2"
 AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl"

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus import Corpus, load_corpus, prepare_corpus
-from data_tools.documents import read_documents
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, idx_path
-from data_tools.statistics import token_counts, unigram_entropy
-from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.data_tools.documents import read_documents
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.statistics import token_counts, unigram_entropy
+from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [f"Document {number}: <|endoftext|> é\u0301 {'some text and more ' * number}" for number in range(50)]
@@ -44,7 +44,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def start(*arguments: object) -> subprocess.Popen[str]:
     """`prepare_corpus(*arguments)` in a process of its own; it prints the corpus."""
     code = (
-        f"import logging; from pathlib import Path, PosixPath; from data_tools.corpus import *; "
+        f"import logging; from pathlib import Path, PosixPath; from efficientbench.data_tools.corpus import *; "
         f"logging.basicConfig(level=logging.INFO); print(prepare_corpus(*{arguments!r}))"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -222,7 +222,7 @@ def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0] != ""
     logs = outputs[0][1] + outputs[1][1]
-    assert logs.count("INFO:data_tools.corpus:preparing") == 1
+    assert logs.count("INFO:efficientbench.data_tools.corpus:preparing") == 1
     assert len(left_in(tmp_path)) == 1
 
 
@@ -299,7 +299,7 @@ def test_files_that_kept_size_and_time_are_not_read_again(
 ) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     read: list[Path] = []
-    monkeypatch.setattr("data_tools.files.sha256", lambda path: read.append(path) or "0")
+    monkeypatch.setattr("efficientbench.data_tools.files.sha256", lambda path: read.append(path) or "0")
     assert prepare_corpus(source, tokenizer, tmp_path / "cache", 300) == corpus
     assert read == []
     source.touch()

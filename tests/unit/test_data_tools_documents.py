@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_tools.documents import TEXT_DOCUMENT_CHARACTERS, read_documents
-from data_tools.errors import DataError
+from efficientbench.data_tools.documents import TEXT_DOCUMENT_CHARACTERS, read_documents
+from efficientbench.data_tools.errors import DataError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 from support.downloads import SAMPLE, download, hub_of_this_process, partials
 from support.hub_server import COMMIT, REPOSITORY, Fault, HubState
 
-from data_tools.errors import DataError
+from efficientbench.data_tools.errors import DataError
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from huggingface_hub import constants
 from support.downloads import SAMPLE, download, hub_of_this_process, parquet, partials
 from support.hub_server import Fault, HubState, git_blob_sha1
 
-from data_tools.download.requests import Patience, retry_after_s
-from data_tools.errors import DataError
+from efficientbench.data_tools.download.requests import Patience, retry_after_s
+from efficientbench.data_tools.errors import DataError
 
 
 @pytest.fixture

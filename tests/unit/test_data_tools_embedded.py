@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.embedded import MIN_DOCUMENT_CHARACTERS, embedded_checksum, embedded_documents
-from data_tools.errors import DataError
+from efficientbench.data_tools.embedded import MIN_DOCUMENT_CHARACTERS, embedded_checksum, embedded_documents
+from efficientbench.data_tools.errors import DataError
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from data_tools.engine import HARD_STRINGS, Engine, _is_nfc, choose_engine
-from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.engine import HARD_STRINGS, Engine, _is_nfc, choose_engine
+from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 
 TEXT = [
     " ".join(HARD_STRINGS),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -72,7 +72,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
 def load_by_name(name: str, endpoint: str, home: Path) -> str:
     """What a fresh process says: the fingerprint, or the error."""
     code = (
-        f"from data_tools.tokenizer import *\ntry: print(load_tokenizer({name!r}).fingerprint)\n"
+        f"from efficientbench.data_tools.tokenizer import *\ntry: print(load_tokenizer({name!r}).fingerprint)\n"
         "except DataError as error: print(error)"
     )
     env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_sesame"}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_tools.errors import DataError
-from data_tools.indexed import (
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import (
     DTYPES,
     IndexedHeader,
     bin_path,
@@ -21,7 +21,7 @@ from data_tools.indexed import (
     index_blocks,
     token_dtype,
 )
-from data_tools.statistics import token_counts, unigram_entropy
+from efficientbench.data_tools.statistics import token_counts, unigram_entropy
 
 DOCUMENTS = [[1, 2, 3, 0], [0], [65_499, 7, 7, 7, 7, 0]]
 

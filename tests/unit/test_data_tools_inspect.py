@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from support.pairs import write_equal_documents
 
-from data_tools.corpus import Corpus, prepare_corpus
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, idx_path
-from data_tools.inspection import describe_pair, pair_statistics, tokenizer_of
-from data_tools.manifest import manifest_path
-from data_tools.reading import IndexedDocuments
-from data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.corpus import Corpus, prepare_corpus
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.inspection import describe_pair, pair_statistics, tokenizer_of
+from efficientbench.data_tools.manifest import manifest_path
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.tokenizer import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -94,7 +94,7 @@ def test_figures_by_plain_counting(corpus: Corpus, texts: list[str]) -> None:
     [([1], [(1, 1, 1)]), ([0, 1, 2, 3, 8], [(0, 0, 1), (1, 1, 1), (2, 3, 2), (4, 7, 0), (8, 15, 1)])],
 )
 def test_histogram_of_the_shortest(lengths: list[int], ranges: list[tuple[int, int, int]]) -> None:
-    from data_tools.inspection import PairStatistics
+    from efficientbench.data_tools.inspection import PairStatistics
 
     assert PairStatistics(np.array(lengths), np.ones(1), None, None).histogram() == ranges
 

@@ -18,19 +18,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_tools import inputs
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, idx_path
-from data_tools.manifest import manifest_path
-from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import train_tokenizer
-from data_tools.verify import verify_pair
+from efficientbench.data_tools import inputs
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.manifest import manifest_path
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.verify import verify_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 PART_BYTES = 100_000
 TEXTS = [f"Document {number}: {'a few words and some more, ' * (number % 60)}" for number in range(4000)]
 # The command line, with parts that are small enough for a small input to have many.
-COMMAND = f"from data_tools import cli, inputs; inputs.PART_BYTES = {PART_BYTES}; cli.main()"
+COMMAND = f"from efficientbench.data_tools import cli, inputs; inputs.PART_BYTES = {PART_BYTES}; cli.main()"
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,8 @@ def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
         content = (folder / "text" / "a.jsonl").read_text()
         source.write_text(content * times)
         code = (
-            "import resource, sys; from pathlib import Path; from data_tools.tokenize import tokenize_files; "
+            "import resource, sys; from pathlib import Path; "
+            "from efficientbench.data_tools.tokenize import tokenize_files; "
             f"tokenize_files([{str(source)!r}], Path({str(tmp_path / name)!r}), {str(folder / 'bpe')!r}); "
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
         )

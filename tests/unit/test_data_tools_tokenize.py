@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.text_files import TEXTS, decoded, jsonl, left_in, pair, write_kind
 
-from data_tools import inputs
-from data_tools.documents import read_documents
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path
-from data_tools.manifest import load_corpus, load_record, manifest_path
-from data_tools.reading import IndexedDocuments
-from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import load_tokenizer
+from efficientbench.data_tools import inputs
+from efficientbench.data_tools.documents import read_documents
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path
+from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.text_files import TEXTS, decoded, jsonl, left_in, write_kind
 
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path
-from data_tools.manifest import load_record, manifest_path
-from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path
+from efficientbench.data_tools.manifest import load_record, manifest_path
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 

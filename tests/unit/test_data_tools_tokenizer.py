@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from data_tools.errors import DataError
-from data_tools.tokenizer import TextTokenizer, folder_checksum, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.tokenizer import TextTokenizer, folder_checksum, load_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN2 = ROOT.parent / "shared" / "data" / "qwen2_tokenizer"
@@ -104,7 +104,8 @@ def test_a_saved_copy_is_the_same_tokenizer_and_loads_without_transformers(
 ) -> None:
     qwen2.save(tmp_path / "copy")
     code = (
-        f"import sys; from data_tools.tokenizer import *; copy = load_tokenizer({str(tmp_path / 'copy')!r}); "
+        "import sys; from efficientbench.data_tools.tokenizer import *; "
+        f"copy = load_tokenizer({str(tmp_path / 'copy')!r}); "
         "print(copy.fingerprint, copy.eod_id, copy.vocab_size, 'transformers' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

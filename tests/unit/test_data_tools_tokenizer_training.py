@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from data_tools.embedded import embedded_documents
-from data_tools.errors import DataError
-from data_tools.tokenizer import SPLIT_PATTERN, load_tokenizer, train_tokenizer
-from data_tools.tokenizer_training import HELD_OUT_EVERY, describe_training, train_on_files
+from efficientbench.data_tools.embedded import embedded_documents
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.tokenizer import SPLIT_PATTERN, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer_training import HELD_OUT_EVERY, describe_training, train_on_files
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
@@ -101,7 +101,7 @@ def test_the_same_files_give_the_same_tokenizer(inputs: Path, tmp_path: Path) ->
 
 def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all can be read, each file gives its part."""
-    monkeypatch.setattr("data_tools.tokenizer_training.MAX_TRAINING_CHARACTERS", 20_000)
+    monkeypatch.setattr("efficientbench.data_tools.tokenizer_training.MAX_TRAINING_CHARACTERS", 20_000)
     chosen = random.Random(0)
     for name in ("x", "y"):
         words = [name * chosen.randint(1, 9) for _ in range(40_000)]

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.errors import DataError
-from data_tools.indexed import bin_path, idx_path
-from data_tools.manifest import manifest_path
-from data_tools.reading import IndexedDocuments
-from data_tools.tokenize import tokenize_files
-from data_tools.tokenizer import train_tokenizer
-from data_tools.verify import verify_pair
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.manifest import manifest_path
+from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import train_tokenizer
+from efficientbench.data_tools.verify import verify_pair
 
 DOCUMENTS = 1000
 WORDS = "Words that a small tokenizer cuts into few. "

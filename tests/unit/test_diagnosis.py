@@ -12,10 +12,10 @@ from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.diagnosis import diagnose
-from efficientbench.job import Job
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.running.diagnosis import diagnose
+from efficientbench.running.job import Job
 from efficientbench.training.errors import NonFiniteError
-from metrics.errors import MetricsError
 
 
 def refused_by_torch() -> Exception:

@@ -14,16 +14,16 @@ import pytest
 from support.command_line import efficientbench
 from support.metrics_parts import make_record
 
-from data_tools.corpus import prepare_corpus
-from data_tools.errors import DataError
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.data_tools.errors import DataError
 from efficientbench.export.card import model_card
 from efficientbench.export.hugging_face import _claimed, export
-from efficientbench.job import Job
-from metrics.record_parts import DataSource, QualityPoint
+from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
+from efficientbench.running.job import Job
 
 
 def make_run(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Path:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from efficientbench.config.load import resolve
-from efficientbench.model.kernels import fallback_kernels, grouped_mm, kernel_names, nsa_fla
+from efficientbench.model.kernels import fallback_kernels, grouped_mm, kernel_names
+from efficientbench.model.kernels.nsa import fla as nsa_fla
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_0.5Bx8"])

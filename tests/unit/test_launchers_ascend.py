@@ -44,7 +44,7 @@ def test_shellcheck() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-SOURCE = 'set -euo pipefail; source "$1/launchers/ascend_env.sh"; ascend_source; ascend_source; '
+SOURCE = 'set -euo pipefail; source "$1/launchers/environment/ascend_env.sh"; ascend_source; ascend_source; '
 SHOW = 'printf "%s\\n" "$ASCEND_TOOLKIT_HOME" "$LD_LIBRARY_PATH" "$-"'
 
 
@@ -72,7 +72,9 @@ def test_the_newest_cann_is_taken_and_the_drivers_libraries_are_added(tmp_path: 
 
 
 def test_without_cann_it_says_where_it_looked(tmp_path: Path) -> None:
-    done = bash('source "$1/launchers/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT))
+    done = bash(
+        'source "$1/launchers/environment/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT)
+    )
     if Path("/usr/local/Ascend").exists() or Path("/opt/Ascend").exists():
         pytest.skip("this machine has an Ascend folder")
     assert done.returncode == 1
@@ -83,7 +85,9 @@ def test_an_incomplete_cann_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "Ascend" / "ascend-toolkit"
     folder.mkdir(parents=True)
     (folder / "set_env.sh").write_text("false\n")
-    done = bash('source "$1/launchers/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT))
+    done = bash(
+        'source "$1/launchers/environment/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT)
+    )
     assert done.returncode == 1
     assert "this CANN is not installed completely" in done.stderr
 

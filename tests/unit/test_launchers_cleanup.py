@@ -29,7 +29,7 @@ time.sleep(300)
 LAUNCHER = """
 import sys
 from pathlib import Path
-from launchers.launch import launch
+from efficientbench.launchers.processes.launch import launch
 sys.exit(launch([sys.executable, sys.argv[1]], 2, None, Path(sys.argv[2])))
 """
 # A rank that ends once another one has been asked to end as well, as ranks that save together do.
@@ -103,7 +103,7 @@ def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystander: subproc
     assert "2 of 3 recorded processes run" in told.stdout
     assert sum(map(alive, family)) == 4
     # These ranks ignore the request, so the patience of 60 s is cut short.
-    command = "import sys; from pathlib import Path; from launchers.cleanup import clean; "
+    command = "import sys; from pathlib import Path; from efficientbench.launchers.processes.cleanup import clean; "
     command += "sys.exit(clean([Path(sys.argv[1])], False, grace_s=0.3))"
     done = subprocess.run([sys.executable, "-c", command, str(tmp_path)], env=ENVIRONMENT, check=False, timeout=120)
     assert done.returncode == 0
@@ -115,8 +115,8 @@ def test_what_a_killed_launcher_left_is_ended(tmp_path: Path, bystander: subproc
 
 
 def test_ranks_without_their_launcher_are_asked_together(tmp_path: Path) -> None:
-    from launchers.cleanup import STOP_GRACE_S
-    from launchers.process_record import RecordedProcess, this_place
+    from efficientbench.launchers.processes.cleanup import STOP_GRACE_S
+    from efficientbench.launchers.processes.process_record import RecordedProcess, this_place
 
     asked = [str(tmp_path / "first"), str(tmp_path / "second")]
     ranks = [
@@ -159,7 +159,7 @@ def test_a_run_that_ends_leaves_no_record(tmp_path: Path) -> None:
 def test_a_number_that_is_another_process_now_is_left_alone(
     tmp_path: Path, bystander: subprocess.Popen[bytes], changed: str
 ) -> None:
-    from launchers.process_record import RecordedProcess, this_place
+    from efficientbench.launchers.processes.process_record import RecordedProcess, this_place
 
     found = RecordedProcess.of(bystander.pid)
     assert found is not None

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from launchers.cluster_env import Cluster
-from launchers.errors import LaunchError
-from launchers.preflight import preflight
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.preflight import preflight
 
 
 def test_pai_dlc_variables_name_the_nodes() -> None:

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launchers.cluster_env import Cluster
-from launchers.launch import rank_environment
-from launchers.worker_process import module_command
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.processes.launch import rank_environment
+from efficientbench.launchers.processes.worker_process import module_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,9 @@ def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')")
     (tmp_path / "site" / "probe").mkdir(parents=True)
-    (tmp_path / "site" / "probe" / "__main__.py").write_text("import sys, launchers.errors; print(sys.argv[1:])")
+    (tmp_path / "site" / "probe" / "__main__.py").write_text(
+        "import sys, efficientbench.launchers.errors; print(sys.argv[1:])"
+    )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
     command = module_command("probe", "a", "b")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -41,6 +43,12 @@ def test_a_folder_in_the_working_directory_hides_no_package(tmp_path: Path) -> N
 
 
 def test_the_launchers_load_no_torch() -> None:
-    program = "import sys, launchers.launch, launchers.preflight, launchers.error_file; print('torch' in sys.modules)"
+    program = """
+import sys
+import efficientbench.launchers.network.preflight
+import efficientbench.launchers.processes.error_file
+import efficientbench.launchers.processes.launch
+print('torch' in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

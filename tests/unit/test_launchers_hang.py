@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.command_line import until
 
-from launchers.error_file import ENVIRONMENT_NAME
-from launchers.hang import HangWatch, Signs, describe_hang
-from launchers.memory_killer import memory_kills
-from launchers.pulse import STARTS, Pulse, Sign, pulse_file, read_sign
+from efficientbench.launchers.processes.error_file import ENVIRONMENT_NAME
+from efficientbench.launchers.processes.hang import HangWatch, Signs, describe_hang
+from efficientbench.launchers.processes.liveness import STARTS, Pulse, Sign, pulse_file, read_sign
+from efficientbench.launchers.processes.memory_killer import memory_kills
 
 
 def sign(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "", **counts: int) -> Sign:
@@ -54,7 +54,7 @@ def test_a_new_phase_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return found and found.phase
 
     monkeypatch.setenv(ENVIRONMENT_NAME, str(tmp_path / "error.json"))
-    monkeypatch.setattr("launchers.pulse.INTERVAL_S", 600.0)
+    monkeypatch.setattr("efficientbench.launchers.processes.liveness.INTERVAL_S", 600.0)
     pulse = Pulse()
     pulse.start()
     until(lambda: told() == STARTS, "the first sign", 30)

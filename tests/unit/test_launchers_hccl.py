@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from launchers import mesh
-from launchers.cluster_env import Cluster
-from launchers.errors import LaunchError
-from launchers.hccl_network import HcclNetwork
-from launchers.mesh import Place, check_mesh
-from launchers.ranktable import read_rank_table
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network import connectivity as mesh
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.connectivity import Place, check_mesh
+from efficientbench.launchers.network.hccl_network import HcclNetwork
+from efficientbench.launchers.network.ranktable import read_rank_table
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.image_torch import pins_beside_image, requirement_name
+from efficientbench.launchers.environment.image_torch import pins_beside_image, requirement_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = [
@@ -50,7 +50,13 @@ def look(folder: Path, tmp_path: Path) -> tuple[int, list[str], list[str]]:
     """Exit status, lines of stdout, and pins that the real program writes with this image on its path."""
     constraints, output = tmp_path / "constraints.txt", tmp_path / "output.txt"
     constraints.write_text("\n".join(PINS) + "\n")
-    command = [sys.executable, "-S", str(ROOT / "launchers" / "image_torch.py"), str(constraints), str(output)]
+    command = [
+        sys.executable,
+        "-S",
+        str(ROOT / "launchers" / "environment" / "image_torch.py"),
+        str(constraints),
+        str(output),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""

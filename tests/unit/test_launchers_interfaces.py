@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from launchers.cluster_env import Cluster
-from launchers.errors import LaunchError
-from launchers.interfaces import check_interfaces, gloo_interface
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.interfaces import check_interfaces, gloo_interface
 
 ELSEWHERE = Cluster(2, 1, "192.0.2.1", 29500)
 HERE = Cluster(2, 1, "127.0.0.1", 29500)
@@ -74,9 +74,9 @@ def test_gloo_needs_a_name_where_that_of_the_host_leads_to_its_loopback(monkeypa
     names = {"192.0.2.1": "192.0.2.1", "127.0.0.1": "127.0.0.1", "own": "127.0.1.1"}
     monkeypatch.setattr(socket, "gethostname", lambda: "own")
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", (names[host], 0))])
-    monkeypatch.setattr("launchers.interfaces._address_towards", lambda cluster: "192.0.2.2")
+    monkeypatch.setattr("efficientbench.launchers.network.interfaces._address_towards", lambda cluster: "192.0.2.2")
     addresses = {"lo": [FakeAddress("127.0.0.1")], "ib0": [FakeAddress("fe80::1"), FakeAddress("192.0.2.2")]}
-    monkeypatch.setattr("launchers.interfaces.psutil.net_if_addrs", lambda: addresses)
+    monkeypatch.setattr("efficientbench.launchers.network.interfaces.psutil.net_if_addrs", lambda: addresses)
     assert gloo_interface({}, ELSEWHERE) == "ib0"
     assert gloo_interface({}, HERE) is None
     assert gloo_interface({"GLOO_SOCKET_IFNAME": "eth0"}, ELSEWHERE) is None

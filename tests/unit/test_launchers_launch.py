@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from launchers.errors import LaunchError
-from launchers.launch import launch
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.processes.launch import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +46,7 @@ class Launcher:
         program = (
             # A shell's background jobs ignore Ctrl-C, and so would what they start.
             "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            "from pathlib import Path; from launchers.launch import launch; "
+            "from pathlib import Path; from efficientbench.launchers.processes.launch import launch; "
             f"sys.exit(launch({worker(folder, body)!r}, {ranks}, None, Path({str(folder)!r}), {stop_grace_s}))"
         )
         self.process = subprocess.Popen(
@@ -136,7 +136,7 @@ def test_a_rank_that_dies_ends_all_and_is_named(tmp_path: Path, capfd: pytest.Ca
 def test_ranks_that_hang_are_killed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launchers.launch.FAILURE_GRACE_S", 0.5)
+    monkeypatch.setattr("efficientbench.launchers.processes.launch.FAILURE_GRACE_S", 0.5)
     body = """
     if rank == 0:
         while not (folder / 'ready_1').exists():
@@ -154,7 +154,7 @@ def test_ranks_that_hang_are_killed(
 def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     # Rank 1 reports first and is slow to end; rank 0 notices, reports and ends at once.
     body = """
-    from launchers.error_file import report_error
+    from efficientbench.launchers.processes.error_file import report_error
     if rank == 1:
         report_error('the data file is cut off', 1)
         (folder / 'reported').touch()
@@ -171,7 +171,11 @@ def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pyte
 
 
 def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    body = "from launchers.error_file import report_error\nreport_error('data.idx is corrupt', 2)\nsys.exit(2)"
+    body = """
+    from efficientbench.launchers.processes.error_file import report_error
+    report_error('data.idx is corrupt', 2)
+    sys.exit(2)
+    """
     assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 2
     assert capfd.readouterr().err == "error: data.idx is corrupt\n"
 

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 from support.command_line import free_port
 
-from launchers.errors import LaunchError
-from launchers.node_link import NodeLink
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.node_link import NodeLink
 
 ROOT = Path(__file__).resolve().parents[2]
 
 NODE = """
 import json, os, sys
 from pathlib import Path
-from launchers.cluster_env import Cluster
-from launchers.launch import launch
-from launchers.preflight import preflight
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.processes.launch import launch
+from efficientbench.launchers.network.preflight import preflight
 cluster, folder = Cluster.from_environment(os.environ), Path(sys.argv[2])
 def tell(failure):
     (folder / f"failure_{cluster.node_rank}").write_text(json.dumps([failure.kind, failure.rank, failure.step]))
@@ -38,8 +38,8 @@ with preflight(cluster, time_limit_s=20) as link:
 
 WORKER = """
 import os, pathlib, signal, sys, time
-from launchers.error_file import report_error
-from launchers.pulse import Pulse
+from efficientbench.launchers.processes.error_file import report_error
+from efficientbench.launchers.processes.liveness import Pulse
 rank = int(os.environ["RANK"])
 folder = pathlib.Path({folder!r})
 pulse = Pulse()

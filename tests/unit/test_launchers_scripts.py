@@ -12,14 +12,14 @@ from support.command_line import ROOT, efficientbench
 from typer.testing import CliRunner
 
 from efficientbench.cli import app
+from efficientbench.cli.launch_script import Machines, NamedRun, by_slurm, by_torchrun
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
-from efficientbench.launch_script import Machines, NamedRun, by_slurm, by_torchrun
-from efficientbench.scripts import write_scripts
-from launchers.errors import LaunchError
-from launchers.shell_script import checked, write
-from launchers.slurm import slurm_script
-from launchers.torchrun import Meeting, torchrun_script
+from efficientbench.config.scripts import write_scripts
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.job_scripts.shell_script import checked, write
+from efficientbench.launchers.job_scripts.slurm import slurm_script
+from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 
 HOSTILE = (
     "$(touch pwned)",
@@ -50,7 +50,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"bootstrap() {{ :; }}\njob_slurm() {{ {show}; }}\njob_torchrun() {{ {show}; }}\njob_c10d() {{ echo conf; }}\n"
         "job_training_port() { echo 1; }\n"
     )
-    monkeypatch.setattr("launchers.shell_script.REPOSITORY", root)
+    monkeypatch.setattr("efficientbench.launchers.job_scripts.shell_script.JOB_SCRIPT", root / "launchers" / "job.sh")
     folder = tmp_path / "work; $(touch pwned) `touch pwned` \"'\n"
     folder.mkdir()
     return folder
@@ -79,7 +79,7 @@ def test_hostile_words_reach_the_run_as_they_are(stub: Path) -> None:
 @pytest.mark.parametrize("port", ["x[$(touch pwned)]", "$(touch pwned)", "1+1", "0", "65535", "99999", "-1", "08", "a"])
 def test_a_port_of_the_environment_is_a_number_or_refused(tmp_path: Path, port: str) -> None:
     """An index in an arithmetic expression would be run."""
-    script = f"source '{ROOT}/launchers/job.sh'; job_training_port"
+    script = f"source '{ROOT}/launchers/job_scripts/job.sh'; job_training_port"
     clean = {"PATH": os.environ["PATH"], "MASTER_PORT": port}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
@@ -213,7 +213,7 @@ def test_a_script_that_is_wrong_is_not_written(script: str) -> None:
 
 
 def test_without_shellcheck_bash_alone_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launchers.shell_script.shutil.which", lambda name: None)
+    monkeypatch.setattr("efficientbench.launchers.job_scripts.shell_script.shutil.which", lambda name: None)
     assert "shellcheck is not installed" in str(checked("echo a\n"))
     with pytest.raises(LaunchError, match="bash -n does not accept it"):
         checked("if\n")

@@ -9,13 +9,13 @@ from support.command_line import environment
 
 PROGRAM = """
 import gc, sys
-from efficientbench.loading import loading
+from efficientbench.worker.loading import loading
 
 with loading():
     import torch
     from efficientbench.devices.cpu import CPU
     CPU().prepare(0)
-    import efficientbench.build_trainer
+    import efficientbench.worker.build_trainer
 
     @torch.compile
     def double(number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.metrics_parts import GB
 
-from metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, merge
+from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, merge
 
 
 class Memory:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from metrics import EfficiencyMonitor, MetricsError, merge
-from metrics.sensors import dcmi_library
-from metrics.sensors.ascend import Chip, ascend_sensor, choose_chips
-from metrics.sensors.base import Sample
-from metrics.sensors.dcmi import DcmiSensor
-from metrics.sensors.dcmi_library import find_library
-from metrics.sensors.host import machine_uuid
-from metrics.sensors.npu_smi import NpuSmiSensor
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics.sensors.ascend import dcmi_library
+from efficientbench.metrics.sensors.ascend.chips import Chip, ascend_sensor, choose_chips
+from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
+from efficientbench.metrics.sensors.ascend.dcmi_library import find_library
+from efficientbench.metrics.sensors.ascend.npu_smi import NpuSmiSensor
+from efficientbench.metrics.sensors.base import Sample
+from efficientbench.metrics.sensors.host import machine_uuid
 
 MB = 1 << 20
 

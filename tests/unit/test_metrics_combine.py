@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record
 
-from metrics.combine import combine_repeats
-from metrics.record import RunRecord, write_record
-from metrics.record_parts import OutlierStep, QualityPoint
-from metrics.report.build import build_report
-from metrics.report.findings import slow_steps, speed_only
-from metrics.report.shown import name
+from efficientbench.metrics.analysis.combine import combine_repeats
+from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.record_parts import OutlierStep, QualityPoint
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.findings import slow_steps, speed_only
+from efficientbench.metrics.report.headline import name
 
 
 def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:

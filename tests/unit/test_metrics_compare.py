@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 from support.metrics_parts import make_record
 
-from metrics import MetricsError
-from metrics.compare import compare
-from metrics.conditions import differences
-from metrics.ratio import NO_DIFFERENCE, NO_INTERVAL, make_ratio
-from metrics.record import RunRecord, write_record
-from metrics.record_parts import DataSource, QualityPoint
-from metrics.repeats import Group, group_repeats, load_group, load_neighbours
-from metrics.report.comparison import print_comparison
-from metrics.report.repeats import print_spread
+from efficientbench.metrics import MetricsError
+from efficientbench.metrics.analysis.compare import compare
+from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.repeats import Group, group_repeats, load_group, load_neighbours
+from efficientbench.metrics.ratio import NO_DIFFERENCE, NO_INTERVAL, make_ratio
+from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
+from efficientbench.metrics.report.comparison import print_comparison
+from efficientbench.metrics.report.repeats import print_spread
 
 CONFIG = {
     "variant": "gqa",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics import definitions
-from metrics.errors import MetricsError
+from efficientbench.metrics import definitions
+from efficientbench.metrics.errors import MetricsError
 
 
 def irregular(begin_s: float, end_s: float, count: int) -> list[float]:

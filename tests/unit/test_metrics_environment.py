@@ -8,8 +8,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from metrics.environment import collect_environment, tell_sensors
-from metrics.measurement import SensorState
+from efficientbench.metrics.monitoring.measurement import SensorState
+from efficientbench.metrics.records.environment import collect_environment, tell_sensors
 
 
 def git(folder: Path, *arguments: str) -> str:

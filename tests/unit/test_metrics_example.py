@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from metrics import EfficiencyCallback, HostSensor, MetricsError, merge
+from efficientbench.metrics import EfficiencyCallback, HostSensor, MetricsError, merge
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -85,12 +85,14 @@ def test_a_trainer_that_begins_anew_samples_once() -> None:
 
 def test_measuring_loads_neither_harness_nor_megatron_nor_torch() -> None:
     program = (
-        "import sys\nfrom metrics import EfficiencyMonitor\n"
+        "import sys\nfrom efficientbench.metrics import EfficiencyMonitor\n"
         "with EfficiencyMonitor() as monitor:\n"
         "    with monitor.step(tokens=1): pass\n"
         "assert '1 measured' in monitor.summary()\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
-        "assert not loaded & {'torch', 'megatron', 'efficientbench', 'pydantic', 'numpy', 'transformers'}, loaded\n"
+        "assert not loaded & {'torch', 'megatron', 'pydantic', 'numpy', 'transformers'}, loaded\n"
+        "ours = {name for name in sys.modules if name.startswith('efficientbench.')}\n"
+        "assert all(name.startswith('efficientbench.metrics') for name in ours), ours\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,14 +16,14 @@ import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record
 from support.nvml_replica import Driver, Gpu
 
-from efficientbench import cost
 from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
-from metrics.measurement import RunMeasurement
-from metrics.report.csv import write_csv
-from metrics.summarize import Quality, RunFacts, summarize
+from efficientbench.costs import model as cost
+from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
+from efficientbench.metrics.report.csv import write_csv
 
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")
 

@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
-from metrics.errors import MetricsError
-from metrics.hardware import TABLE, device_rates, peak_flops
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import TABLE, device_rates, peak_flops
 
 ROWS = yaml.safe_load(TABLE.read_text())["devices"]
 

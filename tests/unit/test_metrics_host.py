@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from metrics import EfficiencyMonitor, HostSensor, MetricsError, merge
-from metrics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.metrics import EfficiencyMonitor, HostSensor, MetricsError, merge
+from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 
 pytestmark = pytest.mark.alone
 
@@ -149,7 +149,7 @@ def busy_child() -> subprocess.Popen[bytes]:
 
 
 def test_what_a_process_did_before_it_was_found_is_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metrics.sensors.host.usable_cores", lambda pids: 1.0)
+    monkeypatch.setattr("efficientbench.metrics.sensors.host.usable_cores", lambda pids: 1.0)
     sensor = opened([os.getpid()])
     with busy_child() as child:
         sensor.sample(time.monotonic())

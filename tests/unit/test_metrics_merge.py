@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrics import MetricsError, merge
-from metrics.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
-from metrics.sensors.base import DeviceInfo, Scope
+from efficientbench.metrics import MetricsError, merge
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
+from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
 GB = 10**9
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
 
-from metrics import EfficiencyMonitor, MetricsError, merge
-from metrics.sampler import SamplingThread
-from metrics.sensors.base import Counters, Sensor
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics.monitoring.sampler import SamplingThread
+from efficientbench.metrics.sensors.base import Counters, Sensor
 
 NEVER_S = 1e6
 """An interval at which the sampling thread takes no sample during a test."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from metrics import EfficiencyMonitor, merge
-from metrics.sensors.ascend import Chip
-from metrics.sensors.base import Sample
-from metrics.sensors.npu_smi import NpuSmiSensor
-from metrics.sensors.npu_smi_text import WatchParser, parse_mapping
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.sensors.ascend.chips import Chip
+from efficientbench.metrics.sensors.ascend.npu_smi import NpuSmiSensor
+from efficientbench.metrics.sensors.ascend.npu_smi_text import WatchParser, parse_mapping
+from efficientbench.metrics.sensors.base import Sample
 
 MB = 1 << 20
 

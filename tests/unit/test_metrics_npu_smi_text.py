@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics.sensors.ascend import Chip
-from metrics.sensors.npu_smi_text import (
+from efficientbench.metrics.sensors.ascend.chips import Chip
+from efficientbench.metrics.sensors.ascend.npu_smi_text import (
     AI_CORE,
     MEMORY,
     POWER,

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 from support.nvml_replica import GB, Driver, Gpu
 
-from metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
-from metrics.sensors.base import Sample
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
+from efficientbench.metrics.sensors.base import Sample
 
 
 def four() -> Driver:

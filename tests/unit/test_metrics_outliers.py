@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from metrics.errors import MetricsError
-from metrics.measurement import Disturbance
-from metrics.outliers import Outlier, disturbed_steps, find_outliers
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.measurement import Disturbance
+from efficientbench.metrics.records.outliers import Outlier, disturbed_steps, find_outliers
 
 
 def test_slow_steps_are_named_with_what_is_known() -> None:

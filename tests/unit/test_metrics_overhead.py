@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks.monitor_overhead import all_sensors, cost, measure, own_share
 
-from metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.base import Sensor
 
 LIMIT = 0.005
 

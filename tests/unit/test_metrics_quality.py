@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 from support.metrics_parts import HandClock, TraceSensor, make_record
 
-from metrics import EfficiencyMonitor, MetricsError, merge
-from metrics.quality import Validation, cost_to_loss, lowest_common_loss, quality_curve
-from metrics.record import RunRecord
-from metrics.record_parts import QualityPoint
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.records.validations import Validation, quality_curve
 
 
 def power_law(tokens: int) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
 
-from metrics import EfficiencyMonitor, MetricsError, RaplSensor, merge
-from metrics.measurement import RankMeasurement, RunMeasurement
-from metrics.sensors.base import Sensor
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, RaplSensor, merge
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
+from efficientbench.metrics.sensors.base import Sensor
 
 RANGE_UJ = 262_143_328_850
 """Of a Xeon: 2^32 - 1 units of 2^-14 J."""

@@ -14,9 +14,9 @@ import pytest
 from pydantic import ValidationError
 from support.metrics_parts import make_record
 
-from metrics.errors import MetricsError
-from metrics.record import Metrics, read_record, write_record
-from metrics.steplog import StepLog, read_steps
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import Metrics, read_record, write_record
+from efficientbench.metrics.records.steplog import StepLog, read_steps
 
 VERSION_1 = (
     *("amu_gb", "amu_fraction", "pcu", "al_s", "al_s_p50", "al_s_p90", "al_s_p99", "al_s_ci_low", "al_s_ci_high"),

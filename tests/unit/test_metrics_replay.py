@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metrics_parts import GB, HandClock, TraceSensor
+from support.traces import measure_trace
 
-from metrics import EfficiencyMonitor, MetricsError, RecordingSensor, ReplaySensor, merge
-from metrics.measurement import RankMeasurement, SensorState, StepTime
-from metrics.sensors.replay import measure_trace
-from metrics.summarize import Quality, RunFacts, Summary, summarize
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, RecordingSensor, ReplaySensor, merge
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, SensorState, StepTime
+from efficientbench.metrics.records.summarize import Quality, RunFacts, Summary, summarize
 
 FACTS = RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, None, "not part of this test")
 WINDOWS = ((20.0, 50.0), (70.0, 110.0))

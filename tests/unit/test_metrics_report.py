@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 from support.metrics_parts import make_record
 
-from metrics.errors import MetricsError
-from metrics.record import RECORD_NAME, write_record
-from metrics.report.build import build_report
-from metrics.report.columns import DESCRIPTIONS, DOCUMENT, document, names
-from metrics.report.csv import write_csv
-from metrics.report.load import load_records
-from metrics.report.markdown import markdown
-from metrics.report.table import print_table
-from metrics.report.tensorboard import TensorBoardLog
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.load import load_records
+from efficientbench.metrics.records.record import RECORD_NAME, write_record
+from efficientbench.metrics.records.tensorboard import TensorBoardLog
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.columns import DESCRIPTIONS, DOCUMENT, document, names
+from efficientbench.metrics.report.csv import write_csv
+from efficientbench.metrics.report.markdown import markdown
+from efficientbench.metrics.report.table import print_table
 
 SETTLED_COLUMNS = """
 run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
@@ -156,11 +156,14 @@ for name in ("torch", "megatron", "pynvml"):
     sys.modules[name] = None  # any import of it fails
 from pathlib import Path
 from rich.console import Console
-import metrics, metrics.summarize, metrics.hardware, metrics.environment, metrics.steplog
-from metrics.report.build import build_report
-from metrics.report.load import load_records
-from metrics.report.table import print_table
-from metrics.report.tensorboard import TensorBoardLog
+import efficientbench.metrics.hardware
+import efficientbench.metrics.records.environment
+import efficientbench.metrics.records.steplog
+import efficientbench.metrics.records.summarize
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.records.load import load_records
+from efficientbench.metrics.report.table import print_table
+from efficientbench.metrics.records.tensorboard import TensorBoardLog
 records, damaged = load_records(Path({str(tmp_path)!r}))
 print_table(records, Console(width=100))
 build_report(Path({str(tmp_path)!r}), paper=True)
@@ -175,7 +178,7 @@ assert not damaged
 def test_each_column_is_described_and_the_document_is_made_from_that() -> None:
     assert set(names()) == set(DESCRIPTIONS)
     assert names().index("keys_read_per_query") < names().index("model") < names().index("unavailable")
-    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m metrics.report.columns"
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m efficientbench.metrics.report.columns"
 
 
 def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) -> None:

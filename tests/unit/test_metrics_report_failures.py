@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from support.metrics_parts import make_record
 
-from metrics.record import RECORD_NAME, write_record
-from metrics.report.build import build_report
-from metrics.report.failures import FailedRun, load_failures, print_failures
+from efficientbench.metrics.records.record import RECORD_NAME, write_record
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.failures import FailedRun, load_failures, print_failures
 
 
 def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
-from metrics.record import RunRecord
-from metrics.record_parts import DisturbanceRecord, OutlierStep, TimelineRecord, WindowRecord
-from metrics.report.html import page as page_module
-from metrics.report.html.page import page
-from metrics.report.html.pareto import Point, front
-from metrics.report.html.svg import COLOURS, Look, Scale
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record_parts import DisturbanceRecord, OutlierStep, TimelineRecord, WindowRecord
+from efficientbench.metrics.report.html import page as page_module
+from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.html.pareto import Point, front
+from efficientbench.metrics.report.html.svg import COLOURS, Look, Scale
 
 VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br"}
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&|"

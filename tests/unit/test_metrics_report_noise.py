@@ -9,15 +9,15 @@ import pytest
 from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
-from metrics.combine import combine_repeats
-from metrics.definitions import mean_confidence_interval
-from metrics.quality import cost_to_loss
-from metrics.record import RunRecord
-from metrics.report.html.page import page
-from metrics.report.markdown import markdown
-from metrics.report.noise import noise_floors
-from metrics.report.quality import cost_tables
-from metrics.report.shown import unique_names
+from efficientbench.metrics.analysis.combine import combine_repeats
+from efficientbench.metrics.analysis.quality import cost_to_loss
+from efficientbench.metrics.definitions import mean_confidence_interval
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.markdown import markdown
+from efficientbench.metrics.report.noise import noise_floors
+from efficientbench.metrics.report.quality import cost_tables
 
 
 def test_identical_models_under_several_names_tell_the_noise_floor() -> None:

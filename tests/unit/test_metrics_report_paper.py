@@ -10,9 +10,9 @@ from rich.console import Console
 from support.metrics_parts import make_record
 from support.synthetic_runs import matrix_runs
 
-from metrics.record import RunRecord
-from metrics.report.energy import disagreements, rank
-from metrics.report.paper import AGREE, NO_ENERGY, paper_markdown, paper_tables, print_paper, verdict
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.energy import disagreements, rank
+from efficientbench.metrics.report.paper import AGREE, NO_ENERGY, paper_markdown, paper_tables, print_paper, verdict
 
 TOKENS_PER_STEP = 4096
 

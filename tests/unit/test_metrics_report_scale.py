@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.synthetic_runs import gpu_run
 
-from metrics.record import RECORD_NAME, read_record, write_record
+from efficientbench.metrics.records.record import RECORD_NAME, read_record, write_record
 
 RUNS = 1000
 STEPS = 10_000

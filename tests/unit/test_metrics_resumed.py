@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from metrics import EfficiencyMonitor
-from metrics.report.tensorboard import TensorBoardLog, cut_scalars
-from metrics.steplog import StepLog, cut_steps, read_steps
+from efficientbench.metrics import EfficiencyMonitor
+from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
+from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
 
 
 def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor
 
-from metrics import EfficiencyMonitor, sampler
-from metrics.sensors.base import Sample
+from efficientbench.metrics import EfficiencyMonitor
+from efficientbench.metrics.monitoring import sampler
+from efficientbench.metrics.sensors.base import Sample
 
 pytestmark = pytest.mark.alone
 
@@ -186,7 +187,7 @@ def test_a_sensor_that_has_failed_has_no_newest_sample() -> None:
 
 
 def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metrics.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
 
     class Slow(TraceSensor):
         def sample(self, time_s: float) -> list[Sample]:
@@ -235,7 +236,7 @@ def test_sampling_slows_down_where_it_is_costly() -> None:
 
 def test_samples_come_at_the_interval_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where the thread may take as long as it does: on a slow machine its share of a core would stretch the interval.
-    monkeypatch.setattr("metrics.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
     sensor = TraceSensor(HandClock(), memory=lambda t: GB)
     with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
         time.sleep(1.25)

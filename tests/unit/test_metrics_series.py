@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.metrics_parts import GB
 
-from metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope
-from metrics.series import DeviceSeries, Interval
+from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope
 
 INFO = DeviceInfo("GPU-0", "Trace 9000", 80 * GB, "driver")
 SCOPE: Scope = "gpu"

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from metrics.definitions import mean_confidence_interval
-from metrics.errors import MetricsError
-from metrics.statistics import block_length, drift, step_time_noise
+from efficientbench.metrics.definitions import mean_confidence_interval
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.statistics import block_length, drift, step_time_noise
 
 
 def autoregressive(series: int, n: int, correlation: float, seed: int = 7) -> np.ndarray:

@@ -9,10 +9,10 @@ import re
 import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record
 
-from metrics import EfficiencyMonitor, merge
-from metrics.measurement import RunMeasurement
-from metrics.record import Metrics
-from metrics.summarize import Quality, RunFacts, nothing_measured, summarize
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.records.record import Metrics
+from efficientbench.metrics.records.summarize import Quality, RunFacts, nothing_measured, summarize
 
 FACTS = RunFacts(
     parameters=1000,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.metrics_parts import GB, HandClock, TraceSensor
 
-from metrics import EfficiencyMonitor, merge
-from metrics.aggregate import longest
-from metrics.measurement import Disturbance
-from metrics.sensors.base import Foreign
-from metrics.timeline import MAXIMUM_POINTS, make_timeline
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.monitoring.aggregate import longest
+from efficientbench.metrics.monitoring.measurement import Disturbance
+from efficientbench.metrics.monitoring.timeline import MAXIMUM_POINTS, make_timeline
+from efficientbench.metrics.sensors.base import Foreign
 
 NOTHING: tuple[list[float], list[float]] = ([], [])
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nvml_replica import Driver, Gpu
 
-from metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
-from metrics.measurement import RankMeasurement
+from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
+from efficientbench.metrics.monitoring.measurement import RankMeasurement
 
 WHOLE = ("GPU-1a2b0000", "GPU-1a3c0000", "GPU-9f000000", "GPU-0d000000")
 

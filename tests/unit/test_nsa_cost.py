@@ -8,13 +8,14 @@ import re
 import pytest
 from rich.console import Console
 
-from efficientbench import cost, nsa_cost
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.model import NSAConfig
-from efficientbench.plan import plan_anywhere
-from efficientbench.plan_table import print_plan
+from efficientbench.costs import model as cost
+from efficientbench.costs import nsa as nsa_cost
+from efficientbench.planning.plan import plan_anywhere
+from efficientbench.planning.plan_table import print_plan
 
 SMALL = NSAConfig(compress_block=6, compress_stride=2, select_block=10, select_count=3, window=5)
 

@@ -13,8 +13,8 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.plan import Plan, check_fits, make_plan, plan_anywhere
-from efficientbench.plan_table import print_matrix, print_plan
+from efficientbench.planning.plan import Plan, check_fits, make_plan, plan_anywhere
+from efficientbench.planning.plan_table import print_matrix, print_plan
 
 Rows = dict[str, list[str]]
 

@@ -12,12 +12,12 @@ import pytest
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
-from efficientbench.listeners.profiler import Profiler
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import device_rates
 from efficientbench.profiling.kinds import OPTIMIZER, STEP
 from efficientbench.profiling.roofline import bounds, largest_gap
 from efficientbench.profiling.trace import Breakdown, break_down, common, read_trace, union, without
-from metrics.errors import MetricsError
-from metrics.hardware import device_rates
+from efficientbench.worker.listeners.profiler import Profiler
 
 
 def event(name: str, begin: float, end: float, cat: str = "cpu_op", tid: Any = 1, number: int | None = None) -> dict:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from efficientbench.config.load import resolve
-from efficientbench.listeners.recorder import Recorder
-from efficientbench.output_folder import OutputFolder
+from efficientbench.metrics.records.steplog import read_steps
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.events import Routing, StepEnded
-from metrics.steplog import read_steps
+from efficientbench.worker.listeners.recorder import Recorder
 
 
 def step(number: int, routing: Routing | None) -> StepEnded:

@@ -10,13 +10,13 @@ from support.configs import tiny
 from support.metrics_parts import make_record
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.failure_files import FailureFiles
-from efficientbench.output_folder import OutputFolder
-from efficientbench.resume import differences, prepare_folder
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.records.record import write_record
+from efficientbench.running.failure_files import FailureFiles
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import differences, prepare_folder
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
-from launchers.failure import Failure
-from metrics.record import write_record
 
 CONFIG = tiny("gqa_1.5B")
 TOKENS = ["of a text", "of another"]

@@ -14,18 +14,18 @@ from rich.console import Console
 from support.alone import counted, engine_groups, peak_memory_bytes
 from typer.testing import CliRunner
 
-from efficientbench import memory_cost
 from efficientbench.cli import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.rank_grid import RankGrid
-from efficientbench.scale_plan import ScalePlan, layout_of_world, make_scale_plan
-from efficientbench.scale_table import print_scale_plan
-from efficientbench.step_time import Efficiency, bubble_fraction, project
-from efficientbench.work_cost import micro_batch_work
-from metrics.errors import MetricsError
-from metrics.hardware import device_rates
+from efficientbench.costs import memory as memory_cost
+from efficientbench.costs.compute import micro_batch_work
+from efficientbench.costs.rank_grid import RankGrid
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import device_rates
+from efficientbench.planning.cluster_plan import ScalePlan, layout_of_world, make_scale_plan
+from efficientbench.planning.cluster_table import print_scale_plan
+from efficientbench.planning.step_time import Efficiency, bubble_fraction, project
 
 H100 = device_rates("H100 SXM", "bf16")
 TP_SP = ("parallel.tp=2", "parallel.sp=true")

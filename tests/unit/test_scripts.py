@@ -11,7 +11,7 @@ import pytest
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import EXPERIMENTS, load_matrix
-from efficientbench.scripts import check_scripts, write_scripts
+from efficientbench.config.scripts import check_scripts, write_scripts
 
 
 def test_scripts_are_current() -> None:

@@ -6,11 +6,11 @@ import pytest
 from support.metrics_parts import make_record
 
 from efficientbench.config.load import resolve
-from efficientbench.plan import Plan, plan_anywhere
-from efficientbench.step_time import project
+from efficientbench.metrics.hardware import device_rates
+from efficientbench.planning.plan import Plan, plan_anywhere
+from efficientbench.planning.step_time import project
 from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, Estimator
 from efficientbench.sweep.machine import Machine
-from metrics.hardware import device_rates
 
 
 def machine(name: str, memory_bytes: int | None) -> Machine:

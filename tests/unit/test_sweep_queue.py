@@ -17,7 +17,7 @@ from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.output_folder import OutputFolder
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, parallel_runs, run_environment, slots, slots_needed
 from efficientbench.sweep.outcome import failure_of

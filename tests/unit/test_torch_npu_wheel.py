@@ -13,7 +13,7 @@ from support.npu_kernels import NsaSelectAttention
 from support.torch_npu_use import NAMESPACE, PACKAGE, Use, uses
 
 from efficientbench.devices.npu import NPU
-from metrics.sensors.allocator import DeviceMemory
+from efficientbench.metrics.sensors.allocator import DeviceMemory
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "tests" / "support" / "simulated_npu" / "torch_npu"

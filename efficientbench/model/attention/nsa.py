@@ -25,9 +25,9 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig, NSAConfig
-from efficientbench.model.kernels.nsa_choice import Choice
-from efficientbench.model.kernels.nsa_range import Reach, range_attention
-from efficientbench.model.kernels.nsa_selection import selected_attention
+from efficientbench.model.kernels.nsa.choice import Choice
+from efficientbench.model.kernels.nsa.range import Reach, range_attention
+from efficientbench.model.kernels.nsa.selection import selected_attention
 from efficientbench.model.position.base import Position
 
 BRANCHES = 3

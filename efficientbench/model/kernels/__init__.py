@@ -9,7 +9,7 @@ from efficientbench.config.schema import RunConfig
 
 if TYPE_CHECKING:
     from efficientbench.model.kernels.attention_choice import AttentionShape
-    from efficientbench.model.kernels.nsa_choice import SelectionShape
+    from efficientbench.model.kernels.nsa.choice import SelectionShape
 
 
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
@@ -37,7 +37,8 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
     Two runs of which only one fell back are not alike in more than their model.
     """
-    from efficientbench.model.kernels import biased_attention, grouped_mm, npu_fused, nsa_selection
+    from efficientbench.model.kernels import biased_attention, grouped_mm, npu_fused
+    from efficientbench.model.kernels.nsa import selection as nsa_selection
 
     model, names = config.model, kernel_names(config, device_type)
     found = {}
@@ -54,8 +55,10 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
-    from efficientbench.model.kernels import biased_attention, nsa_range, nsa_selection
+    from efficientbench.model.kernels import biased_attention
     from efficientbench.model.kernels.attention_choice import choose
+    from efficientbench.model.kernels.nsa import range as nsa_range
+    from efficientbench.model.kernels.nsa import selection as nsa_selection
 
     model = config.model
     if isinstance(model.attention, NSAConfig):
@@ -89,7 +92,7 @@ def attention_shape(config: RunConfig) -> AttentionShape | None:
 def _selection_shape(config: RunConfig, nsa: NSAConfig) -> SelectionShape:
     group = config.model.heads // nsa.query_groups
     half = config.training.dtype != "fp32"
-    from efficientbench.model.kernels.nsa_choice import SelectionShape
+    from efficientbench.model.kernels.nsa.choice import SelectionShape
 
     return SelectionShape(
         nsa.select_block, nsa.select_count, config.model.head_dim, group, config.training.seq_len, half

@@ -48,7 +48,7 @@ class Manifest:
     """The fingerprint of each source's tokens."""
     layout: dict[str, Any]
     formula: str
-    """`metrics.definitions.FORMULAS` of the run."""
+    """`efficientbench.metrics.definitions.FORMULAS` of the run."""
     steps_left_out: int
     """Those of the steps whose loss or gradients were not finite."""
     optimizer_step: float

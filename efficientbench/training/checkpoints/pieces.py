@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from efficientbench.model.held import Block
+    from efficientbench.training.checkpoints.held import Block
 
 Shape = tuple[int, ...]
 

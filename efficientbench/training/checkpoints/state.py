@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from efficientbench.training.checkpoints.pieces import Piece, pieces
 
 if TYPE_CHECKING:
-    from efficientbench.model.held import Block, Held
+    from efficientbench.training.checkpoints.held import Block, Held
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

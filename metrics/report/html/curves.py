@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.report.html.labels import Placed, label
-from metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, short, svg, told
+from efficientbench.metrics.report.html.labels import Placed, label
+from efficientbench.metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, short, svg, told
 
 WIDTH, HEIGHT = 400, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 388, 30, 256

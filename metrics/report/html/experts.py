@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from metrics.record import ExpertLoad
-from metrics.report.html.svg import figure, rect, svg, text, told
+from efficientbench.metrics.records.record import ExpertLoad
+from efficientbench.metrics.report.html.svg import figure, rect, svg, text, told
 
 WIDTH = 400
 LEFT, TOP = 46, 22

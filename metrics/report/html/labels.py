@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from metrics.report.html.svg import CHARACTER, text
+from efficientbench.metrics.report.html.svg import CHARACTER, text
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metrics.record import RunRecord, TimelineRecord
-from metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, rect, short, svg, told
+from efficientbench.metrics.records.record import RunRecord, TimelineRecord
+from efficientbench.metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, rect, short, svg, told
 
 WIDTH = 400
 LEFT, RIGHT = 46, 388

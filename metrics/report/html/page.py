@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 
-from metrics.files import write_whole
-from metrics.record import RunRecord
-from metrics.report.failures import FailedRun
-from metrics.report.html import plots, tables
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.failures import FailedRun
+from efficientbench.metrics.report.html import plots, tables
 
 _FOLDER = Path(__file__).parent
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from metrics.report.html.labels import Placed, label
-from metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, mark, path, svg, told
+from efficientbench.metrics.report.html.labels import Placed, label
+from efficientbench.metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, mark, path, svg, told
 
 WIDTH, HEIGHT = 400, 320
 LEFT, RIGHT, TOP, BOTTOM = 46, 388, 30, 276

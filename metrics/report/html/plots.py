@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from metrics.definitions import t_quantile_95
-from metrics.record import RunRecord
-from metrics.report.groups import differing, group
-from metrics.report.html.curves import Curve, curves
-from metrics.report.html.experts import expert_load
-from metrics.report.html.over_time import over_time
-from metrics.report.html.pareto import Point, pareto
-from metrics.report.html.rows import Bar, Spread, bars, spreads
-from metrics.report.html.svg import Look, figure, mark, svg
-from metrics.report.shown import SHOWN, Shown, unique_names
+from efficientbench.metrics.definitions import t_quantile_95
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.groups import differing, group
+from efficientbench.metrics.report.headline import SHOWN, Shown, unique_names
+from efficientbench.metrics.report.html.curves import Curve, curves
+from efficientbench.metrics.report.html.experts import expert_load
+from efficientbench.metrics.report.html.over_time import over_time
+from efficientbench.metrics.report.html.pareto import Point, pareto
+from efficientbench.metrics.report.html.rows import Bar, Spread, bars, spreads
+from efficientbench.metrics.report.html.svg import Look, figure, mark, svg
 
 MOST = 48
 """Runs that plots with a row or a figure for each run show; the table has all of them."""

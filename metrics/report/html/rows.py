@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metrics.report.html.svg import CHARACTER, Look, Scale, axis_x, figure, line, mark, rect, svg, text, told
+from efficientbench.metrics.report.html.svg import (
+    CHARACTER,
+    Look,
+    Scale,
+    axis_x,
+    figure,
+    line,
+    mark,
+    rect,
+    svg,
+    text,
+    told,
+)
 
 WIDTH = 400
 ROW = 19

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from metrics.record import RunRecord
-from metrics.report.columns import DESCRIPTIONS, names
-from metrics.report.environment import environments
-from metrics.report.failures import HEADER as FAILURES_HEADER
-from metrics.report.failures import FailedRun
-from metrics.report.html.plots import Run
-from metrics.report.html.svg import mark, svg
-from metrics.report.noise import noise_floors
-from metrics.report.paper import PaperTable, paper_tables, verdict
-from metrics.report.quality import HEADER, cost_tables
-from metrics.report.shown import ABSENT, SHOWN, absences, cell, notes, relative_interval
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.columns import DESCRIPTIONS, names
+from efficientbench.metrics.report.environment import environments
+from efficientbench.metrics.report.failures import HEADER as FAILURES_HEADER
+from efficientbench.metrics.report.failures import FailedRun
+from efficientbench.metrics.report.headline import ABSENT, SHOWN, absences, cell, notes, relative_interval
+from efficientbench.metrics.report.html.plots import Run
+from efficientbench.metrics.report.html.svg import mark, svg
+from efficientbench.metrics.report.noise import noise_floors
+from efficientbench.metrics.report.paper import PaperTable, paper_tables, verdict
+from efficientbench.metrics.report.quality import HEADER, cost_tables
 
 
 def summary(records: Sequence[RunRecord]) -> str:

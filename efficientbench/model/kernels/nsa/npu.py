@@ -1,0 +1,198 @@
+"""The selected branch of NSA by torch_npu's kernel, on Ascend NPUs. Not run on an NPU yet.
+
+The kernel reads chosen blocks whole, and its mask is documented as not supported: of its own block, a query would see
+tokens that follow it. So it is given the blocks of the past alone; the own block is computed here, causally, and both
+are joined by their softmax sums (as FlashAttention joins its tiles). Where a query has fewer blocks than the kernel
+insists on, the rest is one empty block whose keys score nothing.
+
+N = batch × groups, S = sequence, G = query heads of a group, D = head dimension, L = tokens in a block.
+Signatures: torch_npu 2.13 (`npu_nsa_select_attention`, `npu_nsa_select_attention_grad`), limits: op-plugin's
+documentation of the former.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from efficientbench.model.kernels import npu_fused
+from efficientbench.model.kernels.nsa.choice import SelectionShape
+
+NAME = "torch_npu npu_nsa_select_attention (past blocks) with torch matmuls (own block)"
+FAMILY = "A2"
+"""The only family of chips that it is documented for."""
+BLOCK, COUNT = 64, 16
+"""Tokens in a block and blocks of a query: the only ones that the kernel takes."""
+KEY_DIM, VALUE_DIM = 192, 128
+"""The only head dimensions that it takes; narrower heads are filled up with zeros."""
+LEAST_SEQUENCE = BLOCK * COUNT
+LARGEST_GROUP = 32
+EMPTY_SCORE = -1e4
+"""Before the scale: a key that scores this weighs exp(-1e4 / √D), which is 0."""
+
+
+@functools.cache
+def _has_kernel() -> bool:
+    return npu_fused.chip_family() == FAMILY and hasattr(npu_fused.torch_npu(), "npu_nsa_select_attention_grad")
+
+
+def serves(device_type: str, shape: SelectionShape) -> bool:
+    """Whether the kernel computes the selected branch for this shape on this device type."""
+    fits = (
+        (shape.block, shape.count) == (BLOCK, COUNT)
+        and shape.head_dim <= VALUE_DIM
+        and shape.group <= LARGEST_GROUP
+        and shape.sequence >= LEAST_SEQUENCE
+        and shape.sequence % BLOCK == 0
+        and shape.half
+    )
+    return device_type == "npu" and fits and _has_kernel()
+
+
+class SelectedAttention(torch.autograd.Function):
+    """Softmax attention over the chosen blocks; see `selected_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        batch, sequence, group, dim = query.shape
+        past = _Past.of(query, key, value, chosen)
+        out_past, largest_past, sum_past = npu_fused.torch_npu().npu_nsa_select_attention(
+            past.query,
+            past.key,
+            past.value,
+            past.chosen,
+            scale,
+            past.query.shape[1],
+            BLOCK,
+            COUNT,
+            actual_seq_qlen=past.query_ends,
+            actual_seq_kvlen=past.key_ends,
+        )
+        # The statistics come eight times, side by side.
+        out_past = out_past[:, :group, :dim].reshape(query.shape).float()
+        largest_past, sum_past = (
+            each[:, :group, 0].reshape(batch, sequence, group, 1) for each in (largest_past, sum_past)
+        )
+        scores = _own_scores(query, key, scale)
+        largest_own = scores.amax(dim=-1, keepdim=True).view_as(largest_past)
+        largest = torch.maximum(largest_past, largest_own)
+        own = (scores - _by_block(largest)).exp()
+        weight_past = sum_past * (largest_past - largest).exp()
+        total = weight_past + own.sum(dim=-1, keepdim=True).view_as(largest)
+        out_own = (own.to(value.dtype) @ _in_blocks(value)).float().view_as(query)
+        out = ((out_past * weight_past + out_own) / total).to(query.dtype)
+        ctx.save_for_backward(query, key, value, chosen, out, largest, total)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, chosen, out, largest, total = ctx.saved_tensors
+        batch, sequence, group, dim = query.shape
+        past = _Past.of(query, key, value, chosen)
+        grad = grad_outputs[0].contiguous()
+        # With the output and the sums of both parts, the kernel's probabilities and Σ p · dp are the whole's.
+        grad_query, grad_key, grad_value = npu_fused.torch_npu().npu_nsa_select_attention_grad(
+            _heads(grad, VALUE_DIM),
+            past.query,
+            past.key,
+            past.value,
+            _heads(out, VALUE_DIM),
+            _statistics(largest),
+            _statistics(total, empty=1.0),
+            past.chosen,
+            ctx.scale,
+            past.query.shape[1],
+            BLOCK,
+            COUNT,
+            actual_seq_qlen=past.query_ends,
+            actual_seq_kvlen=past.key_ends,
+        )
+        grad_query = grad_query[:, :group, :dim].reshape(query.shape).float()
+        grad_key, grad_value = (
+            each[:, 0, :dim].unflatten(0, (batch, -1))[:, :sequence].float() for each in (grad_key, grad_value)
+        )
+        probabilities = (_own_scores(query, key, ctx.scale) - _by_block(largest)).exp() / _by_block(total)
+        grads = _by_block(grad)
+        product = _by_block((grad * out).sum(dim=-1, keepdim=True, dtype=torch.float32))
+        own_value = probabilities.to(grad.dtype).transpose(-1, -2) @ grads
+        grad_scores = (grads @ _in_blocks(value).transpose(-1, -2)).float().sub_(product).mul_(probabilities)
+        grad_scores = grad_scores.mul_(ctx.scale).to(query.dtype)
+        grad_query += (grad_scores @ _in_blocks(key)).float().view_as(query)
+        grad_key += (grad_scores.transpose(-1, -2) @ _by_block(query)).float().view_as(key)
+        grad_value += own_value.float().view_as(value)
+        return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+class _Past(NamedTuple):
+    """What the kernel is given, in its layout [tokens, heads, dimension] with every sequence of N after the other."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    chosen: torch.Tensor
+    query_ends: list[int]
+    key_ends: list[int]
+
+    @classmethod
+    def of(cls, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor) -> _Past:
+        batch, sequence, _, dim = query.shape
+        # One dimension beyond the head's takes the score of the empty block, which is the last of each sequence.
+        queries = _heads(query, KEY_DIM)
+        queries[..., dim] = 1
+        keys = F.pad(key, (0, KEY_DIM - dim, 0, BLOCK))
+        keys[:, sequence:, dim] = EMPTY_SCORE
+        values = F.pad(value, (0, VALUE_DIM - dim, 0, BLOCK))
+        own = torch.arange(sequence, device=chosen.device)[:, None] // BLOCK
+        blocks = torch.where((chosen < 0) | (chosen == own), sequence // BLOCK, chosen)
+        return cls(
+            query=queries,
+            key=keys.flatten(0, 1).unsqueeze(1),
+            value=values.flatten(0, 1).unsqueeze(1),
+            chosen=blocks.flatten(0, 1).unsqueeze(1).to(torch.int32),
+            query_ends=[sequence * number for number in range(1, batch + 1)],
+            key_ends=[(sequence + BLOCK) * number for number in range(1, batch + 1)],
+        )
+
+
+def _heads(x: torch.Tensor, width: int) -> torch.Tensor:
+    """[N, S, G, D] → [N · S, G filled up to a power of two, width], new in memory."""
+    group = x.shape[2]
+    return F.pad(x, (0, width - x.shape[3], 0, (1 << (group - 1).bit_length()) - group)).flatten(0, 1).contiguous()
+
+
+def _statistics(x: torch.Tensor, empty: float = 0.0) -> torch.Tensor:
+    """[N, S, G, 1] → [N · S, G filled up with `empty`, 8], as the kernel lays out what it keeps of the softmax."""
+    group = x.shape[2]
+    filled = F.pad(x, (0, 0, 0, (1 << (group - 1).bit_length()) - group), value=empty)
+    return filled.flatten(0, 1).expand(-1, -1, 8).contiguous()
+
+
+def _in_blocks(keys: torch.Tensor) -> torch.Tensor:
+    """[N, S, D] → [N, S / L, L, D]"""
+    return keys.unflatten(1, (-1, BLOCK))
+
+
+def _by_block(x: torch.Tensor) -> torch.Tensor:
+    """[N, S, G, D] → [N, S / L, L · G, D]"""
+    return x.unflatten(1, (-1, BLOCK)).flatten(2, 3)
+
+
+def _own_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
+    """Of each query with the keys of its own block up to itself, [N, S / L, L · G, L] in float32, else −∞."""
+    scores = (_by_block(query * scale) @ _in_blocks(key).transpose(-1, -2)).float()
+    later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=query.device).triu(1)
+    return scores.masked_fill_(later.repeat_interleave(query.shape[2], dim=0), float("-inf"))
+
+
+def selected_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As nsa_selection.selected_attention, for shapes that `serves`."""
+    out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, scale)
+    return out

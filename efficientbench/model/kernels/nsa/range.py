@@ -1,0 +1,157 @@
+"""Attention in which each query sees consecutive keys: the compressed and the sliding-window branch of NSA.
+
+N = batch × groups, S = sequence, G = query heads of a group, K = keys, D = head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from efficientbench.model.kernels.nsa.choice import Choice, choose_blocks
+
+NAME = "torch matmuls over blocks of queries, scores recomputed in backward"
+QUERY_BLOCK = 128
+"""The most queries whose scores exist at once: enough rows for the matmuls' full speed. With a narrow reach they are as
+many as it is wide, or most of the scores would be of keys beyond it."""
+LEAST_QUERY_BLOCK = 32
+
+
+class Reach(NamedTuple):
+    """Which keys a query sees: the latest `width` of those whose tokens all lie in its past (itself included)."""
+
+    length: int = 1
+    """Consecutive tokens that a key stands for."""
+    stride: int = 1
+    """Tokens from the start of one key to the start of the next."""
+    width: int | None = None
+    """The most keys that a query sees; None: all in its past."""
+
+    def last(self, query: int) -> int:
+        """One past the last key that the query at this position sees."""
+        return max((query + 1 - self.length) // self.stride + 1, 0)
+
+    def first(self, query: int) -> int:
+        """The first key that the query at this position sees."""
+        return 0 if self.width is None else max(self.last(query) - self.width, 0)
+
+    def hidden(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """True where a query does not see a key; positions [C] and keys' numbers [K] → [C, K]."""
+        last = torch.div(queries + 1 - self.length, self.stride, rounding_mode="floor")[:, None] + 1
+        hidden = keys >= last
+        return hidden if self.width is None else hidden | (keys < last - self.width)
+
+
+class Block(NamedTuple):
+    """Queries [start, stop) and the keys [low, high) that any of them sees."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+def _blocks(sequence: int, reach: Reach) -> Iterator[Block]:
+    """Blocks of queries, without the first ones that see no key."""
+    size = QUERY_BLOCK if reach.width is None else min(max(reach.width, LEAST_QUERY_BLOCK), QUERY_BLOCK)
+    for start in range(reach.length - 1, sequence, size):
+        stop = min(start + size, sequence)
+        yield Block(start, stop, reach.first(start), reach.last(stop - 1))
+
+
+class RangeAttention(torch.autograd.Function):
+    """Softmax attention over each query's reach; chooses NSA's blocks on the way if it is told how."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        reach: Reach,
+        choice: Choice | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        out = torch.zeros_like(query)
+        chosen = choice.without_scores(query.shape[0], query.shape[1], query.device) if choice else None
+        for block in _blocks(query.shape[1], reach):
+            rows = slice(block.start, block.stop)
+            probabilities = _probabilities(query, key, scale, reach, block)
+            seen = value[:, block.low : block.high]
+            out[:, rows] = (probabilities.to(value.dtype) @ seen).view_as(out[:, rows])
+            if choice is not None and chosen is not None:
+                by_query = probabilities.unflatten(1, (-1, query.shape[2])).sum(dim=2)
+                chosen[:, rows] = choose_blocks(by_query, block.start, choice)
+        ctx.save_for_backward(query, key, value, out)
+        ctx.scale, ctx.reach = scale, reach
+        if chosen is not None:
+            ctx.mark_non_differentiable(chosen)
+        return out, chosen
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out = ctx.saved_tensors
+        grad_query = torch.zeros_like(query)
+        # Many blocks of queries add to one key: in float32.
+        grad_key = torch.zeros_like(key, dtype=torch.float32)
+        grad_value = torch.zeros_like(value, dtype=torch.float32)
+        for block in _blocks(query.shape[1], ctx.reach):
+            rows, columns = slice(block.start, block.stop), slice(block.low, block.high)
+            probabilities = _probabilities(query, key, ctx.scale, ctx.reach, block)
+            grad = grad_outputs[0][:, rows].flatten(1, 2)
+            _accumulate(grad_value[:, columns], probabilities.to(grad.dtype).transpose(1, 2), grad)
+            # Of the softmax: p · (dp − Σ p · dp), and Σ p · dp = gradient · output.
+            product = (grad * out[:, rows].flatten(1, 2)).sum(dim=-1, keepdim=True, dtype=torch.float32)
+            grad_scores = (grad @ value[:, columns].transpose(1, 2)).float().sub_(product).mul_(probabilities)
+            grad_scores = grad_scores.mul_(ctx.scale).to(query.dtype)
+            grad_query[:, rows] = (grad_scores @ key[:, columns]).view_as(grad_query[:, rows])
+            _accumulate(grad_key[:, columns], grad_scores.transpose(1, 2), query[:, rows].flatten(1, 2))
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None, None
+
+
+def _probabilities(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach, block: Block) -> torch.Tensor:
+    """Attention probabilities of a block, [N, C · G, K] in float32."""
+    keys = key[:, block.low : block.high]
+    scaled = query[:, block.start : block.stop] * scale
+    scores = scaled.flatten(1, 2) @ keys.transpose(1, 2)
+    hidden = reach.hidden(
+        torch.arange(block.start, block.stop, device=query.device),
+        torch.arange(block.low, block.high, device=query.device),
+    )
+    scores.view(*scaled.shape[:3], -1).masked_fill_(hidden[:, None], float("-inf"))
+    return scores.softmax(dim=-1, dtype=torch.float32)
+
+
+def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """total [N, K, D] += left [N, K, R] · right [N, R, D]; the total may be wider than the factors."""
+    if total.dtype == left.dtype:
+        total.baddbmm_(left, right)
+    else:
+        total += left @ right
+
+
+def range_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    reach: Reach,
+    choice: Choice | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """softmax(scale · q kᵀ) v over the keys within each query's reach; 0 for a query that sees none.
+
+    Args:
+        query: [N, S, G, D]
+        key, value: [N, K, D], for every query head of a group the same
+        scale: factor on the scores.
+        reach: the keys that a query sees.
+        choice: how to choose blocks from the probabilities; None chooses none.
+
+    Returns:
+        The output [N, S, G, D] and the blocks chosen, [N, S, count], or None. Scores exist for one block of queries
+        at a time, in the forward and in the backward pass.
+    """
+    result: tuple[torch.Tensor, torch.Tensor | None] = RangeAttention.apply(query, key, value, scale, reach, choice)
+    return result

@@ -1,0 +1,174 @@
+"""A plan for a cluster as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
+from efficientbench.costs.rank_grid import Group
+from efficientbench.planning.cluster_plan import ScalePlan
+from efficientbench.planning.plan import gigabytes, memory_parts
+from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
+
+_GROUPS: tuple[tuple[Group, str], ...] = (
+    ("tp", "tensor"),
+    ("cp", "context"),
+    ("ep", "expert"),
+    ("expert dp", "replicas of experts"),
+    ("dp", "replicas (cp × dp)"),
+    ("pp", "pipeline"),
+)
+
+
+def print_scale_plan(scale: ScalePlan, console: Console) -> None:
+    """Prints the grid, the stages, what a rank sends, and the projected step with its assumptions."""
+    for table in (_grid(scale), _stages(scale), _communication(scale), _projection(scale)):
+        if table is not None:
+            console.print(table)
+            console.print()
+    for line in _notes(scale):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _table(title: str, first: str, columns: Iterable[str], left: int = 0) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def _grid(scale: ScalePlan) -> Table:
+    layout = scale.plan.layout
+    experts = f", experts over ep {layout.ep}" if layout.ep > 1 else ""
+    title = (
+        f"{scale.plan.config.name} on {layout.world_size:,} ranks = tp {layout.tp} × cp {layout.cp} × "
+        f"dp {layout.dp} × pp {layout.pp}{experts}; {layout.nodes:,} nodes of {layout.ranks_per_node}"
+    )
+    table = _table(title, "group", ("ranks", "groups", "the first", "lies on"))
+    for kind, name in _GROUPS:
+        span = scale.grid.span(kind)
+        if span.size == 1 or (kind == "expert dp" and scale.plan.layout.ep == 1):
+            continue
+        groups = scale.grid.groups(kind)
+        first = ", ".join(map(str, groups[0][:3])) + (f" … {groups[0][-1]}" if span.size > 3 else "")
+        lies = "one node" if span.nodes == 1 else f"{span.nodes} nodes, {span.per_node} a node"
+        table.add_row(name, f"{span.size}", f"{len(groups):,}", first, lies)
+    return table
+
+
+def _stages(scale: ScalePlan) -> Table:
+    memory = scale.plan.memory
+    parts = [name for name, _ in memory_parts(memory[0])]
+    table = _table("a rank of each stage; memory at its peak, GB", "stage", ("parameters", *parts, "total"))
+    for stage, each in enumerate(memory):
+        largest = stage == scale.fullest_stage and len(memory) > 1
+        sizes = [f"{size / 1e9:.2f}" for _, size in memory_parts(each)]
+        table.add_row(
+            f"{stage}, largest" if largest else f"{stage}",
+            f"{scale.stage_parameters[stage]:,}",
+            *sizes,
+            f"{each.total / 1e9:.2f}",
+            style="bold" if largest else None,
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What one rank sends in a step, of one kind and purpose."""
+
+    transfer: Transfer
+    link: str
+    payload_bytes: float
+    sent_bytes: float
+
+
+def _communication(scale: ScalePlan) -> Table | None:
+    """Of the stage whose ranks send most; None where a rank is alone."""
+    stages = {stage: list(_sent(scale, stage)) for stage in range(scale.plan.layout.pp)}
+    most = max(stages, key=lambda stage: sum(row.sent_bytes for row in stages[stage]))
+    if not stages[most]:
+        return None
+    title = f"what a rank of stage {most}, which sends most, sends in a step"
+    table = _table(title, "purpose", ("operation", "group", "link", "payload", "sent"), left=3)
+    for row in stages[most]:
+        of = row.transfer
+        table.add_row(of.purpose, of.operation, of.group, row.link, _size(row.payload_bytes), _size(row.sent_bytes))
+    for link in (IN_NODE, BETWEEN_NODES):
+        sent_bytes = sum(row.sent_bytes for row in stages[most] if row.link == link)
+        table.add_row(f"in all {link}", "", "", link, "", _size(sent_bytes), style="bold")
+    return table
+
+
+def _sent(scale: ScalePlan, stage: int) -> Iterator[_Sent]:
+    config, layout = scale.plan.config, scale.plan.layout
+    for times, transfers in (
+        (layout.micro_batches, micro_batch_transfers(config, layout, stage)),
+        (1, step_transfers(config, layout, stage)),
+    ):
+        for each in transfers:
+            link = BETWEEN_NODES if crosses_nodes(each, scale.grid, stage) else IN_NODE
+            sent_bytes = each.sent_bytes(scale.grid.span(each.group).size)
+            yield _Sent(each, link, times * each.payload_bytes, times * sent_bytes)
+
+
+def _projection(scale: ScalePlan) -> Table | None:
+    projection = scale.projection
+    if projection is None or scale.rates is None:
+        return None
+    total_s = projection.step_time_s
+    table = _table(f"projected step on {scale.rates.name}", "", ("ms", "share"))
+    parts = {**projection.compute_s, **projection.communication_s}
+    if projection.bubble_s:
+        parts["pipeline bubble"] = projection.bubble_s
+    for name, time_s in sorted(parts.items(), key=lambda part: -part[1]):
+        table.add_row(name, f"{time_s * 1e3:,.1f}", f"{time_s / total_s:.1%}")
+    table.add_row("step", f"{total_s * 1e3:,.1f}", "", style="bold")
+    return table
+
+
+def _notes(scale: ScalePlan) -> list[str]:
+    plan, rates = scale.plan, scale.rates
+    layout, fullest = plan.layout, plan.memory[scale.fullest_stage].total
+    lines = [
+        f"tokens per step: {plan.budget.tokens_per_step:,} in {layout.micro_batches:,} micro-batches of each replica"
+    ]
+    if layout.pp > 1:
+        bubble = f"{layout.pp - 1} / ({layout.vpp} × {layout.micro_batches}) = {bubble_fraction(layout):.1%}"
+        lines.append(f"pipeline bubble, of computing, were all stages equal (arXiv 2104.04473): {bubble}")
+    if rates is not None and rates.memory_bytes is not None:
+        verdict = "fits" if fullest <= rates.memory_bytes else "does NOT fit"
+        lines.append(f"memory: {gigabytes(fullest)} of {gigabytes(rates.memory_bytes)} on the fullest rank: {verdict}")
+    if scale.projection is None or rates is None:
+        return [*lines, f"step time: n/a; {scale.not_projected}"]
+    tokens_s = plan.budget.tokens_per_step / scale.projection.step_time_s
+    used = tokens_s * plan.flops.training / (rates.peak_flops * layout.world_size)
+    lines.append(f"projected: {tokens_s:,.0f} tokens/s, {tokens_s / layout.world_size:,.0f} a device, MFU {used:.1%}")
+    network = rates.between_nodes_bytes_s
+    between = f", {network / 1e9:g} GB/s between nodes" if network else ""
+    return [
+        *lines,
+        f"assumed, not measured: {ASSUMED.matmul:.0%} of {rates.peak_flops / 1e12:g} TFLOP/s in matmuls, "
+        f"{ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of {rates.memory_bytes_s / 1e12:g} TB/s of "
+        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; no transfer hides "
+        "behind computing, none has a latency; experts get equal shares; loading, evaluation and checkpoints left out",
+        f"rates: {'; '.join(rates.sources)}",
+    ]
+
+
+def _size(size_bytes: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes:.0f} B"

@@ -1,0 +1,159 @@
+"""Plans as people read them: one run on its own, or all runs of the matrix in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.costs import model as cost
+from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints the plan as two tables and the notes that belong to it."""
+    from rich.table import Table
+
+    run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
+    for row in _run_rows(plan):
+        run.add_row(*row)
+    console.print(run)
+    memory = Table(title="peak memory of a rank, GB", title_justify="left")
+    memory.add_column("part")
+    for stage in range(plan.layout.pp):
+        memory.add_column(f"stage {stage}" if plan.layout.pp > 1 else "estimate", justify="right")
+    columns = [memory_parts(stage) for stage in plan.memory]
+    for row_index, (name, _) in enumerate(columns[0]):
+        memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
+    memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
+    console.print(memory)
+    warning = planned_device(plan.config).dtype_warning(plan.config.training.dtype)
+    if warning is not None:
+        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+    if plan.budget.extended:
+        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
+
+
+def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
+    """Prints one row for each run of the matrix, all with the same overrides.
+
+    Raises ConfigError where the overrides fit none of the runs.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    plans, refused = _matrix_plans(overrides, smoke)
+    table = Table(title="the matrix, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for title in _MATRIX_COLUMNS:
+        table.add_column(title, justify="right", no_wrap=True)
+    for plan in plans:
+        table.add_row(plan.config.name, *_matrix_row(plan))
+    # However narrow the terminal, a row is whole and on one line.
+    console = Console(width=_LINE, highlight=False, soft_wrap=True)
+    console.print(table)
+    for line in _matrix_notes(plans) + refused:
+        console.print(line)
+
+
+def _matrix_plans(overrides: Sequence[str], smoke: bool) -> tuple[list[Plan], list[str]]:
+    """The plans of all runs, and a line for each run that the overrides do not fit."""
+    plans, refused, first = [], [], None
+    for run in load_matrix().runs:
+        try:
+            plans.append(plan_anywhere(resolve(run.name, smoke, overrides)))
+        except ConfigError as error:
+            first = first or error
+            refused.append(f"{run.name}: {error}")
+    if first is not None and not plans:
+        raise first
+    return plans, refused
+
+
+_LINE = 200
+"""Characters, more than a row of the matrix has."""
+
+_MATRIX_COLUMNS = (
+    "parameters",
+    "active",
+    "FLOPs/token",
+    "keys/query",
+    "KV cache B/token",
+    "sequence",
+    "micro-batch",
+    "ranks",
+    "GB/rank",
+)
+
+
+def _matrix_row(plan: Plan) -> tuple[str, ...]:
+    model, training = plan.config.model, plan.config.training
+    return (
+        f"{plan.parameters.total:,}",
+        f"{plan.parameters.active:,}",
+        f"{plan.flops.training:,}",
+        f"{cost.keys_read_per_query(model, training.seq_len):,.1f}",
+        f"{cost.kv_cache_bytes_per_token(model, training.dtype):,}",
+        f"{training.seq_len:,}",
+        f"{training.micro_batch_size}",
+        f"{plan.layout.world_size}",
+        f"{plan.rank_memory_bytes() / 1e9:.2f}",
+    )
+
+
+def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
+    """What the columns mean, and which runs read no fewer keys than dense attention would."""
+    first = plans[0].config
+    device = "cpu" if first.device == "auto" else first.device
+    notes = [
+        f"FLOPs/token: training, causal attention halved. KV cache in {first.training.dtype}. GB/rank: peak of the "
+        f"largest rank on a device of type {device}; device=cuda or device=npu plans for those."
+    ]
+    for plan in plans:
+        seq_len = plan.config.training.seq_len
+        read, dense = cost.keys_read_per_query(plan.config.model, seq_len), cost.dense_keys_per_query(seq_len)
+        if read > dense:
+            notes.append(f"{plan.config.name}: keys read per query are NOT fewer than dense attention's {dense:,.1f}")
+    return notes
+
+
+def _keys_read(plan: Plan) -> str:
+    """Mean keys that a query reads, beside dense attention's where that is another number."""
+    model, seq_len = plan.config.model, plan.config.training.seq_len
+    read, dense = cost.keys_read_per_query(model, seq_len), cost.dense_keys_per_query(seq_len)
+    if read == dense:
+        return f"{read:,.1f}"
+    return f"{read:,.1f}, dense {dense:,.1f}" + ("" if read < dense else ": NOT fewer; it pays at longer sequences")
+
+
+def _run_rows(plan: Plan) -> list[tuple[str, str]]:
+    config, layout, budget = plan.config, plan.layout, plan.budget
+    training = config.training
+    cp = f" × cp {layout.cp}" if layout.cp > 1 else ""
+    grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
+    if layout.ep > 1:
+        grid += f", experts over ep {layout.ep}"
+    batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
+    return [
+        ("parameters, total", f"{plan.parameters.total:,}"),
+        ("parameters, active", f"{plan.parameters.active:,}"),
+        ("FLOPs per token, training", f"{plan.flops.training:,}"),
+        ("  attention as full square", f"{plan.flops.training_full_square:,}"),
+        *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
+        ("keys read per query", _keys_read(plan)),
+        ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
+        ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
+        ("batch, in sequences", f"{batch} {layout.dp}"),
+        ("tokens per step", f"{budget.tokens_per_step:,}"),
+        ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
+        ("tokens", f"{budget.tokens:,}"),
+        ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
+        *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
+        ("layers per stage", f"{layout.layers_per_stage:,}" + (f", {layout.vpp} virtual" if layout.vpp > 1 else "")),
+        ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
+    ]

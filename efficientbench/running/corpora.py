@@ -1,0 +1,96 @@
+"""The tokenized corpora of a run: made or found before any rank starts, and checked against its configuration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.running.job import Job
+
+
+def prepare_corpora(config: RunConfig) -> list[Corpus]:
+    """The corpus of each of `config.data.sources`, in their order.
+
+    Raises:
+        DataError: what keeps a corpus from being made.
+        ConfigError: the sources have different tokenizers, the model's vocabulary is smaller than theirs, or a split
+            has no document.
+    """
+    data = config.data
+    corpora = []
+    for source in data.sources:
+        path = Path(source) if source else None
+        show = partial(_show_progress, source or "the sample text")
+        corpora.append(prepare_corpus(path, data.tokenizer, Path(data.cache), data.trained_vocab_size, show))
+    _check_tokenizers(data, corpora)
+    if corpora[0].vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpora[0].vocab_size:,} of the "
+            f"tokenizer {data.tokenizer or corpora[0].tokenizer_folder}; set model.vocab_size={corpora[0].vocab_size} "
+            "or more"
+        )
+    for corpus in corpora:
+        check_split(data.split, corpus)
+    return corpora
+
+
+def load_corpora(job: Job) -> list[Corpus]:
+    """The same corpora in a rank, from what its parent process wrote."""
+    return [load_corpus(manifest) for manifest in job.corpora]
+
+
+def recorded_sources(job: Job) -> list[DataSource]:
+    """What the record keeps of the data."""
+    return [
+        DataSource(
+            source=corpus.source,
+            weight=weight,
+            documents=corpus.documents,
+            tokens=corpus.tokens,
+            fingerprint=corpus.fingerprint,
+            tokenizer_fingerprint=corpus.tokenizer_fingerprint,
+        )
+        for weight, corpus in zip(job.config.data.weights, load_corpora(job), strict=True)
+    ]
+
+
+def check_split(split: Sequence[float], corpus: Corpus) -> None:
+    """Refuse a split that leaves training or validation without a document.
+
+    Raises:
+        ConfigError: with a split that would do.
+    """
+    # The engine rounds the same way, and would look for ever for tokens in a split without documents.
+    ends = [round(corpus.documents * end / sum(split)) for end in itertools.accumulate(split)]
+    documents = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    wanted = [True, True, split[2] > 0]
+    for name, count, is_wanted in zip(("training", "validation", "test"), documents, wanted, strict=True):
+        if is_wanted and count == 0:
+            helps = f"set data.split=[{corpus.documents - 1},1,0]" if corpus.documents > 1 else "more are needed"
+            raise ConfigError(
+                f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
+                f"{name}; {helps}"
+            )
+
+
+def _show_progress(source: str, done: int, parts: int) -> None:
+    # A line for each tenth of what takes long enough to wonder.
+    if parts >= 10 and done % max(1, parts // 10) == 0:
+        print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
+
+
+def _check_tokenizers(data: DataConfig, corpora: Sequence[Corpus]) -> None:
+    first = corpora[0]
+    for source, other in zip(data.sources, corpora, strict=True):
+        if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
+            raise ConfigError(
+                f"data.path: {data.sources[0]} and {source} have different tokenizers ({first.tokenizer_folder} and "
+                f"{other.tokenizer_folder}), so that one id means two things: tokenize both with one, or give their "
+                "texts and data.tokenizer"
+            )

@@ -1,0 +1,77 @@
+"""One rank of a run: `python -m efficientbench.worker CONFIG.json`, started by the launcher.
+
+Logging, signals and the ways to end; what a rank does in between stands in session.py.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import FrameType
+
+from efficientbench.launchers.processes.error_file import report_error
+from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.running.diagnosis import diagnose
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.worker.session import train_rank
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Entry point of a rank: every way to end is told to the launcher."""
+    job = Job.read(Path(sys.argv[1]))
+    rank = int(os.environ["RANK"])
+    log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
+    _set_up_logging(log_file)
+    received = _note_signals()
+    pulse = Pulse()
+    pulse.start()
+    try:
+        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), pulse)
+    except Exception as error:
+        logger.exception("rank %d failed", rank)
+        found = diagnose(error, job, log_file)
+        report_error(found.reason, found.exit_code, found.kind, found.rank, found.step)
+        sys.exit(found.exit_code)
+    if stopped:
+        sys.exit(128 + (received[0] if received else signal.SIGTERM))
+
+
+def _set_up_logging(path: Path) -> None:
+    # A full disk must end the run by its own message, not by one of the logging module for each line.
+    logging.raiseExceptions = False
+    logging.basicConfig(
+        filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    # The launcher asks for it where a run hangs: every thread's stack, also of a rank that a native call holds.
+    faulthandler.register(signal.SIGUSR1, file=path.open("a", encoding="utf-8"))
+    # megatron explains at length what it would do with Transformer Engine and Apex.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    logging.captureWarnings(True)
+    # A library's thread that fails must not write its traceback over the display.
+    threading.excepthook = lambda failed: logger.error("thread %s failed: %s", failed.thread, failed.exc_value)
+
+
+def _note_signals() -> list[int]:
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return received
+
+
+if __name__ == "__main__":
+    main()

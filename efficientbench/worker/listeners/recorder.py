@@ -1,0 +1,252 @@
+"""Writes what happens into `steps.jsonl` and TensorBoard, and keeps what the record needs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
+from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
+from efficientbench.metrics.records.summarize import Quality
+from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
+from efficientbench.metrics.records.validations import Validation
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.events import CheckpointEnded, Event, StepEnded, TrainingEnded, ValidationEnded
+from efficientbench.worker.listeners.measure import Measure
+
+LARGEST_LOSS = 700.0
+"""Nats, above which the perplexity is beyond the largest number."""
+
+TRAIN_LOSS_STEPS = 10
+"""The record's training loss is the mean over this many last steps."""
+
+
+class Recorder:
+    """Rank 0's files, written as training goes on."""
+
+    def __init__(
+        self, config: RunConfig, folder: OutputFolder, measure: Measure, before: Manifest | None = None
+    ) -> None:
+        """`before`: of the checkpoint that the run goes on from; what was written of later steps is cut off."""
+        self.measure = measure
+        self._written: set[int] = set()
+        """Numbers of steps after which an earlier attempt has validated."""
+        self.warmup_steps = config.measurement.warmup_steps + (before.step if before is not None else 0)
+        if before is not None:
+            cut_steps(folder.steps, before.step)
+            lines = read_steps(folder.steps) if folder.steps.exists() else []
+            self._written = {line["step"] for line in lines if line["kind"] == "evaluation"}
+            cut_scalars(folder.tensorboard, before.step, before.progress["tokens"])
+        self.steps = StepLog(folder.steps)
+        self.tensorboard = TensorBoardLog(folder.tensorboard)
+        self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
+        self.validation: ValidationEnded | None = None
+        self.validations: list[Validation] = []
+        self.interruptions: dict[int, str] = {}
+        """Number of a step → what came between it and the step before."""
+        self.stopped = False
+        self._writing = False
+        self.moe = config.model.moe
+        self.auxiliary_losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
+        self.tokens_per_expert: tuple[tuple[int, ...], ...] = ()
+        """[layers][experts], over the measured steps."""
+        self._begin_s = time.monotonic()
+        self._step_number = 0
+        self._tokens = 0
+        self._measured_tokens = 0
+        self.resumed: list[int] = []
+        """Numbers of steps after which the run went on from a checkpoint."""
+        if before is not None:
+            self._go_on(before)
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepEnded):
+            self._step(event)
+        elif isinstance(event, ValidationEnded):
+            self._validation(event)
+        elif isinstance(event, CheckpointEnded):
+            self.interruptions[event.step + 1] = "the first step after a checkpoint"
+            self._writing = event.still_writing
+        elif isinstance(event, TrainingEnded):
+            self.stopped = event.stopped
+
+    def progress(self) -> dict[str, Any]:
+        """What another attempt of the run must know of this one, as plain data."""
+        return {
+            "tokens": self._tokens,
+            "elapsed_s": time.monotonic() - self._begin_s,
+            "losses": list(self.losses),
+            "auxiliary_losses": list(self.auxiliary_losses),
+            "validation": asdict(self.validation) if self.validation is not None else None,
+            "validations": [asdict(validation) for validation in self.validations],
+            "resumed": self.resumed,
+        }
+
+    def _go_on(self, before: Manifest) -> None:
+        """Take up what `progress` gave the checkpoint."""
+        kept = before.progress
+        self._step_number, self._tokens = before.step, kept["tokens"]
+        self._begin_s -= kept["elapsed_s"]
+        self.losses.extend(kept["losses"])
+        self.auxiliary_losses.extend(kept["auxiliary_losses"])
+        if kept["validation"] is not None:
+            values = kept["validation"]
+            self.validation = ValidationEnded(**{**values, "batch_losses": tuple(values["batch_losses"])})
+        # What earlier attempts measured is not known: their training is charged as the warm-up's is.
+        self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
+        self.resumed = [*kept["resumed"], before.step]
+
+    def quality(self) -> Quality:
+        """What the model has learned, for the record."""
+        reasons = {}
+        validation = self.validation
+        if validation is None:
+            reasons["validation_loss"] = "the run ended before a validation"
+        elif validation.step < self._step_number:
+            reasons["validation_loss"] = (
+                f"the run was stopped {self._step_number - validation.step} steps after its last validation"
+            )
+            validation = None
+        elif len(validation.batch_losses) < 2:
+            reasons["validation_loss_se"] = "a single batch (training.validation_batches) has no spread"
+        if validation is not None and validation.utf8_bytes is None:
+            reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
+        if self.moe is not None:
+            reasons["tokens_per_expert"] = "no step was measured"
+            reasons["auxiliary_loss"] = "no step was trained"
+            if self.moe.auxiliary_loss == 0:
+                reasons["auxiliary_loss"] = "model.moe.auxiliary_loss is 0: the run trained without it"
+        return Quality(
+            train_loss=_mean(self.losses),
+            validation_loss=validation.loss if validation else None,
+            validation_loss_se=standard_error(validation.batch_losses) if validation else None,
+            validation_tokens=validation.tokens if validation else None,
+            validation_bytes=validation.utf8_bytes if validation else None,
+            auxiliary_loss=_mean(self.auxiliary_losses),
+            tokens_per_expert=self.tokens_per_expert,
+            reasons=reasons,
+        )
+
+    def write_curve(self, curve: Sequence[QualityPoint]) -> None:
+        """Add what training had cost at each validation, which is known once all ranks have told their share."""
+        for point in curve:
+            self.steps.write("quality", point.model_dump())
+
+    def close(self) -> None:
+        """Finish both files."""
+        self.steps.close()
+        self.tensorboard.close()
+
+    def _step(self, event: StepEnded) -> None:
+        self._step_number = event.step
+        if self._writing:
+            self.interruptions.setdefault(event.step, "a checkpoint was being written")
+        if event.non_finite is None:
+            self.losses.append(event.loss)
+        self._tokens += event.tokens
+        if event.step > self.warmup_steps:
+            self._measured_tokens += event.tokens
+        step_time_s = self.measure.step_time_s
+        samples = self.measure.monitor.latest_samples()
+        # Of the device that uses most, and of all devices that this rank reads.
+        memory_used_bytes = max((s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None)
+        powers_w = [sample.power_w for sample in samples if sample.power_w is not None]
+        power_w = sum(powers_w) if powers_w else None
+        self.steps.write(
+            "step",
+            {
+                "step": event.step,
+                "measured": event.step > self.warmup_steps,
+                "loss": event.loss,
+                "learning_rate": event.learning_rate,
+                "grad_norm": event.gradient_norm,
+                "skipped": event.skipped,
+                "tokens": event.tokens,
+                "tokens_total": self._tokens,
+                "step_time_s": step_time_s,
+                "elapsed_s": time.monotonic() - self._begin_s,
+                "memory_used_bytes": memory_used_bytes,
+                "power_w": power_w,
+                **self._routing(event),
+                **({"non_finite": event.non_finite} if event.non_finite is not None else {}),
+            },
+        )
+        self.tensorboard.scalars(
+            event.step,
+            {
+                "train/loss": event.loss,
+                "train/learning_rate": event.learning_rate,
+                "train/grad_norm": event.gradient_norm,
+                "train/tokens": self._tokens,
+                "efficiency/step_time_s": step_time_s,
+                "efficiency/tokens_per_s": event.tokens / step_time_s,
+                "memory/used_gb": memory_used_bytes / BYTES_PER_GB if memory_used_bytes is not None else None,
+                "energy/power_w": power_w,
+            },
+        )
+        self.tensorboard.scalars(self._tokens, {"by_tokens/train_loss": event.loss})
+
+    def _routing(self, event: StepEnded) -> dict[str, Any]:
+        """What the routers of a mixture of experts did, written and kept; nothing for a model without experts."""
+        routing = event.routing
+        if routing is None:
+            return {}
+        if routing.auxiliary_loss is not None and event.non_finite is None:
+            self.auxiliary_losses.append(routing.auxiliary_loss)
+        if event.step > self.warmup_steps:
+            before = self.tokens_per_expert or [(0,) * len(layer) for layer in routing.tokens_per_expert]
+            self.tokens_per_expert = tuple(
+                tuple(map(sum, zip(*layers, strict=True)))
+                for layers in zip(before, routing.tokens_per_expert, strict=True)
+            )
+        imbalance = load_imbalance(routing.tokens_per_expert)
+        values = {"auxiliary_loss": routing.auxiliary_loss, "load_imbalance": sum(imbalance) / len(imbalance)}
+        by_layer = {f"load_imbalance_layer_{layer}": value for layer, value in enumerate(imbalance, start=1)}
+        tagged = {f"experts/{name}": value for name, value in (values | by_layer).items()}
+        self.tensorboard.scalars(event.step, tagged)
+        return {**values, "load_imbalance_by_layer": imbalance, "tokens_per_expert": routing.tokens_per_expert}
+
+    def _validation(self, event: ValidationEnded) -> None:
+        self.validation = event
+        self.interruptions[event.step + 1] = "the first step after an evaluation"
+        # One that a stop had put off is made again where the attempt that made it was killed soon after.
+        self.validations = [validation for validation in self.validations if validation.step < event.step]
+        loss_se = standard_error(event.batch_losses)
+        windows = self.measure.monitor.closed_windows()
+        self.validations.append(
+            Validation(event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows)
+        )
+        if event.step not in self._written:
+            self._write_validation(event, loss_se)
+
+    def _write_validation(self, event: ValidationEnded, loss_se: float | None) -> None:
+        size = event.utf8_bytes
+        values = {
+            "loss": event.loss,
+            # Of a run that diverged there is none: it overflows.
+            "perplexity": perplexity(event.loss) if event.loss < LARGEST_LOSS else None,
+            "bits_per_byte": bits_per_byte(event.loss, event.tokens, size) if size else None,
+        }
+        self.steps.write(
+            "evaluation",
+            {
+                "step": event.step,
+                **values,
+                "loss_se": loss_se,
+                "tokens": event.tokens,
+                "tokens_total": self._tokens,
+                "elapsed_s": time.monotonic() - self._begin_s,
+            },
+        )
+        self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
+        self.tensorboard.scalars(self._tokens, {"by_tokens/validation_loss": event.loss})
+
+
+def _mean(values: Collection[float]) -> float | None:
+    return sum(values) / len(values) if values else None

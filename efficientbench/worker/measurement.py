@@ -1,0 +1,155 @@
+"""From a run to what metrics/ needs of it: sensors for its devices, facts about its model, and its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from efficientbench import metrics
+from efficientbench.costs import model as cost
+from efficientbench.devices.base import Device
+from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
+from efficientbench.metrics.definitions import load_imbalance, percentiles
+from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.monitoring.aggregate import longest
+from efficientbench.metrics.monitoring.measurement import RankMeasurement
+from efficientbench.metrics.records.environment import tell_sensors
+from efficientbench.metrics.records.outliers import Outlier
+from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
+from efficientbench.metrics.records.record_parts import (
+    DisturbanceRecord,
+    ExpertLoad,
+    OutlierStep,
+    TimelineRecord,
+    WindowRecord,
+)
+from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
+from efficientbench.metrics.records.validations import quality_curve
+from efficientbench.metrics.sensors.ascend.chips import ascend_sensor
+from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.host import host_uuid
+from efficientbench.running.corpora import recorded_sources
+from efficientbench.running.job import Job
+from efficientbench.running.record import WRITTEN, identity, run_environment
+from efficientbench.worker.listeners.recorder import Recorder
+
+MAXIMUM_DISTURBANCES = 500
+"""A record holds the longest so many."""
+
+
+def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_before: int = 0) -> EfficiencyMonitor:
+    """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank.
+
+    `steps_before`: steps that earlier attempts of the run have trained.
+    """
+    from efficientbench.training import groups
+
+    # By host and not by node: nothing keeps the nodes of a trial from sharing one.
+    places = groups.gather((host_uuid(), os.getpid()))
+    here = [pid for host, pid in places if host == host_uuid()]
+    measurement = job.config.measurement
+    sensors: list[Sensor] = []
+    if measurement.enabled:
+        devices = range(job.layout.ranks_per_node)
+        if local_rank == 0 and device.telemetry == "nvml":
+            sensors.append(NvmlSensor(indices=devices, pids=here))
+        elif local_rank == 0 and device.telemetry == "ascend":
+            sensors.append(ascend_sensor(devices, here))
+        elif os.getpid() == here[0] and device.telemetry == "host":
+            sensors += [HostSensor(here), RaplSensor()]
+        allocator = device.allocator()
+        if allocator is not None:
+            sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
+    return EfficiencyMonitor(
+        sensors,
+        device.synchronize,
+        groups.barrier,
+        warmup_steps=job.budget.warmup_steps,
+        sample_interval_s=measurement.sample_interval_s,
+        rank=rank,
+        steps_before=steps_before,
+    )
+
+
+def run_facts(job: Job, device: Device) -> RunFacts:
+    """What is known of the run before it starts; all ranks must call it together."""
+    from efficientbench.training import groups
+
+    config, layout = job.config, job.layout
+    parameters = cost.parameters(config.model)
+    flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
+    if peak is None:
+        peak, source = peak_flops(device.names()[0], config.training.dtype)
+    hosts = len(set(groups.gather(host_uuid())))
+    shares_host = device.memory_capacity_bytes() is None
+    return RunFacts(
+        parameters=parameters.total,
+        parameters_active=parameters.active,
+        devices=hosts if shares_host else layout.world_size,
+        flops_per_token=flops.training,
+        flops_per_token_full_square=flops.training_full_square,
+        flops_per_token_hardware=flops.training_hardware,
+        peak_flops=peak,
+        peak_flops_source=source,
+    )
+
+
+def build_record(
+    job: Job,
+    device: Device,
+    facts: RunFacts,
+    measured: Sequence[RankMeasurement],
+    recorder: Recorder,
+    stopped: bool,
+    started_at: datetime,
+    duration_s: float,
+) -> RunRecord:
+    """The record of a run that has ended, from the measurements of all its ranks."""
+    from efficientbench.model.kernels import fallback_kernels, kernel_names
+
+    config = job.config
+    run = metrics.merge(measured)
+    quality = recorder.quality()
+    summary = summarize(run, facts, quality, recorder.interruptions)
+    return RunRecord(
+        **identity(job, device, facts.devices),
+        **summary.values,
+        status="stopped" if stopped else "completed",
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=duration_s,
+        unavailable=summary.unavailable,
+        step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
+        data=recorded_sources(job),
+        experts=_expert_load(quality),
+        keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
+        dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
+        timelines=[TimelineRecord(**asdict(timeline)) for timeline in run.timelines],
+        windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
+        disturbances=[DisturbanceRecord(**asdict(each)) for each in longest(run.disturbances, MAXIMUM_DISTURBANCES)],
+        kernels=kernel_names(config, device.type),
+        fallback_kernels=fallback_kernels(config, device.type),
+        quality_curve=quality_curve(run, recorder.validations),
+        outliers=_outlier_steps(summary.outliers),
+        resumed_after_steps=recorder.resumed,
+        config=config.model_dump(mode="json"),
+        environment=run_environment(config, device) | {"sensors": tell_sensors(run.sensors)},
+        paths=WRITTEN,
+    )
+
+
+def _outlier_steps(outliers: Sequence[Outlier]) -> list[OutlierStep]:
+    """The slowest of them, in the order of the run."""
+    slowest = sorted(outliers, key=lambda outlier: -outlier.step_time_s)[:MOST_OUTLIERS]
+    return [OutlierStep(**asdict(outlier)) for outlier in sorted(slowest, key=lambda outlier: outlier.step)]
+
+
+def _expert_load(quality: Quality) -> ExpertLoad | None:
+    if not quality.tokens_per_expert:
+        return None
+    return ExpertLoad(
+        tokens_per_expert=[list(layer) for layer in quality.tokens_per_expert],
+        load_imbalance=list(load_imbalance(quality.tokens_per_expert)),
+    )

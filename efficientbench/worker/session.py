@@ -1,0 +1,100 @@
+"""What one rank does: its device, its part of the model, training, and for rank 0 the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from efficientbench.devices.base import find_device
+from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.records.summarize import RunFacts
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
+from efficientbench.worker.listeners.heartbeat import Heartbeat
+from efficientbench.worker.listeners.measure import Measure
+from efficientbench.worker.listeners.profiler import Profiler
+from efficientbench.worker.listeners.progress import ProgressDisplay
+from efficientbench.worker.listeners.recorder import Recorder
+from efficientbench.worker.loading import loading
+from efficientbench.worker.measurement import build_monitor, build_record, run_facts
+
+if TYPE_CHECKING:
+    from efficientbench.training.events import Listener
+
+
+def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
+    """Train this rank's part of the run; returns whether the run was stopped before its last step."""
+    started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
+    with loading():
+        device = find_device(job.config.device)
+        torch_device = device.prepare(local_rank)
+        # Only now: megatron must find the device prepared. And no later: a rank that loads slowly does not hang.
+        from efficientbench.training import groups
+        from efficientbench.worker.build_trainer import build_trainer
+
+    pulse.at(0, "meeting the other ranks")
+    limit_s = job.config.faults.hang_limit_s
+    with (
+        groups.world(device.backend, limit_s),
+        groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
+    ):
+        pulse.collectives = groups.collectives_begun
+        pulse.at(0, "building model and data")
+        # The first node's parent has looked for it, and verified it.
+        resume = groups.gather(job.resume)[0]
+        before = read_manifest(resume) if resume is not None else None
+        monitor = build_monitor(job, device, rank, local_rank, before.step if before is not None else 0)
+        monitor.start()
+        measure = Measure(monitor, counts_tokens=rank == 0)
+        facts = run_facts(job, device)
+        reporter = RankZero(job, measure, facts, before) if rank == 0 else None
+        listeners: list[Listener] = [Heartbeat(pulse), measure, *(reporter.listeners if reporter else [])]
+        try:
+            progress = reporter.recorder.progress if reporter is not None else dict
+            trainer = build_trainer(job, torch_device, listeners, progress, resume)
+            if reporter is not None and reporter.profiler is not None:
+                reporter.profiler.attach(trainer)
+            stopped = trainer.train(stop_requested)
+            measured = groups.gather(monitor.finish())
+            if reporter is not None:
+                duration_s = time.monotonic() - begin_s
+                record = build_record(job, device, facts, measured, reporter.recorder, stopped, started_at, duration_s)
+                reporter.recorder.write_curve(record.quality_curve)
+                write_record(record, reporter.folder.record)
+        finally:
+            monitor.close()
+            if reporter is not None:
+                reporter.close()
+    return stopped
+
+
+class RankZero:
+    """What only rank 0 does: the display and the files."""
+
+    def __init__(self, job: Job, measure: Measure, facts: RunFacts, before: Manifest | None) -> None:
+        """`before`: of the checkpoint that the run goes on from."""
+        self.folder = OutputFolder(job.output)
+        self.recorder = Recorder(job.config, self.folder, measure, before)
+        peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None
+        steps = job.budget.steps
+        self.display = ProgressDisplay(
+            job.config.training,
+            steps,
+            measure,
+            facts.flops_per_token,
+            peak_flops,
+            before.step if before is not None else 0,
+        )
+        self.listeners: list[Listener] = [self.recorder, self.display]
+        self.profiler = Profiler.of(job.config.measurement, steps, self.folder.trace)
+        if self.profiler is not None:
+            self.listeners.insert(0, self.profiler)
+
+    def close(self) -> None:
+        """Leave terminal and files in order, also after an error."""
+        self.display.close()
+        self.recorder.close()

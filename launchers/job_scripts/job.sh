@@ -1,0 +1,138 @@
+# shellcheck shell=bash
+# What the scripts that `efficientbench launch` writes have in common. They source this file, then call
+#
+#   bootstrap                                        the Python environment (bootstrap.sh)
+#   job_slurm COMMAND...                             under sbatch: COMMAND once on each node, requeued after SIGTERM
+#   job_torchrun TORCHRUN_OPTION... -- COMMAND...    on each node: torchrun with COMMAND as its one process
+#
+# COMMAND starts this node's ranks itself. 143 is the exit status of a run that was told to stop and has saved its state.
+
+_job_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
+# shellcheck source=launchers/bootstrap.sh
+source "$_job_root/launchers/bootstrap.sh"
+
+# Runs a command to its end and returns its exit status. It has a process group of its own, so that Ctrl-C and SIGTERM
+# reach it through HOW_TO_STOP alone: called twice in a moment, it would not finish saving.
+_job_run() { # how_to_stop command...
+    local how_to_stop="$1" status interrupted process
+    shift
+    set -m
+    "$@" </dev/null &
+    process=$!
+    set +m
+    trap 'interrupted=1; "$how_to_stop" "$process"' TERM INT
+    while :; do
+        interrupted=""
+        status=0
+        wait "$process" || status=$?
+        # A signal ends the wait, not the command.
+        [[ -n "$interrupted" ]] || break
+    done
+    trap - TERM INT
+    return "$status"
+}
+
+# This job alone: the number of one of an array's tasks is that of the whole array.
+_job_id() {
+    if [[ -n "${SLURM_ARRAY_JOB_ID:-}" ]]; then
+        printf '%s' "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    else
+        printf '%s' "$SLURM_JOB_ID"
+    fi
+}
+
+_job_stop_step() { scancel --signal=TERM "$(_job_id)" 2>/dev/null || true; }
+
+# Not so where a user has cancelled the job or its time is over: Slurm sends SIGTERM then too, and the job is completing.
+_job_is_running() { [[ "$(scontrol show job --oneliner "$(_job_id)")" == *" JobState=RUNNING "* ]]; }
+
+job_slurm() { # command...
+    local status=0 hosts
+    [[ "$SLURM_JOB_ID" =~ ^[0-9]+$ ]] || return 2
+    hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+    # Set by whoever submitted the job, these would contradict what Slurm says.
+    unset RANK WORLD_SIZE NODE_RANK
+    # A port below those that the kernel gives away, and another one for every job that shares a node.
+    export MASTER_ADDR="${hosts%%$'\n'*}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) NNODES="$SLURM_JOB_NUM_NODES"
+    # A node whose ranks have ended must not end the others' while those still save.
+    # shellcheck disable=SC2016  # NODE_RANK is known on the node alone
+    _job_run _job_stop_step srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 \
+        --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" \
+        bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' node "$@" || status=$?
+    if [[ $status -eq 143 ]] && _job_is_running; then
+        echo "stopped with its state saved: requeued, to go on from there" >&2
+        scontrol requeue "$(_job_id)" || echo "error: job $(_job_id) cannot be requeued: submit it again" >&2
+    fi
+    return "$status"
+}
+
+# Whether an address is this node's without the host's name leading to it.
+_job_is_unknown_address() { # host
+    (cd / && python3 - "$1") <<'PYTHON'
+import ipaddress, socket, sys
+def addresses(host):
+    try:
+        return {found[4][0]: found[0] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return {}
+host, own = sys.argv[1], (socket.gethostname(), socket.getfqdn())
+if host in own:
+    sys.exit(1)
+for address, family in addresses(host).items():
+    if ipaddress.ip_address(address).is_loopback or any(address in addresses(name) for name in own):
+        sys.exit(1)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            continue
+    sys.exit(0)
+sys.exit(1)
+PYTHON
+}
+
+# The port above MASTER_PORT. Only digits come into the sum: bash would run what else an arithmetic expression holds.
+job_training_port() {
+    if [[ ! "$MASTER_PORT" =~ ^[1-9][0-9]{0,4}$ || "$MASTER_PORT" -gt 65534 ]]; then
+        printf 'error: MASTER_PORT is %q: a number from 1 to 65534\n' "$MASTER_PORT" >&2
+        return 2
+    fi
+    printf '%s' $((MASTER_PORT + 1))
+}
+
+# The settings of torchrun's c10d rendezvous. To find out which node is MASTER_ADDR, torchrun looks at the addresses of
+# the host's name alone: of a further one, as of another network card, it has to be told.
+job_c10d() { # timeout_s
+    local is_host=""
+    ! _job_is_unknown_address "$MASTER_ADDR" || is_host=",is_host=true"
+    printf '%s' "join_timeout=$1,read_timeout=$1$is_host"
+}
+
+_job_stop_node() { # torchrun's process
+    if [[ -s "$_job_state/process" ]]; then
+        # Past torchrun, which would give it 30 s and end with an error of its own.
+        kill -TERM -- "-$(<"$_job_state/process")" 2>/dev/null || true
+    else
+        kill -TERM "$1" 2>/dev/null || true
+    fi
+}
+
+job_torchrun() { # torchrun_option... -- command...
+    local options=() status=0
+    while [[ "$1" != "--" ]]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    _job_state="$(mktemp -d)"
+    trap 'rm -rf -- "$_job_state"' EXIT
+    _job_run _job_stop_node python3 -m torch.distributed.run "${options[@]}" --no-python \
+        bash "$_job_root/launchers/job_scripts/torchrun_node.sh" "$_job_state" "$@" || status=$?
+    if [[ -s "$_job_state/status" ]]; then
+        status="$(<"$_job_state/status")"
+    elif [[ $status -ne 0 && ! -s "$_job_state/process" ]]; then
+        echo "error: torchrun did not bring all nodes together at $MASTER_ADDR:$MASTER_PORT: see whether this script" \
+            "runs on each of them, and whether they reach this port" >&2
+    fi
+    return "$status"
+}

@@ -1,0 +1,107 @@
+"""The script that `sbatch` takes: one of our launchers on each node, and a job that goes on after it was stopped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.job_scripts.shell_script import array, beginning
+
+TEMPLATE = """\
+#!/usr/bin/env bash
+{options}
+# Trains {name}. Written by `efficientbench launch`; submit it with sbatch.
+{beginning}
+{words}
+job_slurm efficientbench run "${{words[@]}}"
+"""
+
+STOP_BEFORE_S = 120
+"""How long before its time limit a job is told to save and end: more than the ranks are given for it."""
+
+DECIDED = {
+    "nodes": "--nodes",
+    "ntasks": "--nodes: one task a node",
+    "ntasks-per-node": "--nodes: one task a node",
+    "array": "the runs that are named",
+    "wrap": "this script",
+}
+"""Option of sbatch → what here decides it."""
+
+OPTION = re.compile(r"[a-z][a-z-]*")
+# No white space, quote, backslash or comment sign: sbatch would read these as syntax.
+VALUE = re.compile(r"[A-Za-z0-9_.,:;=/@%+*()&|!\[\]{}^~-]+")
+
+
+def slurm_script(
+    name: str,
+    runs: Sequence[Sequence[str]],
+    nodes: int,
+    devices_per_node: int,
+    options: Sequence[str],
+    folder: Path,
+) -> str:
+    """The text of the script.
+
+    Args:
+        name: the job's, of letters, digits, `.`, `_` and `-`.
+        runs: what follows `efficientbench run`, for each of them; several become an array, a task each.
+        nodes: how many each run takes.
+        devices_per_node: accelerators of a node; 0: none.
+        options: further options of sbatch, as `key=value` or `key`; they replace ours.
+        folder: where relative paths among the words begin.
+
+    Raises:
+        LaunchError: an option that cannot be passed on.
+    """
+    wanted = _options(name, len(runs), nodes, devices_per_node, options)
+    lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in wanted.items()]
+    return TEMPLATE.format(options="\n".join(lines), name=name, beginning=beginning(folder), words=_words(runs))
+
+
+def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Sequence[str]) -> dict[str, str]:
+    ours = {
+        "job-name": name,
+        "nodes": str(nodes),
+        "ntasks-per-node": "1",
+        "output": "%x-%j.out" if runs == 1 else "%x-%A_%a.out",
+        # Requeued, a job goes on in the same file.
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"B:TERM@{STOP_BEFORE_S}",
+    }
+    if runs > 1:
+        ours["array"] = f"0-{runs - 1}"
+    theirs = dict(_option(each) for each in given)
+    if "cpus-per-task" not in theirs:
+        # Whoever shared the node would be measured as well.
+        ours |= {"exclusive": "", "mem": "0"}
+    if devices_per_node and not any(key == "gres" or key.startswith("gpus") for key in theirs):
+        ours["gpus-per-node"] = str(devices_per_node)
+    if "no-requeue" in theirs:
+        del ours["requeue"]
+    return ours | theirs
+
+
+def _option(text: str) -> tuple[str, str]:
+    key, separator, value = text.removeprefix("--").partition("=")
+    if not OPTION.fullmatch(key):
+        raise LaunchError(f"--sbatch: {text[:80]!r} is no option of sbatch: write key=value, like partition=gpu")
+    if key in DECIDED:
+        raise LaunchError(f"--sbatch: {key} is decided by {DECIDED[key]}")
+    if separator and not VALUE.fullmatch(value):
+        raise LaunchError(
+            f"--sbatch: {key}={value[:80]!r} has characters that sbatch would not read as they stand: white space, "
+            "quotes, backslashes and # are refused"
+        )
+    return key, value
+
+
+def _words(runs: Sequence[Sequence[str]]) -> str:
+    if len(runs) == 1:
+        return array("words", runs[0])
+    cases = [f"    {number})\n{array('words', words, indent=' ' * 8)}\n        ;;" for number, words in enumerate(runs)]
+    unknown = '    *)\n        echo "error: no run has the index $SLURM_ARRAY_TASK_ID" >&2\n        exit 2\n        ;;'
+    return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])

@@ -1,0 +1,122 @@
+"""The nodes of a run, as the cluster's scheduler describes them in environment variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from efficientbench.launchers.errors import LaunchError
+
+DEFAULT_MASTER_PORT = 29500
+# Nodes set themselves up before they meet, and schedulers do not start them all at once.
+TIME_LIMIT_S = 600.0
+
+RENDEZVOUS_TIMEOUT_NAME = "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S"
+TRAINING_PORT_NAME = "EFFICIENTBENCH_TRAINING_PORT"
+TORCHRUN_NAME = "TORCHELASTIC_RUN_ID"
+"""Set in every process that torchrun starts."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Several nodes that run one training together; node 0 is the master, where the others meet."""
+
+    nodes: int
+    node_rank: int
+    master_address: str
+    master_port: int = DEFAULT_MASTER_PORT
+    rendezvous_timeout_s: float = TIME_LIMIT_S
+    """How long a node waits for the others before the run begins."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Cluster:
+        """Reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE (number of nodes) and RANK (this node's rank).
+
+        These are the meanings that PAI-DLC gives them; NNODES and NODE_RANK serve as well. Below torchrun, which has to
+        start one process a node, they are torchrun's, whatever else is set, and the port is that of
+        EFFICIENTBENCH_TRAINING_PORT (29501 by default), since torchrun itself listens at MASTER_PORT.
+        EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S is read in both cases.
+        Raises LaunchError with every missing or wrong variable at once.
+        """
+        problems: list[str] = []
+        if environ.get(TORCHRUN_NAME):
+            environ = _told_by_torchrun(environ, problems)
+        timeout_s = _timeout_s(environ, problems)
+        master_address = environ.get("MASTER_ADDR", "").strip()
+        if not master_address:
+            problems.append("MASTER_ADDR is not set: it names the host of node 0")
+        elif not _may_be_host(master_address):
+            problems.append(f"MASTER_ADDR is {master_address[:80]!r}: no host can have this name")
+        nodes = _integer(environ, ("WORLD_SIZE", "NNODES"), "the number of nodes", problems)
+        node_rank = _integer(environ, ("RANK", "NODE_RANK"), "this node's rank", problems)
+        master_port: int | None = DEFAULT_MASTER_PORT
+        if environ.get("MASTER_PORT", "").strip():
+            master_port = _integer(environ, ("MASTER_PORT",), "node 0's port", problems)
+
+        if nodes is not None and nodes < 1:
+            problems.append(f"WORLD_SIZE is {nodes}: the number of nodes is at least 1")
+        elif nodes is not None and node_rank is not None and not 0 <= node_rank < nodes:
+            problems.append(f"RANK is {node_rank}: with {nodes} nodes it lies between 0 and {nodes - 1}")
+        if master_port is not None and not 1 <= master_port <= 65535:
+            problems.append(f"MASTER_PORT is {master_port}: a port lies between 1 and 65535")
+        if problems or nodes is None or node_rank is None or master_port is None:
+            raise LaunchError("several nodes (dlc) are described by environment variables: " + "; ".join(problems))
+        return cls(nodes, node_rank, master_address, master_port, timeout_s)
+
+
+def _told_by_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    """The variables of `from_environment` as torchrun means them for its process on this node."""
+    started = environ.get("LOCAL_WORLD_SIZE", "1")
+    if started != "1":
+        problems.append(
+            f"torchrun started {started} processes on this node: give it --nproc-per-node=1, since efficientbench "
+            "itself starts a rank for each device"
+        )
+    return {
+        "MASTER_ADDR": environ.get("MASTER_ADDR", ""),
+        "MASTER_PORT": environ.get(TRAINING_PORT_NAME, str(DEFAULT_MASTER_PORT + 1)),
+        "WORLD_SIZE": environ.get("GROUP_WORLD_SIZE", ""),
+        "RANK": environ.get("GROUP_RANK", ""),
+        RENDEZVOUS_TIMEOUT_NAME: environ.get(RENDEZVOUS_TIMEOUT_NAME, ""),
+    }
+
+
+def _may_be_host(name: str) -> bool:
+    try:
+        # As every look-up of a name begins, with an error of its own kind.
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def _timeout_s(environ: Mapping[str, str], problems: list[str]) -> float:
+    text = environ.get(RENDEZVOUS_TIMEOUT_NAME, "").strip() or str(TIME_LIMIT_S)
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < math.inf:
+        problems.append(f"{RENDEZVOUS_TIMEOUT_NAME} is {text!r}: a number of seconds above 0")
+    return timeout_s
+
+
+def _integer(environ: Mapping[str, str], names: tuple[str, ...], meaning: str, problems: list[str]) -> int | None:
+    """The one value that the variables ``names`` agree on, or ``None`` with the reason added to ``problems``."""
+    given = {name: environ[name].strip() for name in names if environ.get(name, "").strip()}
+    if not given:
+        problems.append(f"{' or '.join(names)} is not set: {meaning}")
+        return None
+    values = {}
+    for name, text in given.items():
+        try:
+            values[name] = int(text)
+        except ValueError:
+            problems.append(f"{name} is {text!r}: {meaning} is a whole number")
+            return None
+    if len(set(values.values())) > 1:
+        told = " and ".join(f"{name}={value}" for name, value in values.items())
+        problems.append(f"{told} contradict each other: both are {meaning}")
+        return None
+    return next(iter(values.values()))

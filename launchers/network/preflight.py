@@ -1,0 +1,202 @@
+"""All nodes of a run meet at the master's port before any of them loads torch, or say which one is missing.
+
+Node 0 listens at MASTER_PORT. Every other node connects, sends ``efficientbench <nodes> <node rank>`` and a newline,
+and goes on when it reads ``go``, which node 0 sends once all are there. Nobody listens at the port then, so that the
+training can; the connections stay, as the line between the nodes' launchers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import sys
+import time
+
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.node_link import NodeLink
+
+RETRY_S = 0.2
+TELL_AFTER_S = 30.0
+GREETING = "efficientbench"
+
+
+def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
+    """Returns when every node of the run is there and has reached node 0.
+
+    Raises LaunchError, which names the host, the port or the nodes that could not be reached within the limit (unset:
+    the cluster's).
+    """
+    if cluster.nodes == 1:
+        return NodeLink(0, 1, {})
+    if time_limit_s is None:
+        time_limit_s = cluster.rendezvous_timeout_s
+    deadline_s = time.monotonic() + time_limit_s
+    if cluster.node_rank == 0:
+        return NodeLink(0, cluster.nodes, _gather(cluster, deadline_s, time_limit_s))
+    return NodeLink(cluster.node_rank, cluster.nodes, {0: _check_in(cluster, deadline_s, time_limit_s)})
+
+
+def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[int, socket.socket]:
+    """Node 0: waits for every other node, and returns the connections to them."""
+    arrived: dict[int, socket.socket] = {}
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(open_listener(cluster))
+        # Unless all arrive, none is kept.
+        waiting = stack.enter_context(contextlib.ExitStack())
+        _warn_if_elsewhere(cluster)
+        told_s = time.monotonic()
+        while len(arrived) < cluster.nodes - 1:
+            for rank in [rank for rank, connection in arrived.items() if not _is_open(connection)]:
+                del arrived[rank]
+            missing = [str(rank) for rank in range(1, cluster.nodes) if rank not in arrived]
+            if time.monotonic() > deadline_s:
+                raise LaunchError(
+                    f"node {', '.join(missing)} of {cluster.nodes} did not reach {_place(cluster)} within "
+                    f"{time_limit_s:g} s: see what it says, and whether this port is open between the nodes"
+                )
+            if time.monotonic() > told_s + TELL_AFTER_S:
+                told_s = time.monotonic()
+                print(f"waiting at {_place(cluster)} for node {', '.join(missing)}", file=sys.stderr, flush=True)
+            with contextlib.suppress(socket.timeout):
+                connection, _ = listener.accept()
+                waiting.enter_context(connection)
+                _welcome(connection, cluster, arrived)
+        for connection in arrived.values():
+            # A node that has gone in the meantime is missed by the training's own rendezvous.
+            with contextlib.suppress(OSError):
+                connection.sendall(b"go\n")
+        for connection in arrived.values():
+            connection.setblocking(True)
+        waiting.pop_all()
+    return arrived
+
+
+def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
+    """Adds the node behind a new connection; port scanners and the like are ignored."""
+    connection.settimeout(2.0)
+    try:
+        words = _read_line(connection, 80).split()
+        greeting, nodes, node_rank = words[0], int(words[1]), int(words[2])
+    except (OSError, ValueError, IndexError):
+        return
+    if greeting != GREETING:
+        return
+    problem = None
+    if nodes != cluster.nodes:
+        problem = f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
+    elif not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank])):
+        problem = f"RANK is {node_rank} on two nodes, and every node needs its own"
+    if problem is not None:
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{problem}\n".encode("ascii"))
+        raise LaunchError(problem)
+    arrived[node_rank] = connection
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether the other side, which sends nothing while it waits, still holds the connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socket.socket:
+    """Every other node: reaches node 0, waits for its word, and returns the connection."""
+    told_s = time.monotonic()
+    problem = "no attempt was made"
+    while time.monotonic() < deadline_s:
+        try:
+            connection, answer = _ask(cluster, deadline_s)
+        except OSError as error:
+            problem = _described(error, cluster)
+        else:
+            if answer == "go":
+                return connection
+            connection.close()
+            if answer:
+                raise LaunchError(f"node 0 at {_place(cluster)} refuses this node: {answer}")
+            problem = "node 0 closed the connection before all nodes were there"
+        if time.monotonic() > told_s + TELL_AFTER_S:
+            told_s = time.monotonic()
+            print(f"waiting for node 0 at {_place(cluster)}: {problem}", file=sys.stderr, flush=True)
+        time.sleep(RETRY_S)
+    raise LaunchError(
+        f"node {cluster.node_rank} could not meet node 0 at {_place(cluster)} within {time_limit_s:g} s: {problem}"
+    )
+
+
+def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, str]:
+    """A connection to node 0, and its answer to this node's greeting; empty where it hung up without a word."""
+    left_s = max(0.1, deadline_s - time.monotonic())
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(
+            socket.create_connection((cluster.master_address, cluster.master_port), timeout=min(10.0, left_s))
+        )
+        connection.sendall(f"{GREETING} {cluster.nodes} {cluster.node_rank}\n".encode("ascii"))
+        connection.settimeout(max(0.1, deadline_s - time.monotonic()))
+        answer = _read_line(connection, 200)
+        stack.pop_all()
+    return connection, answer
+
+
+def _read_line(connection: socket.socket, longest: int) -> str:
+    """One line and not a byte more: what follows is for the line between the launchers."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < longest and (byte := connection.recv(1)):
+        line += byte
+    return line.decode("ascii", errors="replace").strip()
+
+
+def open_listener(cluster: Cluster) -> socket.socket:
+    """A socket at MASTER_PORT on all of this node's addresses."""
+    listener = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("", cluster.master_port))
+        listener.listen(cluster.nodes)
+        listener.settimeout(RETRY_S)
+    except OSError as error:
+        listener.close()
+        what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        raise LaunchError(f"port {cluster.master_port} {what} on node 0: set MASTER_PORT on all nodes") from error
+    return listener
+
+
+def _warn_if_elsewhere(cluster: Cluster) -> None:
+    """A MASTER_ADDR that is not this node's own may be a forwarding service, so it is no error."""
+    try:
+        found = socket.getaddrinfo(cluster.master_address, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(f"MASTER_ADDR {cluster.master_address!r} does not resolve: {error.strerror}") from error
+    for family, _, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0))
+            return
+    print(
+        f"warning: MASTER_ADDR {cluster.master_address} ({found[0][4][0]}) is not an address of this node, which has "
+        "RANK 0: the other nodes may be looking elsewhere",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _described(error: OSError, cluster: Cluster) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host {cluster.master_address!r} does not resolve ({error.strerror})"
+    if isinstance(error, ConnectionRefusedError):
+        return f"port {cluster.master_port} is closed: node 0 is not listening (yet)"
+    if isinstance(error, TimeoutError):
+        return "no answer: the host is down, or a firewall drops the packets"
+    return str(error)
+
+
+def _place(cluster: Cluster) -> str:
+    return f"{cluster.master_address}:{cluster.master_port}"

@@ -1,0 +1,149 @@
+"""Starts one process a local rank and stays with them until the last has ended.
+
+The launcher imports no torch, so it costs neither its start-up time nor its memory, and it gives the ranks the static
+rendezvous that ``torch.distributed`` reads from the environment (``env://``), as torchrun would. A failed rank is not
+restarted: a measurement that was interrupted is begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_interface
+from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.process_record import recorded_processes
+from efficientbench.launchers.processes.supervision import STOPPED, Limits, Supervision, end_all
+from efficientbench.launchers.processes.worker_process import WorkerProcess
+
+# The time that ranks have to save their state after Ctrl-C or SIGTERM.
+STOP_GRACE_S = 60.0
+# The time that the others have after one rank failed: they can but wait for it in vain.
+FAILURE_GRACE_S = 5.0
+
+
+def launch(
+    worker_argv: list[str],
+    local_ranks: int,
+    cluster: Cluster | None,
+    log_folder: Path,
+    stop_grace_s: float = STOP_GRACE_S,
+    tell: Callable[[Failure], None] | None = None,
+    link: NodeLink | None = None,
+    hang_limit_s: float | None = None,
+) -> int:
+    """Runs ``worker_argv`` once for each of this node's ranks and returns the exit code of the whole.
+
+    Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT in
+    its environment. Rank 0 writes to this process's stdout and stderr, the others to ``log_folder/rank_<n>.out``.
+
+    Returns 0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after
+    SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
+    ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a further Ctrl-C, is killed. A
+    further SIGTERM changes nothing: schedulers send it to the job and to its processes, and again at a time limit.
+    ``tell`` is called with the reason where it is not 0. ``link`` leads to the launchers of the other nodes, so that
+    each node ends with any; ``hang_limit_s`` ends ranks that all make no progress for so long.
+
+    Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
+    """
+    if local_ranks < 1:
+        raise LaunchError(f"{local_ranks} ranks on this node: at least 1 is needed")
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{log_folder} cannot be made: {error.strerror}") from error
+    with contextlib.ExitStack() as stack:
+        if cluster is None:
+            port = stack.enter_context(_reserved_port())
+            cluster = Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=port)
+        signals = stack.enter_context(_received_signals())
+        error_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="efficientbench_")))
+        workers: list[WorkerProcess] = []
+        # Whatever happens here, no rank stays behind.
+        stack.callback(end_all, workers)
+        for local_rank in range(local_ranks):
+            workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
+        stack.enter_context(recorded_processes(log_folder, cluster.node_rank, [worker.pid for worker in workers]))
+        limits = Limits(stop_grace_s, FAILURE_GRACE_S, hang_limit_s)
+        link = link or NodeLink(cluster.node_rank, 1, {})
+        failure = Supervision(workers, signals, limits, link, log_folder).run()
+    if failure is None:
+        return 0
+    if tell is not None:
+        tell(failure)
+    return failure.exit_code
+
+
+def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
+    """``base`` with what ``torch.distributed`` and the worker read: every node runs the same number of ranks."""
+    environment = {
+        # With torchrun's own store below them, a second run of one launcher would read what the first left there.
+        **{name: value for name, value in base.items() if name != "TORCHELASTIC_USE_AGENT_STORE"},
+        "RANK": str(cluster.node_rank * local_ranks + local_rank),
+        "WORLD_SIZE": str(cluster.nodes * local_ranks),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_ranks),
+        "NODE_RANK": str(cluster.node_rank),
+        "NNODES": str(cluster.nodes),
+        "MASTER_ADDR": cluster.master_address,
+        "MASTER_PORT": str(cluster.master_port),
+        "PYTHONSAFEPATH": "1",
+    }
+    if (interface := gloo_interface(base, cluster)) is not None:
+        environment[GLOO_INTERFACE] = interface
+    if local_ranks > 1:
+        # Else every rank would take a thread for each of the machine's cores.
+        cores = len(os.sched_getaffinity(0))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // local_ranks)))
+    return environment
+
+
+def _start(
+    argv: list[str], local_rank: int, local_ranks: int, cluster: Cluster, log_folder: Path, error_folder: Path
+) -> WorkerProcess:
+    environment = rank_environment(cluster, local_rank, local_ranks, os.environ)
+    rank = int(environment["RANK"])
+    output_file = None if rank == 0 else log_folder / f"rank_{rank}.out"
+    try:
+        return WorkerProcess(rank, argv, environment, error_folder / f"rank_{rank}.json", output_file)
+    except OSError as error:
+        raise LaunchError(f"rank {rank} cannot be started: {error}") from error
+
+
+@contextlib.contextmanager
+def _received_signals() -> Iterator[list[int]]:
+    """The stop signals that this process received, in order; those that it was started to ignore stay ignored."""
+    received: list[int] = []
+
+    def note(signal_number: int, frame: FrameType | None) -> None:
+        received.append(signal_number)
+
+    previous = {
+        number: signal.signal(number, note) for number in STOPPED if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A free local port, held until the ranks have ended so that no other run is given it.
+
+    The socket is bound and does not listen: with SO_REUSEADDR on both sides, rank 0's store can still listen there.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

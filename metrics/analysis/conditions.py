@@ -1,0 +1,110 @@
+"""In what two runs must agree before their figures may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.metrics.records.record import RunRecord
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A condition that two runs do not share."""
+
+    condition: str
+    one: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.condition}: {self.one} against {self.other}"
+
+
+# Sections of a model's configuration that choose the kernel of a part: where these differ, the kernel may.
+_CHOSEN_BY = {"attention": ("model.attention.", "model.position.")}
+
+
+def _device(record: RunRecord) -> str:
+    return f"{record.devices} × {record.device_name}"
+
+
+def _tokens(record: RunRecord) -> str:
+    return f"{record.tokens:,} in {record.steps_measured:,} measured steps"
+
+
+def _data(record: RunRecord) -> str:
+    section = _section(record, "data")
+    split = section.get("split")
+    if record.data is None:
+        return f"{section.get('path') or 'the embedded sample'}, split {split}"
+    sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
+    return f"{sources}, split {split}"
+
+
+def _section(record: RunRecord, name: str) -> dict[str, Any]:
+    """A part of the configuration; empty where it has none."""
+    found = record.config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _layout(record: RunRecord) -> str:
+    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch_size")
+    parallel = {key: value for key, value in flat(_section(record, "parallel")).items() if key not in names}
+    recompute = _section(record, "training").get("recompute")
+    given = {name: getattr(record, name) for name in names} | parallel | {"recompute": recompute}
+    return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
+    "device": _device,
+    "dtype": lambda record: record.dtype,
+    "tokens": _tokens,
+    "sequence": lambda record: str(record.seq_len),
+    "data": _data,
+    "global_batch": lambda record: str(record.global_batch_size),
+    "layout": _layout,
+    "energy_scope": lambda record: record.energy_scope or "not measured",
+    "formulas": lambda record: record.formula_id,
+}
+"""Name of a condition → what a record says of it. The kernels are one more, which needs both records."""
+
+KERNELS = "kernels"
+
+
+def differences(one: RunRecord, other: RunRecord) -> list[Difference]:
+    """The conditions in which two runs differ, all that is not the model."""
+    found = [Difference(name, read(one), read(other)) for name, read in CONDITIONS.items() if read(one) != read(other)]
+    return [*found, *_kernel_differences(one, other)]
+
+
+def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
+    """Parts that the same kernel should serve in both runs and does not.
+
+    A model brings the kernels of its own parts: that MLA's attention is not NSA's is what is compared. So a part that
+    only one of them has is no difference, nor is another kernel where the configuration that chooses it differs. A part
+    that has fallen back on a slower kernel in one run alone always is one.
+    """
+    changed = changed_keys(one, other)
+    found = []
+    for part in sorted({*one.kernels, *other.kernels}):
+        names = [record.kernels.get(part) for record in (one, other)]
+        fallbacks = [record.fallback_kernels.get(part) for record in (one, other)]
+        chosen = part in _CHOSEN_BY and any(key.startswith(_CHOSEN_BY[part]) for key in changed)
+        differ = None not in names and names[0] != names[1] and not chosen
+        if differ or (fallbacks[0] is None) != (fallbacks[1] is None):
+            texts = [_kernel(name, why) for name, why in zip(names, fallbacks, strict=True)]
+            found.append(Difference(KERNELS, f"{part}: {texts[0]}", texts[1]))
+    return found
+
+
+def _kernel(name: str | None, why: str | None) -> str:
+    return f"{name or 'no such part'}{f' (a fallback: {why})' if why else ''}"
+
+
+def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Key of the configuration → its two values, where these differ."""
+    first, second = flat(one.config), flat(other.config)
+    keys = dict.fromkeys([*first, *second])
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}

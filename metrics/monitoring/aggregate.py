@@ -1,0 +1,236 @@
+"""Merges the ranks' measurements into the run's: steps by their slowest rank, each physical device once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from efficientbench.metrics.definitions import window_length_s
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.measurement import (
+    DeviceMeasurement,
+    Disturbance,
+    RankMeasurement,
+    RunMeasurement,
+)
+from efficientbench.metrics.sensors.base import Scope
+
+# Figures of an accelerator are never replaced by the host's, nor mixed with them.
+_SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
+# What a meter of the host's energy may count.
+_METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
+_NO_METER = "no sensor for the host's power was in use"
+_NO_SENSOR = "no sensor for it was in use"
+
+
+def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
+    """All ranks together.
+
+    Times are the largest over the ranks, step by step; tokens are summed; a physical device seen by several ranks
+    counts once, by the reading that says most. A figure over devices needs all of them: where one lacks it, the
+    figure is None with that device's reason. The figures are of the accelerators where any rank had a sensor for
+    them, even one that failed; else of the host.
+
+    Raises:
+        MetricsError: no rank at all, ranks that measured different steps, or different processes of one host.
+    """
+    if not ranks:
+        raise MetricsError("there is no rank's measurement to merge")
+    _require_same_steps(ranks)
+    everything = _once_each(device for rank in ranks for device in rank.devices)
+    scope, energy_scope, devices, allocators, meters = _sort(ranks, everything)
+    memory_gb = devices.all("amu_gb")
+    fractions = devices.memory_fractions()
+    energy_j = meters.all("energy_j")
+    power_w = meters.all("aec_w")
+    allocated_gb = allocators.all("amu_gb")
+    first = ranks[0]
+    zero_s = first.windows[0][0] if first.windows else 0.0
+    allocators.rename("amu_gb", "allocated_mean_gb")
+    if "aec_w" in meters.unavailable:
+        meters.unavailable["power_w_sum"] = meters.unavailable["aec_w"]
+    return RunMeasurement(
+        ranks=len(ranks),
+        window_s=max(window_length_s(rank.windows) for rank in ranks),
+        step_times_s=_slowest_s(ranks),
+        step_numbers=tuple(step.number for step in ranks[0].steps),
+        tokens=sum(step.tokens for rank in ranks for step in rank.steps),
+        device_scope=scope,
+        device_names=tuple(device.info.name for device in devices.devices),
+        memory_kind=_joined(device.info.memory_kind for device in devices.devices),
+        memory_idle_gb=_mean(devices.all("memory_idle_gb")),
+        amu_gb=_mean(memory_gb),
+        amu_gb_max=max(memory_gb, default=None),
+        amu_fraction=_mean(fractions),
+        amu_fraction_max=max(fractions, default=None),
+        pcu=_mean(devices.all("pcu")),
+        aec_w=_mean(power_w),
+        power_w_sum=math.fsum(power_w) if power_w else None,
+        energy_j=math.fsum(energy_j) if energy_j else None,
+        energy_source=_joined(device.energy_source for device in meters.devices if device.energy_source),
+        peak_used_bytes=_largest(devices.all("peak_used_bytes")),
+        peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
+        peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
+        allocated_mean_gb=_mean(allocated_gb),
+        sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
+        window_energy_j=_by_window(meters.devices) if energy_j else (),
+        unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
+        energy_scope=energy_scope if energy_j else None,
+        step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
+        windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
+        timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
+        disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
+        sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
+    )
+
+
+class _Sorted(NamedTuple):
+    """The devices' readings by what they are asked for."""
+
+    scope: Scope | None
+    """Whose figures count: an accelerator's before the host's."""
+    energy_scope: Scope | None
+    devices: _Figures
+    allocators: _Figures
+    meters: _Figures
+
+
+def _sort(ranks: Sequence[RankMeasurement], everything: list[DeviceMeasurement]) -> _Sorted:
+    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
+    scope = next((scope for scope in _SCOPES if scope in scopes), None)
+    energy_scope, no_meter = _meter(scope, ranks)
+    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
+    return _Sorted(
+        scope,
+        energy_scope,
+        devices=_Figures(ranks, everything, scope, _NO_SENSOR),
+        allocators=_Figures(ranks, everything, "allocator", no_allocator),
+        meters=_Figures(ranks, everything, energy_scope, no_meter),
+    )
+
+
+def _slowest_s(ranks: Sequence[RankMeasurement]) -> tuple[float, ...]:
+    """Each step's time on the rank that took longest."""
+    by_step = zip(*(rank.steps for rank in ranks), strict=True)
+    return tuple(max(step.time_s for step in same) for same in by_step)
+
+
+def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:
+    """The energy of each measured interval, J, over all meters."""
+    return tuple(map(math.fsum, zip(*(meter.window_energy_j for meter in meters), strict=True)))
+
+
+def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
+    """Whose energy counts, the accelerators' own or on a host that of its meter; and the reason where there is none."""
+    if scope != "host":
+        return scope, _NO_SENSOR
+    meters = [(rank, sensor) for rank in ranks for sensor in rank.sensors if sensor.scope in _METERS]
+    for rank, sensor in meters:
+        if sensor.failure is not None:
+            return None, sensor.failure if len(ranks) == 1 else f"rank {rank.rank}: {sensor.failure}"
+    scopes = sorted({sensor.scope for _, sensor in meters})
+    if len(scopes) > 1:
+        return None, f"the hosts' meters count different things: {', '.join(scopes)}"
+    return (meters[0][1].scope if meters else None), _NO_METER
+
+
+def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
+    first = ranks[0]
+    numbers = [step.number for step in first.steps]
+    for rank in ranks[1:]:
+        if [step.number for step in rank.steps] != numbers:
+            raise MetricsError(
+                f"rank {first.rank} measured {len(numbers)} steps and rank {rank.rank} {len(rank.steps)}, or others by "
+                "number: every rank must begin, pause and end at the same steps"
+            )
+
+
+def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
+    """One reading for each uuid: the one with the fewest gaps, then the most samples."""
+    best: dict[str, DeviceMeasurement] = {}
+    for device in devices:
+        other = best.setdefault(device.info.uuid, device)
+        if sorted(device.info.processes) != sorted(other.info.processes):
+            raise MetricsError(
+                f"ranks measured different processes of {device.info.uuid} ({list(other.info.processes)} and "
+                f"{list(device.info.processes)}): give each sensor of a host the ids of all the run's processes there"
+            )
+        if (-len(device.unavailable), device.samples) > (-len(other.unavailable), other.samples):
+            best[device.info.uuid] = device
+    return [best[uuid] for uuid in sorted(best)]
+
+
+class _Figures:
+    """Gathers figures over the devices of one scope, and the reasons for those that are missing."""
+
+    def __init__(
+        self, ranks: Sequence[RankMeasurement], devices: list[DeviceMeasurement], scope: Scope | None, no_sensor: str
+    ) -> None:
+        self.devices = [device for device in devices if device.scope == scope]
+        self.unavailable: dict[str, str] = {}
+        self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
+
+    def all(self, name: str) -> list[float]:
+        """That figure of each device, or nothing and a reason where a device is missing or lacks it."""
+        if self._no_devices is not None:
+            self.unavailable[name] = self._no_devices
+            return []
+        values = []
+        for device in self.devices:
+            value = getattr(device, name)
+            if value is None:
+                reason = device.unavailable[name]
+                self.unavailable[name] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
+                return []
+            values.append(value)
+        return values
+
+    @staticmethod
+    def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
+        """The failure of a sensor that found no device: nobody knows which, so that a sum would lack it unseen."""
+        for rank in ranks:
+            if any(device.scope == scope for device in rank.devices):
+                continue
+            for sensor in rank.sensors:
+                if sensor.scope == scope:
+                    reason = sensor.failure or f"{sensor.name}: found no device"
+                    return reason if len(ranks) == 1 else f"rank {rank.rank}: {reason}"
+        return None
+
+    def memory_fractions(self) -> list[float]:
+        """AMU over capacity for each device, or nothing and a reason."""
+        used_gb = self.all("amu_gb")
+        capacities = [device.info.memory_capacity_bytes for device in self.devices]
+        if not used_gb:
+            self.unavailable["amu_fraction"] = self.unavailable["amu_gb"]
+        elif not all(capacities):
+            self.unavailable["amu_fraction"] = "a device's memory capacity is not known"
+            return []
+        return [gb * 1e9 / capacity for gb, capacity in zip(used_gb, capacities, strict=False) if capacity]
+
+    def rename(self, name: str, new_name: str) -> None:
+        if name in self.unavailable:
+            self.unavailable[new_name] = self.unavailable.pop(name)
+
+
+def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
+    """The longest so many, in order of time: a busy machine may have thousands, a record holds a bounded number."""
+    kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
+    return sorted(kept, key=_begin)
+
+
+def _begin(disturbance: Disturbance) -> float:
+    return disturbance.begin_s
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _largest(values: Sequence[float]) -> int | None:
+    return int(max(values)) if values else None
+
+
+def _joined(kinds: Iterable[str]) -> str | None:
+    return " and ".join(sorted(set(kinds))) or None

@@ -1,0 +1,146 @@
+"""What was measured, as plain data: by one rank (`RankMeasurement`), and by the whole run (`RunMeasurement`).
+
+Plain dataclasses of numbers and strings, so that they cross process boundaries by any means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from efficientbench.metrics.monitoring.timeline import Timeline
+from efficientbench.metrics.sensors.base import DeviceInfo, Scope
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One measured optimizer step on one rank."""
+
+    number: int
+    """Counted from 1 since the monitor's start, warm-up steps included, so that ranks can be matched."""
+    time_s: float
+    """Wall time from a device synchronize to the next."""
+    tokens: int
+    """Tokens that this rank alone answers for."""
+    begin_s: float = 0.0
+    """On this rank's monotonic clock."""
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A time in which something that is not of the run used a device."""
+
+    device: str
+    """The device's uuid."""
+    begin_s: float
+    """Counted from the opening of the measured window; seen by looking from time to time, so true to a second or so."""
+    end_s: float
+    description: str
+    share: float | None = None
+    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
+
+
+@dataclass(frozen=True)
+class DeviceMeasurement:
+    """One device over the measured window. None: `unavailable` says why, under the field's name."""
+
+    info: DeviceInfo
+    scope: Scope
+    memory_idle_gb: float | None
+    """The first reading, taken at the monitor's start."""
+    amu_gb: float | None
+    pcu: float | None
+    aec_w: float | None
+    energy_j: float | None
+    energy_source: str | None
+    """'counter' (a register of the device) or 'integrated power' (polled, trapezoidal)."""
+    peak_used_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    samples: int
+    """Samples inside the window."""
+    sample_interval_s: float | None
+    """The mean interval achieved inside the window; longer than asked for where sampling is costly."""
+    unavailable: dict[str, str] = field(default_factory=dict)
+    window_energy_j: tuple[float, ...] = ()
+    """`energy_j` by measured interval; empty where it is None."""
+    timeline: Timeline | None = None
+    disturbances: tuple[Disturbance, ...] = ()
+
+
+@dataclass(frozen=True)
+class SensorState:
+    """How one sensor fared."""
+
+    name: str
+    scope: Scope
+    failure: str | None
+    """Why it gave nothing, or stopped; None: it worked to the end."""
+    measures: tuple[str, ...] = ()
+    """Fields of Sample, Counters and Peaks that it fills here."""
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """The other fields → why not."""
+    sample_interval_s: float | None = None
+    """The mean interval achieved, s; None before a second sample."""
+
+
+@dataclass(frozen=True)
+class RankMeasurement:
+    """Everything that one rank's monitor measured."""
+
+    rank: int
+    windows: tuple[tuple[float, float], ...]
+    """Measured intervals on this rank's monotonic clock, s."""
+    steps: tuple[StepTime, ...]
+    devices: tuple[DeviceMeasurement, ...]
+    sensors: tuple[SensorState, ...]
+
+
+@dataclass(frozen=True)
+class RunMeasurement:
+    """All ranks together, each physical device once. None: `unavailable` says why, under the field's name."""
+
+    ranks: int
+    window_s: float
+    step_times_s: tuple[float, ...]
+    """The largest over the ranks, step by step."""
+    step_numbers: tuple[int, ...]
+    """Of the same steps, counted from 1 since the start."""
+    tokens: int
+    device_scope: Scope | None
+    """What the device figures below are of: 'gpu', 'npu' or 'host'."""
+    device_names: tuple[str, ...]
+    """One name for each physical device measured."""
+    memory_kind: str | None
+    """How the memory used was counted: see `DeviceInfo`."""
+    memory_idle_gb: float | None
+    amu_gb: float | None
+    """Mean over the devices, as are the fraction, `pcu` and `aec_w`."""
+    amu_gb_max: float | None
+    amu_fraction: float | None
+    amu_fraction_max: float | None
+    pcu: float | None
+    aec_w: float | None
+    power_w_sum: float | None
+    energy_j: float | None
+    energy_source: str | None
+    peak_used_bytes: int | None
+    """Of the device that used most, as are the allocator's two."""
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    allocated_mean_gb: float | None
+    sample_interval_s: float | None
+    unavailable: dict[str, str]
+    window_energy_j: tuple[float, ...] = ()
+    """`energy_j` by measured interval, over all devices; empty where it is None."""
+    energy_scope: str | None = None
+    """What the energy and power are of: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
+    step_begins_s: tuple[float, ...] = ()
+    """When each step began on the first rank, counted from the opening of the measured window, as are:"""
+    windows: tuple[tuple[float, float], ...] = ()
+    """the measured intervals,"""
+    timelines: tuple[Timeline, ...] = ()
+    """each physical device over the whole run (torch's allocators, which are as many as ranks, left out), and"""
+    disturbances: tuple[Disturbance, ...] = ()
+    """the times in which others used a device, in order."""
+    sensors: tuple[SensorState, ...] = ()
+    """How each sensor of each rank fared."""

@@ -1,0 +1,258 @@
+"""`EfficiencyMonitor`: measures any training loop in a few lines.
+
+monitor = EfficiencyMonitor(warmup_steps=2)
+with monitor:
+    for batch in batches:
+        with monitor.step(tokens=batch.numel()):
+            train(batch)
+print(monitor.summary())
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.description import describe
+from efficientbench.metrics.monitoring.local import local_sensors, local_synchronize
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime
+from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
+from efficientbench.metrics.sensors.base import Sample, Sensor
+
+
+class EfficiencyMonitor:
+    """Times steps and samples sensors over a window that holds measured steps alone.
+
+    The window opens by itself at the first step after the warm-up and closes at `finish`; `pause` and `resume` cut
+    evaluation, checkpoints and everything else that is no training step out of it. Call `start` before the model is
+    built, and the first sample is the idle baseline of memory.
+
+    Args:
+        sensors: what to sample, in threads. By default those that fit this process when `start` is
+            called, see `efficientbench.metrics.monitoring.local`.
+        synchronize: waits until the device has done all its work; called around each step, so that a step's time
+            is that of its work and not of its launch. By default that of torch's accelerator; nothing on a CPU.
+        barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
+        warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
+            loop needs no counter of its own and no step can be in a warm-up and in the window both.
+        sample_interval_s: the interval between samples, stretched where sampling would cost more than 0.4 % of a core.
+        rank: this process's rank, for the record.
+        clock: a monotonic clock in seconds.
+        steps_before: steps of the same training before this monitor's first; those it measures are numbered after them.
+    """
+
+    def __init__(
+        self,
+        sensors: Sequence[Sensor] | None = None,
+        synchronize: Callable[[], object] | None = None,
+        barrier: Callable[[], object] | None = None,
+        *,
+        warmup_steps: int = 0,
+        sample_interval_s: float = 0.1,
+        rank: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        steps_before: int = 0,
+    ) -> None:
+        if warmup_steps < 0 or sample_interval_s <= 0:
+            raise MetricsError(
+                f"warmup_steps ({warmup_steps}) must be 0 or more and sample_interval_s ({sample_interval_s}) above 0"
+            )
+        self._sensors = sensors
+        self._samplers: list[SensorSampler] = []
+        self._threads: list[SamplingThread] = []
+        self._sample_interval_s = sample_interval_s
+        self._synchronize = synchronize
+        self._barrier = barrier
+        self._warmup_steps = warmup_steps
+        self._rank = rank
+        self._clock = clock
+        self._state = "new"
+        self._paused = False
+        self._windows: list[tuple[float, float]] = []
+        self._window_begin_s: float | None = None
+        self._step_begin_s: float | None = None
+        self._steps_before = steps_before
+        self._steps_run = 0
+        self._steps: list[StepTime] = []
+        self._measurement: RankMeasurement | None = None
+
+    def start(self) -> None:
+        """Open the sensors, take the idle baseline, start sampling."""
+        if self._state != "new":
+            raise MetricsError("a monitor is started once: make a new one for a new measurement")
+        self._state = "started"
+        try:
+            self._start_sampling()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin_step(self) -> None:
+        """A training step begins; opens the window if it is the first measured one."""
+        self._require_started()
+        if self._step_begin_s is not None:
+            raise MetricsError("begin_step was called twice without end_step between")
+        if self._paused:
+            raise MetricsError("begin_step was called while paused: call resume first")
+        if self._window_begin_s is None and self._steps_run >= self._warmup_steps:
+            self._open_window()
+        self._wait_for_device()
+        self._step_begin_s = self._clock()
+
+    def end_step(self, tokens: int) -> float:
+        """The training step has ended.
+
+        Args:
+            tokens: trained on in this step, and counted by no other rank: merging sums over ranks, so among ranks
+                that share a batch (tensor, pipeline or context parallel) one gives the number and the others 0.
+
+        Returns:
+            The step's synchronized wall time on this rank, s.
+        """
+        if self._step_begin_s is None:
+            raise MetricsError("end_step was called without begin_step")
+        self._wait_for_device()
+        begin_s, self._step_begin_s = self._step_begin_s, None
+        step_time_s = self._clock() - begin_s
+        for thread in self._threads:
+            thread.give_up_hanging()
+        self._steps_run += 1
+        if self._window_begin_s is not None:
+            self._steps.append(StepTime(self._steps_before + self._steps_run, step_time_s, tokens, begin_s))
+        return step_time_s
+
+    @contextmanager
+    def step(self, tokens: int) -> Iterator[None]:
+        """`with monitor.step(tokens): …` times the body as one step; a body that raises is no step."""
+        self.begin_step()
+        try:
+            yield
+        except BaseException:
+            self._step_begin_s = None
+            raise
+        self.end_step(tokens)
+
+    def pause(self) -> None:
+        """What follows is no training step: close the window until `resume` and the next step."""
+        self._require_started()
+        if self._step_begin_s is not None:
+            raise MetricsError("pause was called inside a step: call end_step first")
+        self._close_window()
+        self._paused = True
+
+    def resume(self) -> None:
+        """Training goes on: the next step opens the window again."""
+        self._require_started()
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """`with monitor.paused(): evaluate()` keeps the body out of the window."""
+        self.pause()
+        yield
+        self.resume()
+
+    def latest_samples(self) -> list[Sample]:
+        """The newest sample of each device, for a progress display."""
+        return [sample for sampler in self._samplers for sample in sampler.latest()]
+
+    def measured_steps(self) -> int:
+        """Steps in the window so far."""
+        return len(self._steps)
+
+    def closed_windows(self) -> int:
+        """Measured intervals that a pause has ended so far."""
+        return len(self._windows)
+
+    def finish(self) -> RankMeasurement:
+        """Close the window, stop sampling, and say what was measured. Further calls return the same."""
+        if self._measurement is None:
+            self._require_started()
+            self._step_begin_s = None
+            try:
+                self._close_window()
+            finally:
+                self.close()
+            windows = tuple(self._windows)
+            self._measurement = RankMeasurement(
+                rank=self._rank,
+                windows=windows,
+                steps=tuple(self._steps),
+                devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
+                sensors=tuple(sampler.state() for sampler in self._samplers),
+            )
+        return self._measurement
+
+    def summary(self) -> str:
+        """What this rank alone measured, in a few lines of text; `merge` puts several ranks together."""
+        return describe(merge([self.finish()]))
+
+    def close(self) -> None:
+        """Stop sampling without measuring and without waiting for other ranks, as after an error."""
+        if self._state == "started":
+            self._state = "closed"
+            for thread in self._threads:
+                thread.stop()
+            for sampler in self._samplers:
+                sampler.close()
+
+    def __enter__(self) -> EfficiencyMonitor:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close()
+
+    def _start_sampling(self) -> None:
+        sensors = local_sensors() if self._sensors is None else self._sensors
+        self._synchronize = self._synchronize or local_synchronize()
+        self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
+        for sampler in self._samplers:
+            sampler.open()
+        for thread in sampling_threads(self._samplers, self._sample_interval_s):
+            thread.start()
+            self._threads.append(thread)
+
+    def _open_window(self) -> None:
+        # The sample before the edge and the one after the other edge bracket the window, so that the integral has a
+        # value at both ends however rare samples are; counters are read after the device and the ranks have settled.
+        for sampler in self._samplers:
+            sampler.sample()
+        self._wait_for_device()
+        self._wait_for_ranks()
+        for sampler in self._samplers:
+            sampler.begin_interval()
+        self._window_begin_s = self._clock()
+
+    def _close_window(self) -> None:
+        if self._window_begin_s is None:
+            return
+        self._wait_for_device()
+        self._wait_for_ranks()
+        self._windows.append((self._window_begin_s, self._clock()))
+        self._window_begin_s = None
+        for sampler in self._samplers:
+            sampler.end_interval()
+        for sampler in self._samplers:
+            sampler.sample()
+
+    def _wait_for_device(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def _wait_for_ranks(self) -> None:
+        if self._barrier is not None:
+            self._barrier()
+
+    def _require_started(self) -> None:
+        if self._state != "started":
+            raise MetricsError(f"the monitor is {self._state}: call start before the first step, and finish last")

@@ -1,0 +1,240 @@
+"""One device's samples as they come in, and what they amount to over the measured window."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from efficientbench.metrics import definitions
+from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, covered_s, window_length_s
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, Disturbance
+from efficientbench.metrics.monitoring.timeline import Timeline, make_timeline
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope
+
+MINIMUM_COVERAGE = 0.95
+"""Share of the window that samples must cover before their mean stands for the whole of it."""
+
+NO_STEP = "no step was measured"
+
+
+@dataclass
+class Signal:
+    """One quantity of one device: time stamps and values, 16 bytes a sample."""
+
+    times_s: array[float] = field(default_factory=lambda: array("d"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, time_s: float, value: float | None) -> None:
+        if value is not None:
+            self.values.append(value)  # first: it raises where it is no number
+            self.times_s.append(time_s)
+
+    def count_in(self, windows: Windows) -> int:
+        return sum(bisect_right(self.times_s, end) - bisect_left(self.times_s, begin) for begin, end in windows)
+
+    def largest_in(self, windows: Windows) -> float | None:
+        """The largest value inside the windows or at the samples that bracket them."""
+        inside: list[float] = []
+        for begin, end in windows:
+            first = max(bisect_right(self.times_s, begin) - 1, 0)
+            inside += self.values[first : bisect_left(self.times_s, end) + 1]
+        return max(inside, default=None)
+
+    def too_sparse_in(self, windows: Windows) -> str | None:
+        """Why the samples cannot stand for the windows, or None where they can."""
+        length_s, seen_s = window_length_s(windows), covered_s(self.times_s, windows)
+        if seen_s >= MINIMUM_COVERAGE * length_s:
+            return None
+        return f"readings cover {seen_s:.3g} s of the {length_s:.3g} s measured"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a device's own registers said of one measured interval."""
+
+    begin: Counters
+    end: Counters
+    apart_s: float
+    """Between both readings, which may wait for a sample under way."""
+    peaks: Peaks
+
+
+class DeviceSeries:
+    """Gathers one device's samples, and its registers for each measured interval."""
+
+    def __init__(self, info: DeviceInfo, scope: Scope) -> None:
+        self._info = info
+        self._scope: Scope = scope
+        self._idle_gb: float | None = None
+        self._memory = Signal()
+        self._utilization = Signal()
+        self._power = Signal()
+        self._intervals: list[Interval] = []
+        self._foreign: list[tuple[float, float, Foreign]] = []
+        self._origin_s: float | None = None
+
+    def add(self, sample: Sample) -> None:
+        if self._origin_s is None:
+            self._origin_s = sample.time_s
+            if sample.memory_used_bytes is not None:
+                self._idle_gb = sample.memory_used_bytes / BYTES_PER_GB
+        self._memory.add(sample.time_s, sample.memory_used_bytes)
+        self._utilization.add(sample.time_s, sample.utilization)
+        self._power.add(sample.time_s, sample.power_w)
+
+    def add_interval(self, interval: Interval) -> None:
+        self._intervals.append(interval)
+
+    def add_foreign(self, begin_s: float, end_s: float, foreign: Foreign) -> None:
+        """Others used the device in that time; what follows on the same goes on with it."""
+        if self._foreign:
+            before_s, until_s, last = self._foreign[-1]
+            if until_s == begin_s and last.description == foreign.description:
+                share = None if last.share is None or foreign.share is None else max(last.share, foreign.share)
+                self._foreign[-1] = (before_s, end_s, Foreign(last.description, share))
+                return
+        self._foreign.append((begin_s, end_s, foreign))
+
+    def measure(self, windows: Windows, unavailable: dict[str, str], failure: str | None) -> DeviceMeasurement:
+        """What this device did over the windows.
+
+        Args:
+            windows: the measured intervals; one `Interval` was added for each.
+            unavailable: the sensor's own reasons, by field of Sample, Counters or Peaks.
+            failure: why the sensor stopped early, if it did.
+        """
+        reasons: dict[str, str] = {}
+        window_s = window_length_s(windows)
+
+        def put(figure: str, quantity: str, found: tuple[float | None, str]) -> float | None:
+            """One figure, or None and the nearest reason: the sensor's, its failure, the samples' own."""
+            value, why = found
+            if value is None:
+                reasons[figure] = unavailable.get(quantity) or failure or why
+            return value
+
+        memory = self._averaged(self._memory, definitions.average_memory_utilization, windows)
+        amu_gb = put("amu_gb", "memory_used_bytes", memory)
+        if self._idle_gb is None:
+            reasons["memory_idle_gb"] = unavailable.get("memory_used_bytes") or failure or "the first sample lacks it"
+        pcu = put("pcu", "utilization", self._busy(windows))
+        energy_j, energy_source, why = self._energy(windows)
+        put("energy_j", "power_w", (energy_j, why))
+        if energy_j is None:
+            reasons["aec_w"] = reasons["energy_j"]
+        peaks = self._peaks(windows, amu_gb is not None)
+        for figure, peak in peaks.items():
+            if peak is None:
+                quantity = figure.removeprefix("peak_")
+                # Without a register of its own the peak is that of the samples, and lacks for the mean's reason.
+                of_samples = reasons.get("amu_gb") if quantity == "used_bytes" else None
+                reasons[figure] = of_samples or unavailable.get(quantity) or failure or NO_STEP
+        samples = max(signal.count_in(windows) for signal in (self._memory, self._utilization, self._power))
+        return DeviceMeasurement(
+            info=self._info,
+            scope=self._scope,
+            memory_idle_gb=self._idle_gb,
+            amu_gb=amu_gb,
+            pcu=pcu,
+            aec_w=None if energy_j is None else definitions.average_energy_consumption(energy_j, window_s),
+            energy_j=energy_j,
+            energy_source=None if energy_j is None else energy_source,
+            **peaks,
+            samples=samples,
+            sample_interval_s=window_s / samples if samples else None,
+            unavailable=reasons,
+            window_energy_j=self._energy_by_window(windows, energy_j, energy_source),
+            timeline=self._timeline(windows),
+            disturbances=self._disturbances(windows),
+        )
+
+    def _energy_by_window(self, windows: Windows, energy_j: float | None, source: str) -> tuple[float, ...]:
+        """The energy of each window, which sum to that of all."""
+        if not energy_j:
+            return ()
+        parts = self._growths("energy_j", windows) if source == "counter" else None
+        if parts is None:
+            # A window so short that no sample covers it costs what a window of its length costs.
+            mean_w = energy_j / window_length_s(windows)
+            means = [definitions.time_average(self._power.times_s, self._power.values, [window]) for window in windows]
+            parts = [
+                (mean_w if power_w is None else power_w) * (end_s - begin_s)
+                for power_w, (begin_s, end_s) in zip(means, windows, strict=True)
+            ]
+        return tuple(part * energy_j / sum(parts) for part in parts)
+
+    def _timeline(self, windows: Windows) -> Timeline | None:
+        if self._origin_s is None:
+            return None
+        memory, utilization, power = (
+            (signal.times_s, signal.values) for signal in (self._memory, self._utilization, self._power)
+        )
+        info, zero_s = self._info, self._zero_s(windows)
+        return make_timeline(info.uuid, info.name, self._scope, memory, utilization, power, zero_s)
+
+    def _disturbances(self, windows: Windows) -> tuple[Disturbance, ...]:
+        zero_s = self._zero_s(windows)
+        return tuple(
+            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, foreign.description, foreign.share)
+            for begin_s, end_s, foreign in self._foreign
+        )
+
+    def _zero_s(self, windows: Windows) -> float:
+        return windows[0][0] if windows else self._origin_s or 0.0
+
+    def _averaged(
+        self, signal: Signal, formula: Callable[..., float | None], windows: Windows
+    ) -> tuple[float | None, str]:
+        """A mean of samples, or None and why they do not give it."""
+        why = signal.too_sparse_in(windows) if window_length_s(windows) > 0 else NO_STEP
+        return (formula(signal.times_s, signal.values, windows), "") if why is None else (None, why)
+
+    def _busy(self, windows: Windows) -> tuple[float | None, str]:
+        """PCU from the device's register of busy time, else from samples."""
+        busy_s, window_s = self._growth("busy_s", windows), window_length_s(windows)
+        if busy_s is not None and window_s > 0:
+            return busy_s / window_s, ""
+        return self._averaged(self._utilization, definitions.peak_compute_utilization, windows)
+
+    def _energy(self, windows: Windows) -> tuple[float | None, str, str]:
+        """Joules, where they come from, and why there are none: from the device's counter, else power integrated."""
+        grown_j, window_s = self._growth("energy_j", windows), window_length_s(windows)
+        if grown_j:
+            return grown_j, "counter", ""
+        power_w, why = self._averaged(self._power, definitions.time_average, windows)
+        if power_w:
+            return power_w * window_s, "integrated power", ""
+        # No device runs on nothing: a meter that says so does not measure.
+        still = power_w == 0 or (grown_j == 0 and window_s > 0)
+        return None, "", "the meter stood still over the whole window" if still else why
+
+    def _growth(self, counter: str, windows: Windows) -> float | None:
+        """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""
+        grown = self._growths(counter, windows)
+        return sum(grown) if grown else None
+
+    def _growths(self, counter: str, windows: Windows) -> list[float] | None:
+        """The same of each window."""
+        grown = []
+        for (begin_s, end_s), interval in zip(windows, self._intervals, strict=True):
+            first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
+            if first is None or last is None or last < first or interval.apart_s <= 0:
+                return None
+            grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
+        return grown
+
+    def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
+        """The largest memory in the windows: the device's own marks, else of the samples."""
+        used = self._peak("used_bytes") or self._memory.largest_in(windows)
+        return {
+            "peak_used_bytes": int(used) if used is not None and has_memory else None,
+            "peak_allocated_bytes": self._peak("allocated_bytes"),
+            "peak_reserved_bytes": self._peak("reserved_bytes"),
+        }
+
+    def _peak(self, name: str) -> int | None:
+        """The largest over the intervals; None where one was not read."""
+        peaks = [getattr(interval.peaks, name) for interval in self._intervals]
+        return None if not peaks or None in peaks else max(peaks)

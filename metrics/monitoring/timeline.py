@@ -1,0 +1,85 @@
+"""One device's whole run in a few hundred points, for plots: its size does not grow with the length of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from efficientbench.metrics.definitions import BYTES_PER_GB
+
+MAXIMUM_POINTS = 500
+
+Trace = tuple[Sequence[float], Sequence[float]]
+"""Time stamps in seconds, increasing, and as many values."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Equal buckets of time; all lists have one entry for each bucket that holds a sample, None where it lacks one."""
+
+    device: str
+    """The device's uuid."""
+    device_name: str
+    scope: str
+    """What it is: 'gpu', 'npu', 'host', 'allocator', or the scope of an energy meter."""
+    bucket_s: float
+    time_s: list[float]
+    """The middle of the bucket, counted from the opening of the measured window: set-up and warm-up are negative."""
+    memory_used_gb_mean: list[float | None]
+    memory_used_gb_max: list[float | None]
+    utilization_mean: list[float | None]
+    """Busy fraction, 0 to 1."""
+    utilization_max: list[float | None]
+    power_w_mean: list[float | None]
+    power_w_max: list[float | None]
+
+
+def make_timeline(
+    device: str, device_name: str, scope: str, memory_bytes: Trace, utilization: Trace, power_w: Trace, origin_s: float
+) -> Timeline:
+    """Put samples into at most `MAXIMUM_POINTS` buckets.
+
+    Args:
+        memory_bytes, utilization, power_w: what was sampled; any of them may be empty.
+        origin_s: the moment that counts as zero, on the samples' clock.
+    """
+    traces = (memory_bytes, utilization, power_w)
+    sampled = [times_s for times_s, _ in traces if times_s]
+    begin_s = min((times_s[0] for times_s in sampled), default=0.0)
+    end_s = max((times_s[-1] for times_s in sampled), default=0.0)
+    # The last sample lies in the last bucket, not on its far edge.
+    bucket_s = math.nextafter((end_s - begin_s) / MAXIMUM_POINTS, math.inf)
+    filled = [_buckets(trace, begin_s, bucket_s) for trace in traces]
+    numbers = sorted(set().union(*filled))
+
+    def column(which: int, kind: int, scale: float, digits: int) -> list[float | None]:
+        found = filled[which]
+        return [round(found[n][kind] / scale, digits) if n in found else None for n in numbers]
+
+    return Timeline(
+        device=device,
+        device_name=device_name,
+        scope=scope,
+        bucket_s=bucket_s,
+        time_s=[round(begin_s + (n + 0.5) * bucket_s - origin_s, 3) for n in numbers],
+        memory_used_gb_mean=column(0, _MEAN, BYTES_PER_GB, 4),
+        memory_used_gb_max=column(0, _MAX, BYTES_PER_GB, 4),
+        utilization_mean=column(1, _MEAN, 1, 4),
+        utilization_max=column(1, _MAX, 1, 4),
+        power_w_mean=column(2, _MEAN, 1, 2),
+        power_w_max=column(2, _MAX, 1, 2),
+    )
+
+
+_MEAN, _MAX = 0, 1
+
+
+def _buckets(trace: Trace, begin_s: float, bucket_s: float) -> dict[int, tuple[float, float]]:
+    """Number of a bucket → mean and largest of its values."""
+    gathered: dict[int, tuple[float, int, float]] = {}
+    for time_s, value in zip(*trace, strict=True):
+        number = min(int((time_s - begin_s) / bucket_s), MAXIMUM_POINTS - 1)
+        total, count, largest = gathered.get(number, (0.0, 0, -math.inf))
+        gathered[number] = total + value, count + 1, max(largest, value)
+    return {number: (total / count, largest) for number, (total, count, largest) in gathered.items()}

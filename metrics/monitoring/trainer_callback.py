@@ -1,0 +1,102 @@
+"""Measures a `transformers.Trainer` as a callback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.description import describe
+from efficientbench.metrics.monitoring.local import local_sensors
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
+from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.host import host_uuid
+
+
+class EfficiencyCallback(TrainerCallback):
+    """Times optimizer steps and samples sensors; evaluation and checkpoints lie outside the window.
+
+    All ranks of a distributed run hold one; their measurements are merged at the end of training.
+
+    Args:
+        tokens_per_step: trained on in one optimizer step by all ranks together. By default what the Trainer counts
+            itself, which needs `include_num_input_tokens_seen` in its arguments.
+        warmup_steps: the first steps, which are run but not measured.
+        sensors: by default those that fit this process, see `local_sensors`.
+    """
+
+    def __init__(
+        self, tokens_per_step: int | None = None, warmup_steps: int = 2, sensors: Sequence[Sensor] | None = None
+    ) -> None:
+        self.run: RunMeasurement | None = None
+        """What was measured, once training has ended."""
+        self._tokens_per_step = tokens_per_step
+        self._warmup_steps = warmup_steps
+        self._sensors = sensors
+        self._monitor = EfficiencyMonitor(())
+        self._tokens_seen = 0
+
+    def summary(self) -> str:
+        """The measurement in a few lines of text."""
+        if self.run is None:
+            raise MetricsError("nothing is measured before training has ended")
+        return describe(self.run)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._tokens_per_step is None and args.include_num_input_tokens_seen in ("no", False):
+            raise MetricsError(
+                "the Trainer does not count tokens: set include_num_input_tokens_seen='all' in TrainingArguments, or "
+                "give EfficiencyCallback(tokens_per_step=…)"
+            )
+        places = _gathered((host_uuid(), os.getpid()))
+        pids = [pid for host, pid in places if host == host_uuid()]
+        self._monitor.close()  # of a training that was broken off and begins anew, as with a smaller batch
+        self._monitor = EfficiencyMonitor(
+            local_sensors(pids) if self._sensors is None else self._sensors,
+            barrier=dist.barrier if _is_distributed() else None,
+            warmup_steps=self._warmup_steps,
+            rank=args.process_index,
+        )
+        self._tokens_seen = state.num_input_tokens_seen
+        self._monitor.start()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._monitor.resume()
+        self._monitor.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        tokens = self._tokens_per_step
+        if tokens is None:
+            tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
+        self._monitor.end_step(tokens if state.is_world_process_zero else 0)
+        self._pause_for_others(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pause_for_others(control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.run = merge(_gathered(self._monitor.finish()))
+
+    def _pause_for_others(self, control: Any) -> None:
+        # The Trainer tells of evaluations and checkpoints only after them, but decides before.
+        if control.should_evaluate or control.should_save:
+            self._monitor.pause()
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """That of every rank, in order."""
+    if not _is_distributed():
+        return [mine]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones

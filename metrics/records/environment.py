@@ -1,0 +1,87 @@
+"""Where a run happened: interpreter, packages, commit, host."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
+from efficientbench.metrics.monitoring.measurement import SensorState
+from efficientbench.metrics.sensors.host import processor_name
+
+
+def collect_environment(packages: Sequence[str], repository: Path | None = None) -> dict[str, Any]:
+    """What a reader needs to judge or repeat a run.
+
+    Args:
+        packages: distributions whose versions to note; one that is not installed is noted as None.
+        repository: a folder of the working tree whose commit to note.
+
+    Returns:
+        python, platform, hostname, processor, cores, memory_limit_bytes, packages, commit (None outside a git
+        working tree), uncommitted_changes, nvidia_driver (None without one).
+    """
+    commit = _git(repository, "rev-parse", "HEAD")
+    changes = _git(repository, "status", "--porcelain", "--untracked-files=no")
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "hostname": socket.gethostname(),
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "memory_limit_bytes": memory_limit_bytes(),
+        "packages": {name: _version(name) for name in packages},
+        "commit": commit,
+        "uncommitted_changes": None if commit is None or changes is None else bool(changes),
+        "nvidia_driver": _nvidia_driver(),
+    }
+
+
+def tell_sensors(states: Iterable[SensorState]) -> list[dict[str, Any]]:
+    """What each sensor of a run measured and why not the rest; ranks whose sensors say the same are told once.
+
+    Returns:
+        For each: name, scope, failure, measures, unavailable (field → reason), ranks (how many hold such a sensor),
+        sample_interval_s (the longest that was achieved among them; None where none took two samples).
+    """
+    told: dict[str, dict[str, Any]] = {}
+    for state in states:
+        entry: dict[str, Any] = {"name": state.name, "scope": state.scope, "failure": state.failure}
+        entry |= {"measures": list(state.measures), "unavailable": state.unavailable}
+        same = told.setdefault(repr(entry), {**entry, "ranks": 0, "sample_interval_s": None})
+        same["ranks"] += 1
+        same["sample_interval_s"] = max(same["sample_interval_s"] or 0.0, state.sample_interval_s or 0.0) or None
+    return list(told.values())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(repository: Path | None, *arguments: str) -> str | None:
+    if repository is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _nvidia_driver() -> str | None:
+    version = Path("/proc/driver/nvidia/version")
+    try:
+        return version.read_text().splitlines()[0].partition(":")[2].strip() or None
+    except (OSError, IndexError):
+        return None

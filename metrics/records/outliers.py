@@ -1,0 +1,83 @@
+"""Steps that took much longer than the others, and what is known to have been going on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.measurement import Disturbance
+
+DEVIATIONS = 6.0
+"""An outlier is above the median by this many robust standard deviations, of which chance gives one in a billion,"""
+LEAST_EXCESS = 0.1
+"""and by this part of the median: less does no harm."""
+
+_SIGMA_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """One step that took much longer than the median."""
+
+    step: int
+    """Counted from 1 since the start of the run, warm-up included."""
+    step_time_s: float
+    times_median: float
+    """Its time over the median of all measured steps."""
+    cause: str | None
+    """What is known to have happened at that step; None where nothing is."""
+
+
+def find_outliers(
+    numbers: Sequence[int], step_times_s: Sequence[float], causes: Mapping[int, str] | None = None
+) -> list[Outlier]:
+    """The outliers among the measured steps, in their order.
+
+    Median and median absolute deviation set the bound, as outliers do not move these (Leys et al., 2013).
+
+    Args:
+        numbers: of the steps. [n]
+        step_times_s: of the same steps. [n]
+        causes: number of a step → what is known to have happened there.
+
+    Raises:
+        MetricsError: the lengths differ.
+    """
+    if len(numbers) != len(step_times_s):
+        raise MetricsError(f"{len(numbers)} numbers for {len(step_times_s)} steps: each step needs one")
+    if not numbers:
+        return []
+    times = np.asarray(step_times_s, dtype=np.float64)
+    median = float(np.median(times))
+    sigma = _SIGMA_PER_MAD * float(np.median(np.abs(times - median)))
+    bound = median + max(DEVIATIONS * sigma, LEAST_EXCESS * median)
+    known = causes or {}
+    return [
+        Outlier(number, time_s, time_s / median, known.get(number))
+        for number, time_s in zip(numbers, step_times_s, strict=True)
+        if time_s > bound
+    ]
+
+
+def disturbed_steps(
+    numbers: Sequence[int],
+    begins_s: Sequence[float],
+    step_times_s: Sequence[float],
+    disturbances: Sequence[Disturbance],
+) -> dict[int, str]:
+    """Number of each step during which others used a device → who.
+
+    Args:
+        numbers, begins_s, step_times_s: of the steps. [n] each
+        disturbances: on the clock of `begins_s`.
+    """
+    found: dict[int, dict[str, None]] = {}
+    for number, begin_s, time_s in zip(numbers, begins_s, step_times_s, strict=True):
+        for disturbance in disturbances:
+            if disturbance.begin_s < begin_s + time_s and begin_s < disturbance.end_s:
+                found.setdefault(number, {})[f"others on the device: {disturbance.description}"] = None
+    return {number: "; ".join(causes) for number, causes in found.items()}

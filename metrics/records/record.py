@@ -1,0 +1,284 @@
+"""`RunRecord`: everything known of a run, as one JSON file. All reports are made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import from_json
+
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record_parts import (
+    DataSource,
+    DisturbanceRecord,
+    ExpertLoad,
+    OutlierStep,
+    QualityPoint,
+    TimelineRecord,
+    WindowRecord,
+)
+
+SCHEMA_VERSION: Literal[2] = 2
+"""2 added the noise of steps, outliers and the quality curve, and made `al_s_ci_low` and
+`al_s_ci_high` robust to autocorrelation: in 1 they are Student's, of independent steps."""
+RECORD_NAME = "record.json"
+MOST_OUTLIERS = 100
+"""Named in a record; a run with more has other troubles than single steps."""
+
+
+class Identity(BaseModel):
+    """What was run, and on what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    run: str
+    variant: str
+    size: str
+    smoke: bool
+    """A scaled-down model, whose figures do not stand for the named one's."""
+    seed: int
+    parameters: int
+    parameters_active: int
+    flops_per_token: float
+    """Forward and backward, matmuls only, causal attention halved."""
+    devices: int
+    device_name: str
+    dtype: str
+    seq_len: int
+    micro_batch_size: int
+    global_batch_size: int
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    cp: int
+    tokens: int
+    """Trained on inside the measured window."""
+    steps_measured: int
+
+
+class Metrics(BaseModel):
+    """The measured figures; None stands for one that could not be had, and `unavailable` in the record says why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    amu_gb: float | None
+    """Mean over devices of the memory used, GB (10^9 bytes)."""
+    amu_fraction: float | None
+    pcu: float | None
+    al_s: float | None
+    """Mean synchronized time of a step, the slowest rank's, s."""
+    al_s_p50: float | None
+    al_s_p90: float | None
+    al_s_p99: float | None
+    al_s_ci_low: float | None
+    """95 % confidence interval of the mean, by a bootstrap of blocks of steps: `metrics.statistics.step_time_noise`."""
+    al_s_ci_high: float | None
+    tt_tokens_per_param_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_device: float | None
+    aec_w: float | None
+    """Mean power of a device, W."""
+    power_w_sum: float | None
+    energy_j: float | None
+    energy_j_per_token: float | None
+    energy_scope: str | None
+    mfu: float | None
+    """Causal attention counted halved."""
+    mfu_full_square: float | None
+    hfu: float | None
+    peak_memory_allocated_bytes: int | None
+    peak_memory_reserved_bytes: int | None
+    peak_memory_device_bytes: int | None
+    train_loss: float | None
+    validation_loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    # The names above are settled and keep their places in every table; further ones follow.
+    device_scope: str | None
+    """What AMU, PCU, AEC and peak_memory_device_bytes are of: 'gpu', 'npu' or 'host'."""
+    amu_gb_max: float | None
+    """Of the device that used most."""
+    amu_fraction_max: float | None
+    memory_idle_gb: float | None
+    """Mean over devices before the model was built."""
+    memory_kind: str | None
+    """How the memory used was counted: 'driver' (all of the device), 'pss' or 'rss' (the run's processes)."""
+    memory_allocated_mean_gb: float | None
+    """The allocator's own mean over the window."""
+    al_s_std: float | None
+    al_s_cv: float | None
+    """Standard deviation over mean: the noise of a step's time."""
+    tt_tokens_per_active_param_s: float | None
+    energy_j_per_step: float | None
+    tokens_per_j: float | None
+    energy_source: str | None
+    """'counter' or 'integrated power'."""
+    window_s: float | None
+    sample_interval_s: float | None
+    """The longest mean interval between samples of a device that was achieved."""
+    peak_flops: float | None
+    """Of one device for this dtype, dense, FLOP/s."""
+    peak_flops_source: str | None
+    auxiliary_loss: float | None
+    """Load-balancing loss of a mixture of experts, without its factor, mean over layers: 1 where all get as many."""
+    expert_load_imbalance: float | None
+    """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
+    al_s_p50_ci_low: float | None
+    """95 % confidence interval of the median, by the same bootstrap."""
+    al_s_p50_ci_high: float | None
+    al_s_block_steps: int | None
+    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    al_s_drift: float | None
+    """Change of a step's time over the window, as a part of the median: 0.05 is 5 % slower at the end."""
+    al_s_drift_p: float | None
+    """Chance of so clear a trend where there is none."""
+    al_s_drift_flagged: bool | None
+    """Whether the drift is significant and large enough to matter: thermal throttling, a device that others share."""
+    outlier_steps: int | None
+    """Steps that took much longer than the others: `outliers` names them."""
+    validation_loss_se: float | None
+    """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
+    text would move it. The noise between seeds is another one, which repeats show."""
+
+
+class RunRecord(Metrics, Identity):
+    """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    status: Literal["completed", "stopped", "failed"]
+    started_at: str
+    """UTC, ISO 8601."""
+    duration_s: float
+    """From start to end, set-up and evaluation included."""
+
+    formula_id: str = FORMULAS
+    """Which definitions the figures follow: see `efficientbench.metrics.definitions.FORMULAS`."""
+
+    repeats: int = 1
+    """Runs with consecutive seeds of which this record holds the mean; a run's own record holds one."""
+    repeat_std: dict[str, float] = {}
+    """Figure → its standard deviation over the repeats; empty for a single run."""
+    unavailable: dict[str, str]
+    """Name of a metric that is None → why."""
+    step_time_percentiles_s: list[float] | None = None
+    """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
+    None where no step was measured."""
+    data: list[DataSource] | None = None
+    """What was trained on; None where the training loop did not say."""
+    experts: ExpertLoad | None = None
+    """None for a model without experts."""
+    keys_read_per_query: float | None = None
+    """Mean keys that a query's attention reads in training, and"""
+    dense_keys_per_query: float | None = None
+    """those that dense causal attention reads; both None for a model without attention."""
+    timelines: list[TimelineRecord] = []
+    """Memory, utilization and power of each device over time, for plots."""
+    windows: list[WindowRecord] = []
+    """The measured intervals."""
+    disturbances: list[DisturbanceRecord] = []
+    """When others used the run's devices; the 500 longest times."""
+    kernels: dict[str, str]
+    """Part of the model → the kernel that served it."""
+    fallback_kernels: dict[str, str] = {}
+    """Those parts of `kernels` that a better kernel would serve on this device type → why it did not."""
+    outliers: list[OutlierStep] = []
+    """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
+    resumed_after_steps: list[int] = []
+    """Numbers of steps after which the run went on from a checkpoint. What was measured is of the last attempt alone,
+    after a warm-up of its own; `quality_curve` holds the validations of all attempts."""
+    quality_curve: list[QualityPoint] = []
+    """Every validation of the run; empty where none ran."""
+    config: dict[str, Any]
+    """The resolved configuration."""
+    environment: dict[str, Any]
+    """What `collect_environment` found."""
+    paths: dict[str, str]
+    """What the run wrote, relative to the record's folder."""
+
+    @property
+    def micro_batch_size_asked(self) -> int:
+        """The micro-batch that was asked for: another than the one used where memory did not suffice for it."""
+        training = self.config.get("training")
+        asked = training.get("micro_batch_size_asked") if isinstance(training, dict) else None
+        return asked if isinstance(asked, int) else self.micro_batch_size
+
+    @model_validator(mode="after")
+    def _absent_needs_a_reason(self) -> RunRecord:
+        missing = [n for n in Metrics.model_fields if getattr(self, n) is None and not self.unavailable.get(n)]
+        if missing:
+            raise ValueError(f"absent without a reason in 'unavailable': {', '.join(missing)}")
+        return self
+
+
+def columns() -> list[str]:
+    """The names of a record's scalar figures, in the order of every table."""
+    attention = ("keys_read_per_query", "dense_keys_per_query")
+    run = ("status", "started_at", "duration_s", "formula_id", "repeats")
+    return [*Identity.model_fields, *Metrics.model_fields, *attention, *run]
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write the record as JSON. Raises MetricsError, and leaves a record that was there, where it cannot be written."""
+    text = json.dumps(record.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(path, text + "\n")
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read a record.
+
+    Raises:
+        MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
+    """
+    try:
+        # The timelines are thousands of floats, which this reader takes a sixth of json's time for.
+        content = from_json(path.read_bytes())
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise MetricsError(f"{path}: damaged, it is no JSON ({error})") from None
+    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) not in (1, SCHEMA_VERSION):
+        raise MetricsError(
+            f"{path}: written in schema version {content['schema_version']}; this program reads 1 to {SCHEMA_VERSION}"
+        )
+    try:
+        return RunRecord.model_validate(_from_version_1(content) if _is_version_1(content) else content)
+    except ValidationError as error:
+        raise MetricsError(f"{path}: not a run's record: {_readable(error)}") from None
+
+
+_ADDED_IN_2 = (
+    *("al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps", "al_s_drift", "al_s_drift_p", "al_s_drift_flagged"),
+    *("outlier_steps", "validation_loss_se"),
+)
+
+
+_INTERVAL = ("al_s_ci_low", "al_s_ci_high")
+FORMULA_ID_OF_1 = "efficientllm-2505.13840/1"
+
+
+def _is_version_1(content: Any) -> bool:
+    return isinstance(content, dict) and content.get("schema_version") == 1
+
+
+def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
+    """The same record in today's names: what was not recorded then is absent for that reason."""
+    reason = "the record was written before this was recorded (schema version 1)"
+    student = "schema version 1 took steps as independent of each other: its interval is too narrow"
+    unavailable = {
+        **dict.fromkeys(_ADDED_IN_2, reason),
+        **(content.get("unavailable") or {}),
+        **dict.fromkeys(_INTERVAL, student),
+    }
+    changed = {"schema_version": SCHEMA_VERSION, "formula_id": FORMULA_ID_OF_1, "unavailable": unavailable}
+    return {**dict.fromkeys(_ADDED_IN_2), **content, **dict.fromkeys(_INTERVAL), **changed}
+
+
+def _readable(error: ValidationError) -> str:
+    """All errors of a validation in one line, by key."""
+    found = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
+    return "; ".join(f"{where}: {message}" if where else message for where, message in found)

@@ -1,0 +1,128 @@
+"""`steps.jsonl`: one line for each training step, evaluation or sample, appended as it happens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from efficientbench.metrics.errors import MetricsError
+
+STEPS_NAME = "steps.jsonl"
+
+
+class StepLog:
+    """Appends lines; each is in the file when `write` returns, so that a killed run loses at most the last one.
+
+    A torn last line, which a killed run may leave, is cut off when the file is opened again.
+
+    Raises:
+        MetricsError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+            _cut_torn_line(path)
+        except OSError as error:
+            raise MetricsError(f"{path}: cannot be opened ({error.strerror})") from None
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Append one line.
+
+        Args:
+            kind: 'step', 'evaluation' or 'sample', kept under the key `kind`.
+            values: names with units, such as step, loss, learning_rate, grad_norm, step_time_s, tokens. A number
+                that is not finite is written as null, its name and text kept under `not_finite`.
+        """
+        line: dict[str, Any] = {"kind": kind}
+        not_finite = {}
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                not_finite[name] = str(value)
+                line[name] = None
+            else:
+                line[name] = value
+        if not_finite:
+            line["not_finite"] = not_finite
+        content = json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            if self._file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise MetricsError(f"{self._path}: cannot be written ({error.strerror})") from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """All lines of the file, in order; a torn last line is left out.
+
+    Raises:
+        MetricsError: no such file, or a damaged line that is not the last; the message gives its number.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    read = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            read.append(json.loads(line))
+        except ValueError as error:
+            raise MetricsError(f"{path}, line {number}: damaged, it is no JSON ({error})") from None
+    return read
+
+
+def cut_steps(path: Path, step: int) -> None:
+    """Cut the file off behind step `step`, for a run that goes on from there; what is not there is not cut.
+
+    Raises:
+        MetricsError: the file cannot be read or written, or is damaged.
+    """
+    if not path.exists():
+        return
+    kept_bytes = 0
+    for line, content in zip(path.read_bytes().split(b"\n"), read_steps(path), strict=False):
+        if content.get("kind") == "quality" or content.get("step", 0) > step:
+            break
+        kept_bytes += len(line) + 1
+    try:
+        os.truncate(path, kept_bytes)
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _cut_torn_line(path: Path) -> None:
+    content_size = path.stat().st_size
+    if content_size == 0:
+        return
+    with path.open("r+b") as file:
+        end = content_size
+        while end > 0:
+            begin = max(end - 65536, 0)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        if end < content_size:
+            file.truncate(end)
+            os.fsync(file.fileno())

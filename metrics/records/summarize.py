@@ -1,0 +1,237 @@
+"""Turns a merged measurement into the names of the record: the one place where the two meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from efficientbench.metrics import definitions, statistics
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.monitoring.series import NO_STEP
+from efficientbench.metrics.records.outliers import Outlier, disturbed_steps, find_outliers
+from efficientbench.metrics.records.record import Metrics
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of the run beforehand."""
+
+    parameters: int
+    parameters_active: int
+    devices: int
+    """D: accelerators, or hosts where the host is the device."""
+    flops_per_token: float
+    """Model FLOPs of forward and backward, causal attention halved."""
+    flops_per_token_full_square: float
+    """The same with the full square of attention scores counted."""
+    flops_per_token_hardware: float
+    """The first with recomputation added."""
+    peak_flops: float | None
+    """Of one device for the run's dtype, dense, FLOP/s."""
+    peak_flops_source: str
+    """The datasheet or 'configuration'; where the peak is None, why."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the model learned. A loss is a mean over tokens, in nats."""
+
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_loss_se: float | None = None
+    """Standard error of `validation_loss`."""
+    validation_tokens: int | None = None
+    """Tokens predicted in the validation text, and"""
+    validation_bytes: int | None = None
+    """the UTF-8 bytes of the same text."""
+    auxiliary_loss: float | None = None
+    """Of a mixture of experts: the load-balancing loss without its factor, and"""
+    tokens_per_expert: tuple[tuple[int, ...], ...] = ()
+    """[layers][experts] of the measured window; empty where there are none."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Field → why it is None."""
+
+
+@dataclass
+class Summary:
+    """`values` holds every field of `records.record.Metrics`, besides tokens and steps_measured."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    outliers: list[Outlier] = field(default_factory=list)
+
+    def put(self, name: str, value: Any, reason: str = "not measured") -> None:
+        """Set one figure; None, or a number that is not finite, is absent with a reason."""
+        if isinstance(value, float) and not math.isfinite(value):
+            value, reason = None, f"the number is not finite ({value})"
+        self.values[name] = value
+        if value is None:
+            self.unavailable[name] = reason
+
+    def compute(self, name: str, formula: Callable[[], Any], reason: str | None) -> None:
+        """Set one figure by a formula, unless there is a reason why it cannot be had."""
+        if reason is not None:
+            self.put(name, None, reason)
+            return
+        try:
+            self.put(name, formula())
+        except MetricsError as error:
+            self.put(name, None, str(error))
+
+
+def nothing_measured(reason: str) -> Summary:
+    """For a run that failed before it could measure: every figure absent for that reason."""
+    summary = Summary({"tokens": 0, "steps_measured": 0})
+    for name in Metrics.model_fields:
+        summary.put(name, None, reason)
+    return summary
+
+
+def summarize(
+    run: RunMeasurement, facts: RunFacts, quality: Quality, interruptions: Mapping[int, str] | None = None
+) -> Summary:
+    """Every figure of a record, absent ones with their reasons.
+
+    Args:
+        run: what was measured.
+        facts: what was known beforehand.
+        quality: what the model learned.
+        interruptions: number of a step → what came between it and the step before, such as an evaluation.
+    """
+    summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
+    _devices(summary, run)
+    _latency(summary, run)
+    _outliers(summary, run, interruptions or {})
+    _throughput(summary, run, facts)
+    _energy(summary, run)
+    _flops(summary, run, facts)
+    _quality(summary, quality)
+    _experts(summary, quality)
+    return summary
+
+
+def _devices(summary: Summary, run: RunMeasurement) -> None:
+    def put(name: str, value: Any, reason_of: str) -> None:
+        summary.put(name, value, run.unavailable.get(reason_of, "not measured"))
+
+    put("amu_gb", run.amu_gb, "amu_gb")
+    put("amu_gb_max", run.amu_gb_max, "amu_gb")
+    put("amu_fraction", run.amu_fraction, "amu_fraction")
+    put("amu_fraction_max", run.amu_fraction_max, "amu_fraction")
+    put("memory_idle_gb", run.memory_idle_gb, "memory_idle_gb")
+    put("memory_kind", run.memory_kind, "amu_gb")
+    put("memory_allocated_mean_gb", run.allocated_mean_gb, "allocated_mean_gb")
+    put("peak_memory_device_bytes", run.peak_used_bytes, "peak_used_bytes")
+    put("peak_memory_allocated_bytes", run.peak_allocated_bytes, "peak_allocated_bytes")
+    put("peak_memory_reserved_bytes", run.peak_reserved_bytes, "peak_reserved_bytes")
+    put("pcu", run.pcu, "pcu")
+    summary.put("device_scope", run.device_scope, "no sensor of a device was in use")
+    summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
+
+
+def _latency(summary: Summary, run: RunMeasurement) -> None:
+    times = run.step_times_s
+    reason = None if times else NO_STEP
+    summary.compute("al_s", lambda: definitions.average_latency(times), reason)
+    for percent in (50, 90, 99):
+        summary.compute(f"al_s_p{percent}", partial(definitions.percentile, times, percent), reason)
+    too_few = None if len(times) > 1 else "a spread needs two measured steps"
+    deviation = definitions.standard_deviation(times) or 0.0
+    summary.compute("al_s_std", lambda: deviation, too_few)
+    summary.compute("al_s_cv", lambda: deviation / definitions.average_latency(times), too_few)
+    summary.compute("window_s", lambda: run.window_s, reason)
+    _noise(summary, times, too_few)
+
+
+def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int, str]) -> None:
+    times = run.step_times_s
+    disturbed = disturbed_steps(run.step_numbers, run.step_begins_s, times, run.disturbances)
+    summary.outliers = find_outliers(run.step_numbers, times, {**interruptions, **disturbed})
+    summary.put("outlier_steps", len(summary.outliers) if times else None, NO_STEP)
+
+
+def _noise(summary: Summary, times: Sequence[float], too_few: str | None) -> None:
+    noise = statistics.step_time_noise(times) if too_few is None else None
+    intervals = {"al_s": noise.mean, "al_s_p50": noise.median} if noise else dict.fromkeys(("al_s", "al_s_p50"))
+    for name, interval in intervals.items():
+        summary.put(f"{name}_ci_low", interval.low if interval else None, too_few or "")
+        summary.put(f"{name}_ci_high", interval.high if interval else None, too_few or "")
+    summary.put("al_s_block_steps", noise.block_steps if noise else None, too_few or "")
+    drift, no_drift = None, too_few or ""
+    if noise is not None:
+        try:
+            drift = statistics.drift(times)
+        except MetricsError as error:
+            no_drift = str(error)
+    summary.put("al_s_drift", drift.relative if drift else None, no_drift)
+    summary.put("al_s_drift_p", drift.p_value if drift else None, no_drift)
+    summary.put("al_s_drift_flagged", drift.flagged if drift else None, no_drift)
+
+
+def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
+    tokens, time_s = run.tokens, math.fsum(run.step_times_s)
+    reason = None if run.step_times_s else NO_STEP
+    throughput = definitions.token_throughput
+    summary.compute("tt_tokens_per_param_s", lambda: throughput(tokens, facts.parameters, time_s), reason)
+    summary.compute("tt_tokens_per_active_param_s", lambda: throughput(tokens, facts.parameters_active, time_s), reason)
+    summary.compute("tokens_per_s", lambda: throughput(tokens, 1, time_s), reason)
+    summary.compute("tokens_per_s_per_device", lambda: throughput(tokens, facts.devices, time_s), reason)
+
+
+def _energy(summary: Summary, run: RunMeasurement) -> None:
+    energy_j = run.energy_j
+    reason = run.unavailable.get("energy_j", "not measured") if energy_j is None else None
+    summary.put("energy_j", energy_j, reason or "")
+    summary.put("aec_w", run.aec_w, reason or "")
+    summary.put("power_w_sum", run.power_w_sum, reason or "")
+    summary.put("energy_scope", run.energy_scope, reason or "")
+    summary.put("energy_source", run.energy_source, reason or "")
+    joules = energy_j or 0.0
+    summary.compute("energy_j_per_token", lambda: definitions.energy_per_token(joules, run.tokens), reason)
+    summary.compute("energy_j_per_step", lambda: joules / len(run.step_times_s), reason)
+    summary.compute("tokens_per_j", lambda: 1 / definitions.energy_per_token(joules, run.tokens), reason)
+
+
+def _flops(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
+    peak = facts.peak_flops
+    reason = facts.peak_flops_source if peak is None else None if run.step_times_s else NO_STEP
+    summary.put("peak_flops", peak, facts.peak_flops_source)
+    summary.put("peak_flops_source", None if peak is None else facts.peak_flops_source, facts.peak_flops_source)
+    for name, flops_per_token in (
+        ("mfu", facts.flops_per_token),
+        ("mfu_full_square", facts.flops_per_token_full_square),
+        ("hfu", facts.flops_per_token_hardware),
+    ):
+        flops = flops_per_token * run.tokens
+        formula = partial(definitions.flops_utilization, flops, run.window_s, facts.devices, peak or 0.0)
+        summary.compute(name, formula, reason)
+
+
+def _quality(summary: Summary, quality: Quality) -> None:
+    summary.put("train_loss", quality.train_loss, quality.reasons.get("train_loss", "no step was trained"))
+    loss, tokens, size = quality.validation_loss, quality.validation_tokens, quality.validation_bytes
+    no_validation = quality.reasons.get("validation_loss", "no validation ran")
+    summary.put("validation_loss", loss, no_validation)
+    why = quality.reasons.get("validation_loss_se", no_validation)
+    summary.put("validation_loss_se", quality.validation_loss_se if loss is not None else None, why)
+    if loss is None or not math.isfinite(loss):
+        for name in ("perplexity", "bits_per_byte"):
+            summary.put(name, None, summary.unavailable["validation_loss"])
+        return
+    summary.compute("perplexity", lambda: definitions.perplexity(loss), None)
+    if tokens is None or size is None:
+        why = quality.reasons.get("validation_bytes", "the validation text's size in bytes is not known")
+        summary.put("bits_per_byte", None, why)
+        return
+    summary.compute("bits_per_byte", lambda: definitions.bits_per_byte(loss, tokens, size), None)
+
+
+def _experts(summary: Summary, quality: Quality) -> None:
+    none = quality.reasons.get("tokens_per_expert", "the model has no experts")
+    summary.put("auxiliary_loss", quality.auxiliary_loss, quality.reasons.get("auxiliary_loss", none))
+    by_layer = definitions.load_imbalance(quality.tokens_per_expert)
+    summary.put("expert_load_imbalance", math.fsum(by_layer) / len(by_layer) if by_layer else None, none)

@@ -1,0 +1,89 @@
+"""TensorBoard scalars, written without torch or TensorFlow.
+
+Runs overlay when they use the same names: train/loss, train/learning_rate, train/grad_norm, validation/loss,
+efficiency/step_time_s, efficiency/tokens_per_s, memory/used_gb (of the device that uses most), energy/power_w (of all
+devices that rank 0 reads). Runs of other batch sizes differ in the tokens of a step: by_tokens/train_loss and
+by_tokens/validation_loss count tokens on the axis of steps. For seconds there is TensorBoard's own axis RELATIVE.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from efficientbench.metrics.errors import MetricsError
+
+
+def cut_scalars(folder: Path, step: int, tokens: int) -> None:
+    """Leave out what a folder's event files hold of later steps, for a run that goes on after `step`.
+
+    Each file is written again beside its place, with its times, and renamed: killed in between, the same call cuts the
+    rest. A file's torn end, which a killed run may leave, is left out.
+
+    Args:
+        folder: of one run.
+        step: the last to stay.
+        tokens: trained on until then: the last place to stay on the axis of tokens.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+    earlier = sorted(folder.glob("events.out.tfevents.*"))
+    if not earlier:
+        return
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+    # TensorBoard reads every file that has "tfevents" in its name.
+    beside = folder / ".partial"
+    try:
+        for path in earlier:
+            with beside.open("wb") as file:
+                writer = RecordWriter(file)
+                for event in LegacyEventFileLoader(str(path)).Load():
+                    last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
+                    # What is no summary is the file's first event, which tells its version.
+                    if not event.HasField("summary") or event.step <= last:
+                        writer.write(event.SerializeToString())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+class TensorBoardLog:
+    """Writes one run's scalars into a folder of its own.
+
+    Raises:
+        MetricsError: tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        try:
+            self._writer = EventFileWriter(str(folder), flush_secs=10)
+        except OSError as error:
+            raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write values by name at a step; None is left out."""
+        summary = self._summary(
+            value=[
+                self._summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None
+            ]
+        )
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()

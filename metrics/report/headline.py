@@ -1,0 +1,167 @@
+"""The figures that people look at first, as text: the columns of the printed table, of report.md and of report.html."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.findings import resumed, slow_steps, speed_only
+
+ABSENT = "n/a"
+SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
+
+SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
+REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One figure."""
+
+    title: str
+    metric: str
+    """The record's name for it, whose reason explains an n/a."""
+    text: Callable[[float], str]
+    better: Literal["lower", "higher", ""] = ""
+
+
+def count(value: float) -> str:
+    """1,543,714,304 as '1.54B'."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:#.3g}".rstrip(".") + unit
+    return f"{value:.0f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:#.3g}".rstrip(".")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+SHOWN = (
+    Shown("params", "parameters", count),
+    Shown("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", "higher"),
+    Shown("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}", "lower"),
+    Shown("±95%", "al_s_ci_high", _percent),
+    Shown("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}", "higher"),
+    Shown("AMU GB", "amu_gb", lambda value: f"{value:,.2f}", "lower"),
+    Shown("PCU", "pcu", _percent, "higher"),
+    Shown("AEC W", "aec_w", lambda value: f"{value:,.0f}"),
+    Shown("J/token", "energy_j_per_token", _three_digits, "lower"),
+    Shown("MFU", "mfu", _percent, "higher"),
+    Shown("val loss", "validation_loss", lambda value: f"{value:.3f}", "lower"),
+    Shown("ppl", "perplexity", lambda value: f"{value:,.1f}", "lower"),
+    Shown("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}", "lower"),
+)
+
+
+def name(record: RunRecord) -> str:
+    """The run's name, with what a reader must know before its figures."""
+    status = "" if record.status == "completed" else f" ({record.status})"
+    repeats = f" × {record.repeats}" if record.repeats > 1 else ""
+    used, asked = record.micro_batch_size, record.micro_batch_size_asked
+    smaller = f" (micro-batch {used} for {asked})" if used != asked else ""
+    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{smaller}{status}"
+
+
+def unique_names(records: Sequence[RunRecord]) -> list[str]:
+    """The runs' names, those that several share told apart by their seed, else by a number."""
+    plain = Counter(name(record) for record in records)
+    taken: Counter[str] = Counter()
+    found = []
+    for record in records:
+        own = name(record) if plain[name(record)] == 1 else f"{name(record)} seed {record.seed}"
+        taken[own] += 1
+        found.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
+    return found
+
+
+def cell(column: Shown, record: RunRecord) -> str:
+    """The figure as text, or 'n/a'."""
+    value = getattr(record, column.metric)
+    if value is None:
+        return ABSENT
+    if column.metric == "al_s_ci_high":
+        noise = relative_interval(record)
+        return ABSENT if noise is None else f"±{_percent(noise)}"
+    deviation = record.repeat_std.get(column.metric)
+    # A step's time has its interval in a column of its own.
+    if deviation is None or not value or column.metric == "al_s":
+        return column.text(value)
+    return f"{column.text(value)} ±{_percent(deviation / value)}"
+
+
+def relative_interval(record: RunRecord) -> float | None:
+    """Half the 95 % interval of a step's time over its mean."""
+    if not record.al_s or record.al_s_ci_low is None or record.al_s_ci_high is None:
+        return None
+    return (record.al_s_ci_high - record.al_s_ci_low) / 2 / record.al_s
+
+
+@dataclass(frozen=True)
+class Absence:
+    """One reason, the figures that lack for it, and the runs."""
+
+    titles: tuple[str, ...]
+    runs: tuple[str, ...]
+    everywhere: bool
+    reason: str
+
+    def __str__(self) -> str:
+        where = "" if self.everywhere else f" ({', '.join(self.runs)})"
+        return f"{ABSENT} {', '.join(self.titles)}{where}: {self.reason}"
+
+
+def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> list[Absence]:
+    """Each reason for an n/a once."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for record in records:
+        for column in columns:
+            if getattr(record, column.metric) is None:
+                titles, runs = found.setdefault(record.unavailable[column.metric], ({}, {}))
+                titles[column.title] = None
+                runs[name(record)] = None
+    everyone = len({name(record) for record in records})
+    return [
+        Absence(tuple(titles), tuple(runs), len(runs) == everyone, reason) for reason, (titles, runs) in found.items()
+    ]
+
+
+def notes(records: Sequence[RunRecord]) -> list[str]:
+    """What a reader must know before comparing these runs."""
+    found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
+    if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
+        found.append(SMALLER_NOTE)
+    if any(record.repeats > 1 for record in records):
+        found.append(REPEATS_NOTE)
+    sparse: dict[tuple[float, float, int], list[str]] = {}
+    for record in records:
+        read, dense = record.keys_read_per_query, record.dense_keys_per_query
+        if read is not None and dense is not None and read > dense:  # dense attention reads just as many
+            sparse.setdefault((read, dense, record.seq_len), []).append(name(record))
+    for (read, dense, seq_len), runs in sparse.items():
+        found.append(
+            f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
+            f"and {dense:,.0f} in dense causal attention."
+        )
+    drifting = [f"{name(record)} ({record.al_s_drift:+.1%})" for record in records if _drifts(record)]
+    if drifting:
+        found.append(f"Steps slowed down or sped up over the measured window: {', '.join(drifting)}.")
+    disturbed = [name(record) for record in records if record.disturbances]
+    if disturbed:
+        found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
+    found += [*resumed(records), *slow_steps(records), *speed_only(records)]
+    editions = sorted({record.formula_id for record in records})
+    if len(editions) > 1:
+        found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")
+    return found
+
+
+def _drifts(record: RunRecord) -> bool:
+    return bool(record.al_s_drift_flagged) and record.al_s_drift is not None
