@@ -200,9 +200,9 @@ def document() -> str:
     lines = [
         "# Columns of report.csv",
         "",
-        "Made from `metrics/report/columns.py` by `python -m efficientbench.metrics.report.columns`. One row a run, or a",
-        "group of repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says why.",
-        "Columns keep their names and their order; further ones are added before the last.",
+        "Made from `metrics/report/columns.py` by `python -m efficientbench.metrics.report.columns`. One row a run, or",
+        "a group of repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says",
+        "why. Columns keep their names and their order; further ones are added before the last.",
         "",
         "| column | unit | meaning | known elsewhere as |",
         "|---|---|---|---|",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import efficientbench
+from support.repository import ROOT
 
 SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
 
@@ -40,7 +41,7 @@ def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
 )
 def test_a_torch_that_does_not_import(error: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}")
-    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{Path(__file__).resolve().parents[2]}")
+    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stderr) == (1, "")
     assert f"does not import: {told}" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from support.configs import tiny
 from support.nsa import qwen2_with_nsa, to_qwen2_with_nsa
 from support.oracle import build, gradients_beside, relative_error, weights_of
+from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -128,7 +128,7 @@ def test_selected_branch_equals_flas() -> None:
 
 def test_flas_kernel_in_tritons_interpreter() -> None:
     pytest.importorskip("fla.ops.nsa.naive", reason="fla-core is not installed")
-    script = Path(__file__).resolve().parents[1] / "support" / "fla_in_interpreter.py"
+    script = ROOT / "tests" / "support" / "fla_in_interpreter.py"
     found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
     errors = [float(line) for line in found.split()]
     assert len(errors) == 4

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.repository import ROOT
 
 # As CANN's own: it reads variables that may be unset, prepends, and ends with a test that fails.
 SET_ENV = """\

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 240
 
 TINY = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.repository import ROOT
 
 
 def start(endpoint: str, *words: str, token: str = "") -> subprocess.Popen[str]:

@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.repository import ROOT
 
 DEVICE_WORDS = {"cuda", "npu", "nccl", "hccl", "gloo"}
 PACKAGES = ["efficientbench", "metrics", "data_tools", "launchers", "examples"]

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
-SCRIPT = Path(__file__).resolve().parents[1] / "run.sh"
+SCRIPT = ROOT / "tests" / "run.sh"
 BESIDE, ALONE = "not alone", "and alone"
 STAND_IN = """#!/bin/bash
 echo "$*" >>"$ASKED"

@@ -1,6 +1,6 @@
 """`torch_npu.npu`, which is also `torch.npu`: one device, on which everything has happened already.
 
-Only names that the real namespace has (tests/unit/test_torch_npu_wheel.py compares them).
+Only names that the real namespace has (tests/unit/devices/test_torch_npu_wheel.py compares them).
 """
 
 from __future__ import annotations

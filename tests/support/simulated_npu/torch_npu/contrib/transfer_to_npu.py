@@ -1,7 +1,7 @@
 """As the real adaptor: on import, the names of torch.cuda come to mean the NPU, and `cuda` in arguments becomes `npu`.
 
-Only those functions that the real one wraps are wrapped here (tests/unit/test_torch_npu_wheel.py compares the lists): a
-call that it leaves alone must be seen to fail.
+Only those functions that the real one wraps are wrapped here (tests/unit/devices/test_torch_npu_wheel.py compares the
+lists): a call that it leaves alone must be seen to fail.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from support.repository import ROOT
 
 from efficientbench.config.combinations import products, refusals, runs, table
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = ROOT / "README.md"
 
 
 def test_the_readme_has_the_table_as_the_code_refuses() -> None:

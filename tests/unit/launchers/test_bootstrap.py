@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "tail", "tr")
 # An index that nobody serves: what would install fails at once.
 NO_INDEX = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.repository import ROOT
+
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.launch import rank_environment
 from efficientbench.launchers.processes.worker_process import module_command
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_cores_are_shared_among_the_ranks_unless_told_otherwise() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.pairs import write_equal_documents
+from support.repository import ROOT
 
 from efficientbench.data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
@@ -26,7 +27,6 @@ from efficientbench.data_tools.manifest import manifest_path
 from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.repository import ROOT
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.tokenizer import TextTokenizer, folder_checksum, load_tokenizer, train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 QWEN2 = ROOT.parent / "shared" / "data" / "qwen2_tokenizer"
 TEXTS = [
     "Names of special tokens are <|endoftext|> ordinary <|im_start|>text<|im_end|>.",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.repository import ROOT
 
 from efficientbench.metrics.sensors.ascend.chips import Chip
 from efficientbench.metrics.sensors.ascend.npu_smi_text import (
@@ -24,7 +24,7 @@ from efficientbench.metrics.sensors.ascend.npu_smi_text import (
     parse_versions,
 )
 
-OUTPUTS = yaml.safe_load((Path(__file__).parents[1] / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
+OUTPUTS = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
 TEXTS = [entry["text"] for entries in OUTPUTS.values() for entry in entries]
 MB = 1 << 20
 

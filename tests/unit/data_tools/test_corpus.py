@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.repository import ROOT
 
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.data_tools.documents import read_documents
@@ -23,7 +24,6 @@ from efficientbench.data_tools.indexed import bin_path, idx_path
 from efficientbench.data_tools.statistics import token_counts, unigram_entropy
 from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [f"Document {number}: <|endoftext|> é\u0301 {'some text and more ' * number}" for number in range(50)]
 
 

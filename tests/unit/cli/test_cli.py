@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.cli.options import resolve_words
 
-ROOT = Path(__file__).resolve().parents[2]
 # As for a user, whose first call keeps the byte code for the others.
 WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.processes.launch import launch
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def worker(folder: Path, body: str) -> list[str]:

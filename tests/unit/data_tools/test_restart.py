@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.repository import ROOT
 
 from efficientbench.data_tools import inputs
 from efficientbench.data_tools.errors import DataError
@@ -26,7 +27,6 @@ from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import train_tokenizer
 from efficientbench.data_tools.verify import verify_pair
 
-ROOT = Path(__file__).resolve().parents[2]
 PART_BYTES = 100_000
 TEXTS = [f"Document {number}: {'a few words and some more, ' * (number % 60)}" for number in range(4000)]
 # The command line, with parts that are small enough for a small input to have many.

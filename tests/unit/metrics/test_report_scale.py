@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 from support.synthetic_runs import gpu_run
 
 from efficientbench.metrics.records.record import RECORD_NAME, read_record, write_record
 
 RUNS = 1000
 STEPS = 10_000
-ROOT = Path(__file__).parents[2]
 
 
 # A small process between, since a process begins with the peak memory of the one that starts it.

@@ -14,8 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.repository import ROOT
 
 # A rank that outlives its launcher, as one that hangs in a driver does, and that has started a helper.
 RANK = """

@@ -14,6 +14,7 @@ import pytest
 import regex as re
 from hypothesis import given
 from hypothesis import strategies as st
+from support.repository import ROOT
 from tokenizers import Regex, pre_tokenizers
 
 from efficientbench.data_tools.embedded import embedded_documents
@@ -21,7 +22,6 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.tokenizer import SPLIT_PATTERN, load_tokenizer, train_tokenizer
 from efficientbench.data_tools.tokenizer_training import HELD_OUT_EVERY, describe_training, train_on_files
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
     "",
     "plain",

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 from support.command_line import free_port
+from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.node_link import NodeLink
-
-ROOT = Path(__file__).resolve().parents[2]
 
 NODE = """
 import json, os, sys

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
 from efficientbench.metrics.sensors.ascend import dcmi_library
@@ -30,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     if compiler is None:
         pytest.skip("no C compiler is here")
     path = tmp_path_factory.mktemp("dcmi") / "libdcmi.so"
-    source = Path(__file__).parents[1] / "support" / "dcmi_replica.c"
+    source = ROOT / "tests" / "support" / "dcmi_replica.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
     return str(path)
 

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {"download_fineweb_data.sh": "download", "prepare_fineweb_dataset.sh": "prepare"}
 
 

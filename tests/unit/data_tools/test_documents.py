@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.repository import ROOT
 
 from efficientbench.data_tools.documents import TEXT_DOCUMENT_CHARACTERS, read_documents
 from efficientbench.data_tools.errors import DataError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SHARED = ROOT.parent / "shared" / "data"
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 
 

@@ -8,14 +8,14 @@ import runpy
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.metrics import EfficiencyCallback, HostSensor, MetricsError, merge
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[str]) -> None:

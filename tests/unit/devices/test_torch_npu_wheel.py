@@ -5,17 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support import torch_npu_wheel
 from support.npu_kernels import NsaSelectAttention
+from support.repository import ROOT
 from support.torch_npu_use import NAMESPACE, PACKAGE, Use, uses
 
 from efficientbench.devices.npu import NPU
 from efficientbench.metrics.sensors.allocator import DeviceMemory
 
-ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "tests" / "support" / "simulated_npu" / "torch_npu"
 FOLDERS = ("efficientbench", "metrics", "launchers", "data_tools")
 PACKAGE_NAMES = {"npu", "contrib", "__version__"}

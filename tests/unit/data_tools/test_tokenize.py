@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.repository import ROOT
 from support.text_files import TEXTS, decoded, jsonl, left_in, pair, write_kind
 
 from efficientbench.data_tools import inputs
@@ -21,9 +22,6 @@ from efficientbench.data_tools.manifest import load_corpus, load_record, manifes
 from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import load_tokenizer
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.launchers.environment.image_torch import pins_beside_image, requirement_name
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = [
     "# comment",
     'numpy==2.2.6; python_version < "3.11"',
