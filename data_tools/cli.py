@@ -214,6 +214,10 @@ def _continued_by_the_next_call() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+_DATA_MODULES = {"fsspec", "huggingface_hub", "pyarrow", "tiktoken", "tokenizers"}
+"""What the extra `data` adds to the base, by the names of imports."""
+
+
 def main() -> None:
     """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
     # Others are heard from warnings up: HTTP libraries log every address, and some are signed, which is a secret.
@@ -221,6 +225,14 @@ def main() -> None:
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
     try:
         app()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _DATA_MODULES:
+            raise
+        print(
+            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[data]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -61,11 +61,12 @@ def found(name):
     except ImportError:
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
-needed += ["fsspec", "huggingface_hub", "pyarrow", "tiktoken"]
-needed += [{"dev": "pytest", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
+needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
+needed += [{"dev": "xdist", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
 own = found("efficientbench")
-own_root = own and own.origin and os.path.dirname(os.path.dirname(os.path.realpath(own.origin)))
-sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and own_root == root
+# This file lies beside the package in a clone, and inside of it where a wheel was installed.
+package = own and own.origin and os.path.dirname(os.path.realpath(own.origin))
+sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 13) and root in (package, package and os.path.dirname(package))
               and shutil.which("efficientbench") and all(map(found, needed))))
 PYTHON
 }
@@ -147,8 +148,7 @@ _bootstrap_install() { # log constraints extras...
     # shellcheck disable=SC2064  # the process id of now is meant
     trap "kill $heartbeat 2>/dev/null || true" EXIT
     _bootstrap_pip "$log" "$constraints" pip "setuptools>=77" wheel || return 1
-    _bootstrap_pip "$log" "$constraints" --no-build-isolation -e \
-        "$_bootstrap_root${extras:+[$extras]}"
+    _bootstrap_pip "$log" "$constraints" --no-build-isolation -e "${_bootstrap_root}[metrics,data,train${extras:+,$extras}]"
 }
 
 # Where pip's pins come from: ours, or in an image with its own torch ours without what that torch needs.
@@ -177,6 +177,11 @@ _bootstrap_set_up() { # extras...; called with the lock held
     local log="$_bootstrap_venv/setup.log" pins started=$SECONDS
     local python description image=() lines=() extras=("$@")
     _bootstrap_is_complete "$@" && return 0
+    if [[ ! -e "$_bootstrap_root/setup.py" ]]; then
+        _bootstrap_fail "efficientbench was installed from a wheel and python3 does not import it with all that it needs:" \
+            "activate its environment and install the extra: pip install 'efficientbench[train]'"
+        return 1
+    fi
     if [[ -e "$_bootstrap_venv" && ! -e "$_bootstrap_mark" ]]; then
         _bootstrap_fail "$_bootstrap_venv was not made by launchers/bootstrap.sh and does not serve: activate it and" \
             "run 'pip install -c constraints.txt -e .' there, or move it away"
@@ -214,7 +219,7 @@ bootstrap() { # [dev] [gpu] [npu]
     for extra in "$@"; do
         [[ "$extra" =~ ^(dev|gpu|npu)$ ]] || _bootstrap_fail "bootstrap: unknown extra '$extra': dev, gpu or npu" || return 2
     done
-    # Else a folder called metrics in the working directory would hide ours (Python 3.11 and newer).
+    # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1
     local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     if [[ -z "$active" || "$active" == "$_bootstrap_venv" ]] && _bootstrap_is_complete "$@"; then

@@ -25,6 +25,30 @@ app = typer.Typer(
 )
 
 
+# What the extra `train` adds to the base, by the names of imports.
+_TRAIN_MODULES = {
+    *("fsspec", "huggingface_hub", "megatron", "pyarrow", "pynvml", "safetensors"),
+    *("tensorboard", "tiktoken", "tokenizers", "torch", "transformers"),
+}
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"efficientbench {version('efficientbench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(
     name: Name,
@@ -228,6 +252,14 @@ def main() -> None:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _TRAIN_MODULES:
+            raise
+        print(
+            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[train]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except Exception as error:
         from efficientbench.running.errors import is_users_mistake
 
