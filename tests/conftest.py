@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
+from support.repository import ROOT
 
 
 def pytest_configure() -> None:
@@ -20,6 +19,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Most of what there is was imported and stays: to look through it for garbage takes a quarter of the time.
     gc.set_threshold(100_000)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file in one process, for its fixtures, and all distributed tests, for their pools of ranks."""
+    for item in items:
+        place = item.path.parent if item.path.parent.name == "distributed" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(place.relative_to(ROOT))))
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 #
 #   bash tests/run.sh [--all] [pytest arguments]
 #
-# --all adds the slow proofs (marker `proof`). Without arguments for pytest two halves run at once, since neither keeps
-# two cores busy, and then, with nothing beside them, the tests that measure this machine's time or memory (`alone`).
+# --all adds the slow proofs (marker `proof`). Without arguments for pytest, one process for each core runs the tests,
+# and then a single one those that measure this machine's time or memory (marker `alone`).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,19 +21,9 @@ if [[ $# -gt 0 ]]; then
     exec python3 -m pytest -m "$wanted" "$@"
 fi
 
-run() { # marker expression, pytest arguments...
-    local marks="($wanted) and $1"
-    shift
-    python3 -m pytest -p no:cacheprovider -m "$marks" "$@"
-}
-
-log="$(mktemp)"
-trap 'kill $(jobs -p) 2>/dev/null || true; rm -f "$log"' EXIT
 failed=0
-longest=tests/end_to_end/test_survival.py # with the other half, so that both take about as long
-run "not alone" tests/unit tests/numerics tests/distributed "$longest" >"$log" 2>&1 &
-run "not alone" tests/end_to_end --ignore "$longest" || failed=1
-wait $! || failed=1
-cat "$log"
-run alone tests || failed=1
+# The folders with the longest tests first, so that no process is left alone with one of them at the end.
+python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist loadgroup --no-loadscope-reorder \
+    tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
+python3 -m pytest -m "($wanted) and alone" || failed=1
 exit "$failed"
