@@ -1,6 +1,6 @@
 """How time and memory of an attention layer grow with the sequence: NSA beside GQA, fitted to c · S^a.
 
-    python tests/benchmarks/attention_scaling.py [--size 0.5B] [--threads 2]
+    python tests/benchmarks/attention_scaling.py [--size 0.5B] [--threads 2] [--write]
 
 Measures the module with its projections, forward and backward, float32 on the CPU, one sequence in a batch. Each
 measurement has a process of its own, so that none finds memory that another left.
@@ -16,6 +16,12 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support.measured import Figure, add_write, write_measured
+
+from efficientbench.devices.cpu import CPU
+
 SEQUENCES = (2048, 4096, 8192, 16384)
 VARIANTS = ("nsa", "gqa")
 LEAST_TIME_S = 4.0
@@ -26,16 +32,19 @@ def main() -> None:
     parser.add_argument("--size", default="0.5B", help="size of the matrix whose layer is measured")
     parser.add_argument("--threads", type=int, default=2, help="threads that torch computes with")
     parser.add_argument("--measure", nargs=2, metavar=("VARIANT", "SEQUENCE"), help=argparse.SUPPRESS)
+    add_write(parser)
     arguments = parser.parse_args()
     if arguments.measure:
         variant, sequence = arguments.measure
         print(json.dumps(measure(f"{variant}_{arguments.size}", int(sequence), arguments.threads)))
         return
+    same = ["--size", arguments.size, "--threads", str(arguments.threads)]
+    figures: dict[str, Figure] = {}
     for variant in VARIANTS:
         found = [
             json.loads(
                 subprocess.run(
-                    [sys.executable, *sys.argv, "--measure", variant, str(sequence)],
+                    [sys.executable, __file__, *same, "--measure", variant, str(sequence)],
                     check=True,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -46,7 +55,16 @@ def main() -> None:
         for sequence, one in zip(SEQUENCES, found, strict=True):
             print(f"{variant:4} S={sequence:6} {one['time_s']:8.3f} s  {one['memory_bytes'] / 1e6:8.0f} MB", flush=True)
         for quantity in ("time_s", "memory_bytes"):
-            print(f"{variant:4} {quantity} grows as S^{exponent([one[quantity] for one in found]):.3f}", flush=True)
+            power = exponent([one[quantity] for one in found])
+            print(f"{variant:4} {quantity} grows as S^{power:.3f}", flush=True)
+            name, unit, scale = ("time", "s", 1.0) if quantity == "time_s" else ("memory", "MB", 1e-6)
+            figures[f"{variant}_{name}_exponent"] = Figure(f"{variant.upper()}: {name} grows as S^a: a", power)
+            for sequence, one in ((SEQUENCES[0], found[0]), (SEQUENCES[-1], found[-1])):
+                what = f"{variant.upper()}: {name} at {sequence:,} tokens"
+                figures[f"{variant}_{name}_{sequence}"] = Figure(what, one[quantity] * scale, unit)
+    if arguments.write:
+        conditions = f"{arguments.size}, float32, one sequence, {arguments.threads} threads, least of several passes"
+        write_measured(__file__, CPU(), figures, conditions)
 
 
 def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
@@ -54,7 +72,6 @@ def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
     import torch
 
     from efficientbench.config.load import resolve
-    from efficientbench.devices.cpu import CPU
 
     CPU().prepare(0)
     from efficientbench.config.schema import ParallelConfig

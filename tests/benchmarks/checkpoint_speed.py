@@ -1,11 +1,14 @@
-"""How long training waits for a checkpoint of a real size, and how long a run takes to go on from it.
+"""How long training waits for a checkpoint of a real size, and how long a run takes to resume from it.
 
-python tests/benchmarks/checkpoint_speed.py [LAYERS] [ROUNDS]: the 0.5B with so many of its layers, float32 with all
-states, one rank, in a folder of its own below the working directory.
+    python tests/benchmarks/checkpoint_speed.py [LAYERS] [ROUNDS] [--write]
+
+The model is the 0.5B with LAYERS layers, float32 with all states, on one rank. The checkpoint lies in a temporary
+folder below the working directory.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
@@ -15,12 +18,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from support.measured import Figure, add_write, write_measured
 
 
 def main() -> None:
-    layers, rounds = (int(word) for word in [*sys.argv[1:], *("4", "5")[len(sys.argv) - 1 :]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("layers", nargs="?", type=int, default=4)
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    add_write(parser)
+    arguments = parser.parse_args()
+    layers, rounds = arguments.layers, arguments.rounds
     import torch
     import torch.distributed as dist
 
@@ -69,9 +78,18 @@ def main() -> None:
             _timed(times, "restore, verified again", partial(checkpoints.restore, saved))
         parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
         size_gb = sum(path.stat().st_size for path in saved.iterdir()) / 1e9
-        print(f"{parameters:,} parameters, {size_gb:.2f} GB, {rounds} rounds, torch {torch.__version__}")
+        conditions = f"{parameters:,} parameters, float32 with all states, one rank, {size_gb:.2f} GB"
+        print(f"{conditions}, {rounds} rounds, torch {torch.__version__}")
     for name, values in times.items():
         print(f"{name}: median {statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})")
+    if arguments.write:
+        figures = {
+            name.replace(",", "").replace(" ", "_"): Figure(
+                name, statistics.median(values), "s", (min(values), max(values)), "range", rounds, "rounds"
+            )
+            for name, values in times.items()
+        }
+        write_measured(__file__, CPU(), figures, conditions)
     dist.destroy_process_group()
 
 

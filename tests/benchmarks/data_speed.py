@@ -1,7 +1,9 @@
-"""Data on this machine: batches from the mapped files against the model that consumes them, and one document of
-1,000,000 against one of 1,000.
+"""Speed of the data on this machine.
 
-    python3 tests/benchmarks/data_speed.py [--names mqa_0.5B …] [--rounds 100] [--threads 2]
+Compares batches from the mapped files with the model that consumes them, and reading one document of 1,000,000 with
+reading one of 1,000.
+
+    python3 tests/benchmarks/data_speed.py [--names mqa_0.5B …] [--rounds 100] [--threads 2] [--write]
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
+from support.measured import Figure, add_write, write_measured
 from support.pairs import write_equal_documents
 from support.reading_speed import reading_and_training_s
 
@@ -37,6 +40,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="*", default=["mqa_0.5B", "mla_0.5B", "gqa_1.5B"], help="smoke runs")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
+    add_write(parser)
     arguments = parser.parse_args()
     CPU().prepare(0)
     import torch
@@ -44,13 +48,16 @@ def main() -> None:
 
     torch.set_num_threads(arguments.threads)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    figures: dict[str, Figure] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.names:
-            compare_with_training(name, arguments.rounds, Path(folder))
-        compare_sizes(Path(folder))
+            figures[name] = compare_with_training(name, arguments.rounds, Path(folder))
+        figures |= compare_sizes(Path(folder))
+    if arguments.write:
+        write_measured(__file__, CPU(), figures, "mapped files, batches and training steps in turn")
 
 
-def compare_with_training(name: str, rounds: int, folder: Path) -> None:
+def compare_with_training(name: str, rounds: int, folder: Path) -> Figure:
     """Batches of a smoke run's own text and length, against its training steps."""
     config = resolve(name, smoke=True, overrides=[f"data.cache={folder}"])
     corpus = prepare_corpus(None, None, folder, config.data.trained_vocab_size)
@@ -62,15 +69,18 @@ def compare_with_training(name: str, rounds: int, folder: Path) -> None:
         f"{name} (smoke): batches {tokens / reading_s:,.0f} tokens/s, training {tokens / training_s:,.0f} tokens/s: "
         f"{middle:.0f} times faster (95 % interval {low:.0f} to {high:.0f}, {rounds} rounds)"
     )
+    what = f"batches, times faster than the training of {name} (smoke)"
+    return Figure(what, middle, interval=(low, high), n=rounds, n_of="rounds")
 
 
-def compare_sizes(folder: Path) -> None:
+def compare_sizes(folder: Path) -> dict[str, Figure]:
     """Random documents of a small and a large pair in turn, by our reader and by megatron's."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     prefixes = [folder / str(documents) for documents in DOCUMENTS]
     for prefix, documents in zip(prefixes, DOCUMENTS, strict=True):
         write_equal_documents(prefix, documents, DOCUMENT_TOKENS)
+    figures = {}
     readers: dict[str, list[Callable[[int], object]]] = {
         "data_tools": [IndexedDocuments(prefix).__getitem__ for prefix in prefixes],
         "megatron": [IndexedDataset(str(prefix)).get for prefix in prefixes],
@@ -87,6 +97,9 @@ def compare_sizes(folder: Path) -> None:
                 f"{reader}: one document of {DOCUMENTS[0]:,} and of {DOCUMENTS[1]:,}, {between} touched in between: "
                 f"{medians}, ratio {middle:.3f} (95 % interval {low:.3f} to {high:.3f}, {rounds} rounds of {reads})"
             )
+            what = f"{reader}: reading one document of {DOCUMENTS[1]:,} over one of {DOCUMENTS[0]:,}, after {between}"
+            figures[f"{reader}_{reads}"] = Figure(what, middle, "", (low, high), n=rounds, n_of="pairs")
+    return figures
 
 
 def in_turn(

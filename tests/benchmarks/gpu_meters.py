@@ -3,7 +3,7 @@
 NOT RUN YET: written where no GPU was at hand. A minute of real training under both meters; they should agree within
 5 %. Then a square bf16 matmul, whose FLOP/s over the table's peak must be what `flops_utilization` says.
 
-    python3 tests/benchmarks/gpu_meters.py [--seconds 60] [--size 8192]
+    python3 tests/benchmarks/gpu_meters.py [--seconds 60] [--size 8192] [--write]
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from support.measured import Figure, add_write, write_measured
 from torch.nn import functional as F
 
+from efficientbench.devices.base import find_device
 from efficientbench.metrics import EfficiencyMonitor, NvmlSensor, describe, merge
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.metrics.hardware import peak_flops
@@ -97,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--size", type=int, default=8192, help="rows of the square matrices")
+    add_write(parser)
     arguments = parser.parse_args()
     if not torch.accelerator.is_available():
         print("no accelerator is here")
@@ -116,6 +122,14 @@ def main() -> int:
     measured = matmul_flops_per_s(arguments.size)
     formula = matmul_utilization(arguments.size, peak)
     print(f"matmul {measured / 1e12:,.1f} TFLOP/s, {measured / peak:.1%} of {source}; by our formula {formula:.1%}")
+    if arguments.write:
+        figures = {
+            "energy": Figure("energy, integrated power over the counter, difference", difference * 100, "%"),
+            "matmul_measured": Figure("utilization of a square bf16 matmul, by events", measured / peak * 100, "%"),
+            "matmul_formula": Figure("the same by our formula", formula * 100, "%"),
+        }
+        conditions = f"{arguments.seconds:g} s of training, matmul of {arguments.size:,} rows"
+        write_measured(__file__, find_device("cuda"), figures, conditions)
     agree = abs(difference) < TOLERANCE and abs(formula / (measured / peak) - 1) < TOLERANCE
     return 0 if agree else 1
 

@@ -3,7 +3,7 @@
 NOT RUN YET ON A GPU: written where none was at hand. Every figure is of whole optimizer steps on random tokens, waited
 for at both ends, with float32 master weights and the kernels that a run of the same configuration would have.
 
-    python3 tests/benchmarks/gpu_speed.py [--limit-s 540] [--output speed.json]
+    python3 tests/benchmarks/gpu_speed.py [--limit-s 540] [--output speed.json] [--write]
     python3 tests/benchmarks/gpu_speed.py --rehearse    # the same on a CPU with toy models: does the script work?
 
 1. gqa_1.5B, sequence 2,048, bf16: MFU (causal attention halved, and the full square) and peak memory against the
@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
+from support.measured import Figure, add_write, write_measured
 from support.qwen2 import qwen2_config
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
@@ -142,8 +143,11 @@ class Bench:
         return make_plan(config, layout, runtime_bytes=0).rank_memory_bytes()
 
     def attempt(self, work: Callable[[], Found]) -> Found:
-        """What `work` gives, with all memory free; raises _NoFigureError with the reason where it gives nothing, so
-        that one configuration does not take the others' figures with it."""
+        """Free all memory and return what `work` returns.
+
+        Raises:
+            _NoFigureError: `work` failed; one configuration then does not take the others' figures with it.
+        """
         if time.monotonic() > self._end_s:
             raise _NoFigureError("not measured: the time was over")
         gc.collect()
@@ -190,6 +194,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540, help="begin no further measurement after this time")
     parser.add_argument("--output", type=Path, default=Path("gpu_speed.json"))
     parser.add_argument("--rehearse", action="store_true", help="toy models on a CPU")
+    add_write(parser)
     arguments = parser.parse_args()
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -209,13 +214,19 @@ def main() -> None:
         return speed
 
     with groups.model_parallel(bench.config("gqa_1.5B").parallel, seed=0):
-        run_all(bench, Console(width=160), keep)
+        figures = run_all(bench, Console(width=160), keep)
+    if arguments.write:
+        write_measured(__file__, device, figures, "whole optimizer steps on random tokens, one device")
     print(f"{about}\n{arguments.output}")
     dist.destroy_process_group()
 
 
-def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed]) -> None:
-    """All parts in the order of their weight, each printed as it ends; `keep` gets each figure with its part's name."""
+def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed]) -> dict[str, Figure]:
+    """All parts in the order of their weight, each printed as it ends; `keep` gets each figure with its part's name.
+
+    Returns the figures for the docs.
+    """
+    figures = {}
     first = bench.config("gqa_1.5B", "training.micro_batch_size=2")
     ours = keep("transformers", bench.measure(first))
     kinds = [(autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
@@ -223,11 +234,21 @@ def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed])
     show(console, "gqa_1.5B against transformers", [ours, *theirs])
     fastest = max((each.tokens_per_s for each in theirs if each.tokens_per_s), default=None)
     if ours.tokens_per_s and fastest:
-        console.print(f"ours over the fastest of transformers: {ours.tokens_per_s / fastest:.3f}")
+        ratio = ours.tokens_per_s / fastest
+        console.print(f"ours over the fastest of transformers: {ratio:.3f}")
+        figures["ratio"] = Figure("gqa_1.5B: tokens/s, ours over the fastest of transformers", ratio)
     if ours.peak_bytes and ours.estimate_bytes:
-        console.print(f"the plan's estimate over the peak: {ours.estimate_bytes / ours.peak_bytes:.3f}")
+        ratio = ours.estimate_bytes / ours.peak_bytes
+        console.print(f"the plan's estimate over the peak: {ratio:.3f}")
+        figures["memory"] = Figure("gqa_1.5B: the plan's memory estimate over the peak", ratio)
     runs = [keep("matrix", bench.measure(bench.config(run.name))) for run in load_matrix().runs]
     show(console, "the matrix", runs)
+    for each in (ours, *runs):
+        key = f"{each.name}, sequence {each.seq_len:,}, micro-batch {each.micro_batch_size}"
+        if each.tokens_per_s is not None:
+            figures[f"{key}, tokens/s"] = Figure(f"{key}: throughput", each.tokens_per_s, "tokens/s")
+        if each.mfu is not None:
+            figures[f"{key}, MFU"] = Figure(f"{key}: MFU", each.mfu * 100, "%")
     curve = []
     for length in LENGTHS[:1] if bench.toy else LENGTHS:
         for name in ("gqa_1.5B", "mla_1.5B", "nsa_1.5B"):
@@ -238,6 +259,7 @@ def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed])
     again = keep("again", bench.measure(first))
     if ours.tokens_per_s and again.tokens_per_s:
         console.print(f"gqa_1.5B once more: {again.tokens_per_s / ours.tokens_per_s:.3f} of the first")
+    return figures
 
 
 def show(console: Console, title: str, speeds: Iterable[Speed]) -> None:

@@ -6,7 +6,7 @@ time per step, and holds what a free core would hide from the clock.
 
 Blocks of one step give the narrowest interval for the time spent: what else goes on in the machine changes slowly.
 
-    python3 tests/benchmarks/monitor_overhead.py [--pairs 500] [--steps 1]
+    python3 tests/benchmarks/monitor_overhead.py [--pairs 500] [--steps 1] [--write]
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from support.measured import Figure, add_write, write_measured
 from support.nvml_replica import Driver, Gpu
 
+from efficientbench.devices.cpu import CPU
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler
 from efficientbench.metrics.sensors.base import Sensor
@@ -251,6 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=500)
     parser.add_argument("--steps", type=int, default=1, help="steps in a block")
+    add_write(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         own = own_share(all_sensors(Path(folder)), arguments.pairs * arguments.steps // 2)
@@ -260,6 +263,17 @@ def main() -> None:
     print(f"a step takes {found.step_ms:.1f} ms; a sample of each sensor every {found.interval_s:.3f} s")
     print(f"on against off, {arguments.pairs} pairs, of a step's processor time: {found.processor}")
     print(f"on against off, {arguments.pairs} pairs, of a step by the clock: {found.clock}")
+    if arguments.write:
+        figures = {
+            name: Figure(what, each.mean * 100, "%", (each.low * 100, each.high * 100), n=arguments.pairs, n_of="pairs")
+            for name, what, each in (
+                ("clock", "monitor on against off, a step by the clock", found.clock),
+                ("processor", "monitor on against off, a step's processor time", found.processor),
+            )
+        }
+        figures["own"] = Figure("the monitor's own processor time, of a step", own * 100, "%")
+        conditions = f"four sensors, a sample every {found.interval_s:.3f} s, one thread, {found.step_ms:.0f} ms a step"
+        write_measured(__file__, CPU(), figures, conditions)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ matrix products and of its attention, bytes a second of its activation, and gloo
 they share memory and cores. Then projects and trains each layout, round after round, and prints measured over
 projected. Of steps and of rates the least time of several counts, which other processes disturb least.
 
-    python3 tests/benchmarks/projected_step_time.py [--steps 10] [--rounds 3] [--layouts "one rank" "DP 2"]
+    python3 tests/benchmarks/projected_step_time.py [--steps 10] [--rounds 3] [--layouts "one rank" "DP 2"] [--write]
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from support.cells import write_corpus
+from support.measured import Figure, add_write, write_measured
 from support.ranks import Ranks
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import causal_score_flops
+from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.hardware import DeviceRates
 from efficientbench.planning.step_time import Efficiency, Projection, project
 
@@ -61,18 +63,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    add_write(parser)
     arguments = parser.parse_args()
-    off = False
+    figures: dict[str, Figure] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.layouts:
             config = resolve("gqa_1.5B", True, [*SHAPE, f"data.cache={folder}", *LAYOUTS[name]])
             write_corpus(Path(folder) / "tokens", config.model.vocab_size, documents=300, length=200)
-            off |= not compare(name, config, Path(folder) / "tokens", arguments.rounds, arguments.steps)
-    sys.exit(int(off))
+            figures[name] = compare(name, config, Path(folder) / "tokens", arguments.rounds, arguments.steps)
+    if arguments.write:
+        write_measured(__file__, CPU(), figures, "float32, one thread a rank, rates measured before and after")
+    sys.exit(int(any(not 1 - WITHIN <= figure.value <= 1 + WITHIN for figure in figures.values())))
 
 
-def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int) -> bool:
-    """Print a layout's figures; whether the projection is near enough."""
+def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int) -> Figure:
+    """Print a layout's figures; return measured over projected time."""
     layout = Layout.of(config, devices=1, oversubscribe=True)
     ranks, ratios = Ranks(layout.world_size), []
     try:
@@ -94,7 +99,8 @@ def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int)
         f"  {parts(projection)}",
         flush=True,
     )
-    return 1 - WITHIN <= ratio <= 1 + WITHIN
+    what = f"measured over projected step time, {name}"
+    return Figure(what, ratio, "", (min(ratios), max(ratios)), "range", rounds, "rounds")
 
 
 def slowest(measured: list[tuple[float, float, float, float]]) -> tuple[DeviceRates, Efficiency]:
@@ -118,8 +124,10 @@ def parts(projection: Projection) -> str:
 
 
 def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
-    """FLOP/s of the feed-forward products and of causal attention (forward and backward, as cost.py counts them), bytes
-    a second of the activation, and bytes a second that a rank sends in a large all-reduce."""
+    """Return FLOP/s of the feed-forward products and of causal attention, and bytes/s of the activation and of gloo.
+
+    FLOPs are those of forward and backward, as the cost formulas count them; gloo's rate is of a large all-reduce.
+    """
     import torch.distributed as dist
 
     from efficientbench.model.kernels.attention import causal_attention

@@ -2,7 +2,7 @@
 
 The same model, batch, dtype and threads; float32 master weights and fused AdamW on both sides; rounds of both in turn.
 
-    python3 tests/benchmarks/step_time_vs_transformers.py [--dtype fp32] [--rounds 20] [--threads 2]
+    python3 tests/benchmarks/step_time_vs_transformers.py [--dtype fp32] [--rounds 20] [--threads 2] [--write]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
+from support.measured import Figure, add_write, write_measured
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.load import resolve
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", nargs="*", default=[], help="key=value overrides, like model.vocab_size=151936")
+    add_write(parser)
     arguments = parser.parse_args()
     config = resolve("gqa_1.5B", smoke=True, overrides=[*SHAPE, f"training.dtype={arguments.dtype}", *arguments.shape])
     device = CPU().prepare(0)
@@ -55,7 +57,11 @@ def main() -> None:
     from efficientbench.training import groups
 
     with groups.model_parallel(config.parallel, config.training.seed):
-        report(compare(*build(config, device), arguments.rounds))
+        ratio = report(compare(*build(config, device), arguments.rounds))
+    if arguments.write:
+        words = ", ".join([*SHAPE, *arguments.shape])
+        conditions = f"{arguments.dtype}, {arguments.threads} threads on both sides, rounds in turn; {words}"
+        write_measured(__file__, CPU(), {"ratio": ratio}, conditions)
 
 
 def compare(ours: Step, theirs: Step, rounds: int) -> list[tuple[float, float]]:
@@ -92,8 +98,8 @@ def timed(step: Step) -> float:
     return time.perf_counter() - begin_s
 
 
-def report(pairs: list[tuple[float, float]]) -> None:
-    """Print both medians and the geometric mean of the paired ratios, with a bootstrap interval."""
+def report(pairs: list[tuple[float, float]]) -> Figure:
+    """Print both medians, and return the geometric mean of the paired ratios with a bootstrap interval."""
     logs = [math.log(ours / theirs) for ours, theirs in pairs]
     generator = random.Random(0)
     means = sorted(statistics.fmean(generator.choices(logs, k=len(logs))) for _ in range(5000))
@@ -101,6 +107,8 @@ def report(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
     print(f"ours {ours * 1e3:.1f} ms, transformers {theirs * 1e3:.1f} ms (medians of {len(pairs)} rounds)")
     print(f"ratio ours / transformers {middle:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+    what = "time of a training step, ours over transformers'"
+    return Figure(what, middle, "", (low, high), n=len(pairs), n_of="rounds")
 
 
 if __name__ == "__main__":

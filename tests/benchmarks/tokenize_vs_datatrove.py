@@ -4,7 +4,7 @@
 in turn, from the start of the interpreter to its end. Bare tiktoken is only its `encode_ordinary`, in two processes
 which have the text in memory and the engine built. All have to give the same ids.
 
-    python3 tests/benchmarks/tokenize_vs_datatrove.py --datatrove-python VENV/bin/python --data SHARED/data [--rounds 5]
+    python3 tests/benchmarks/tokenize_vs_datatrove.py --datatrove-python VENV/bin/python --data SHARED/data [--write]
 
 DataTrove lives in an environment of its own: `pip install "datatrove[processing,io]"`.
 """
@@ -21,6 +21,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if TYPE_CHECKING:
+    from support.measured import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2
@@ -34,8 +40,8 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--text-mb", type=int, default=44)
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/measured for the docs")
     arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_text(arguments.data, folder / "text", arguments.text_mb * 1_000_000)
@@ -52,7 +58,14 @@ def main() -> None:
             assert bare_tokens == tokens, (bare_tokens, tokens)
             times_s["tiktoken"].append(seconds)
             print(" ".join(f"{side} {values[-1]:.2f} s" for side, values in times_s.items()), flush=True)
-        report(times_s, tokens)
+        figures = report(times_s, tokens)
+    if arguments.write:
+        from support.measured import write_measured
+
+        from efficientbench.devices.cpu import CPU
+
+        conditions = f"{arguments.text_mb} MB of web text, Qwen2's tokenizer, two processes each, commands in turn"
+        write_measured(__file__, CPU(), figures, conditions)
 
 
 def write_text(data: Path, folder: Path, text_bytes: int) -> None:
@@ -151,15 +164,25 @@ def encode_file(path: Path, tokenizer: Path) -> tuple[float, int]:
     return time.perf_counter() - begin_s, tokens
 
 
-def report(times_s: dict[str, list[float]], tokens: int) -> None:
-    """Median and range of each side's tokens per second, and of the ratios within each turn."""
+def report(times_s: dict[str, list[float]], tokens: int) -> dict[str, Figure]:
+    """Print and return median and range of each side's tokens per second, and of the ratios within each turn."""
+    from support.measured import Figure
+
+    figures = {}
     print(f"{tokens:,} tokens, the same ids on all sides; {len(times_s['ours'])} turns: median (lowest to highest)")
     for side, seconds in times_s.items():
         rates = sorted(tokens / value for value in seconds)
         print(f"{side:10} {statistics.median(rates):>12,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f})")
+        what = f"tokens per second, {side}"
+        middle, ends = statistics.median(rates), (rates[0], rates[-1])
+        figures[side] = Figure(what, middle, "tokens/s", ends, "range", len(rates), "turns")
     for side in ("DataTrove", "tiktoken"):
         ratios = sorted(other / our for our, other in zip(times_s["ours"], times_s[side], strict=True))
         print(f"ours / {side}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        what = f"tokens per second, ours over {side}'s"
+        middle, ends = statistics.median(ratios), (ratios[0], ratios[-1])
+        figures[f"ratio_{side}"] = Figure(what, middle, "", ends, "range", len(ratios), "turns")
+    return figures
 
 
 if __name__ == "__main__":

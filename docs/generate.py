@@ -1,0 +1,230 @@
+"""Fill the marked blocks of README*.md and docs/ from the code and from docs/measured/*.json.
+
+    python docs/generate.py            # rewrite the pages that are out of date
+    python docs/generate.py --check    # write nothing; exit with 1 and name the pages that are out of date
+
+A block lies between `<!-- generated: NAME ARGUMENT... -->` and `<!-- end -->`. It may lie within a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from efficientbench.config import combinations
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs import model as costs
+from efficientbench.metrics.report import columns as report_columns
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED = ROOT / "docs" / "measured"
+BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
+CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
+"""The Chinese of what the blocks say in English, by the English."""
+TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
+"""What a reader calls the types of JSON schema."""
+
+
+def pages() -> list[Path]:
+    """Return every page that may hold blocks."""
+    return [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(page: Path) -> str:
+    """Return the text of `page` with every block made anew."""
+    in_chinese = "zh" in page.relative_to(ROOT).parts or page.name.endswith(".zh-CN.md")
+
+    def fill(match: re.Match[str]) -> str:
+        name, *arguments = match[2].split()
+        text = BLOCKS[name](*arguments)
+        if in_chinese:
+            text = "\n".join(_in_chinese(line) for line in text.split("\n"))
+        return match[1] + (f"\n\n{text}\n\n" if "\n" in text else text) + match[4]
+
+    return BLOCK.sub(fill, page.read_text(encoding="utf-8"))
+
+
+def keys(*parts: str) -> str:
+    """Return a table of the configuration's keys in `parts`; `run` stands for the keys that are in no part."""
+    rows = []
+    for part, key, schema in _keys(RunConfig.model_json_schema()):
+        if part in parts:
+            default = "required" if "default" not in schema else f"`{_plain(schema['default'])}`"
+            default = "unset" if schema.get("default", "") is None else default
+            rows.append([_code(key), _type(schema), default, schema["description"]])
+    return _table(["key", "type", "default", "meaning"], rows)
+
+
+def parameters() -> str:
+    """Return a table of every run's size and cost in training."""
+    rows = []
+    for run in load_matrix().runs:
+        config = resolve(run.name)
+        counted = costs.parameters(config.model)
+        flops = costs.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+        rows.append([f"`{run.name}`", f"{counted.total:,}", f"{counted.active:,}", f"{flops.training:,.0f}"])
+    return _table(["run", "parameters", "active", "FLOPs per token"], rows)
+
+
+def sizes() -> str:
+    """Return a table of the backbone's sizes."""
+    rows = []
+    for size in ("0.5B", "1.5B", "3B"):
+        shape = resolve(f"gqa_{size}").model
+        shapes = (shape.layers, shape.hidden_size, shape.heads, shape.head_dim, shape.ffn_hidden_size)
+        rows.append([size, *(f"{value:,}" for value in shapes)])
+    return _table(["size", "layers", "hidden", "heads", "head dim", "FFN"], rows)
+
+
+def columns() -> str:
+    """Return a table of the columns of `report.csv`."""
+    described = report_columns.DESCRIPTIONS
+    rows = [
+        [f"`{name}`", described[name].unit, described[name].meaning, described[name].known_as]
+        for name in report_columns.names()
+    ]
+    return _table(["column", "unit", "meaning", "known elsewhere as"], rows)
+
+
+def measured(name: str) -> str:
+    """Return a table of the figures of docs/measured/`name`.json, and below it how they were measured."""
+    content = _measured(name)
+    cells = [[each["what"], _value(each), _interval(each), _count(each)] for each in content["figures"].values()]
+    source = f"`{content['script']}`, commit {content['commit']}"
+    return f"{_table(['figure', 'value', 'interval', 'n'], cells)}\n\n{how(name)} Script: {source}."
+
+
+def rows(name: str) -> str:
+    """Return the table that docs/measured/`name`.json holds as rows."""
+    content = _measured(name)
+    return _table(list(content["rows"][0]), [list(map(str, row.values())) for row in content["rows"]])
+
+
+def how(name: str) -> str:
+    """Return how the figures of docs/measured/`name`.json were measured, as one line."""
+    content = _measured(name)
+    where = f"{content['machine']}, {content['software']}, {content['date']}"
+    return ". ".join([where, *(content[key].rstrip(".") for key in ("conditions", "note") if key in content)]) + "."
+
+
+def figure(name: str, *key: str) -> str:
+    """Return one measured value with its unit."""
+    return _value(_measured(name)["figures"][" ".join(key)])
+
+
+def interval(name: str, *key: str) -> str:
+    """Return the interval of one measured value."""
+    return _interval(_measured(name)["figures"][" ".join(key)])
+
+
+BLOCKS: dict[str, Callable[..., str]] = {
+    "keys": keys,
+    "parameters": parameters,
+    "sizes": sizes,
+    "combinations": combinations.table,
+    "columns": columns,
+    "measured": measured,
+    "rows": rows,
+    "how": how,
+    "figure": figure,
+    "interval": interval,
+}
+
+
+def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield part, key and JSON schema of every key; a key of one kind of attention or position has it in brackets."""
+
+    def walk(schema: dict[str, Any], prefix: str, kind: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        for name, value in schema["properties"].items():
+            key = f"{prefix}{name}"
+            if "description" in value and name != "kind":
+                yield key.split(".")[0] if "." in key else "run", key + kind, value
+            for choice in [value, *value.get("anyOf", []), *value.get("oneOf", [])]:
+                if "$ref" in choice:
+                    inner = root["$defs"][choice["$ref"].rpartition("/")[2]]
+                    mark = f" ({inner['properties']['kind']['const']})" if "kind" in inner["properties"] else kind
+                    yield from walk(inner, f"{key}.", mark)
+
+    return walk(root, "", "")
+
+
+def _code(key: str) -> str:
+    name, _, kind = key.partition(" ")
+    return f"`{name}` {kind}".strip()
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "discriminator" in schema:
+        return f"`kind`: {', '.join(schema['discriminator']['mapping'])}"
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    choices = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
+    if all("$ref" in each for each in choices):
+        return "part"
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {choices[0][name]:,.12g}" for name, sign in signs.items() if name in choices[0]]
+    return " ".join([", ".join(TYPES[each["type"]] for each in choices), *limits])
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return str(value["kind"])
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _measured(name: str) -> dict[str, Any]:
+    """Return the file's content, with numbers as they are written there: 0.930 keeps its last digit."""
+    text = (MEASURED / f"{name}.json").read_text(encoding="utf-8")
+    return json.loads(text, parse_float=str, parse_int=lambda digits: f"{int(digits):,}")
+
+
+def _value(each: dict[str, Any]) -> str:
+    return f"{each['value']} {each.get('unit', '')}".strip()
+
+
+def _interval(each: dict[str, Any]) -> str:
+    if not each.get("interval"):
+        return "–"
+    low, high = each["interval"]
+    return f"{each.get('interval_kind', '')} {low} to {high}".strip()
+
+
+def _count(each: dict[str, Any]) -> str:
+    return f"{each.get('n', '–')} {each.get('n_of', '')}".strip()
+
+
+def _table(titles: list[str], cells: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *([cell.replace("|", "\\|") for cell in row] for row in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _in_chinese(line: str) -> str:
+    if not line.startswith("|"):
+        return CHINESE.get(line, line)
+    return "| " + " | ".join(CHINESE.get(cell, cell) for cell in line.strip("| ").split(" | ")) + " |"
+
+
+def main() -> int:
+    """Rewrite, or check, every page; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    check = parser.parse_args().check
+    stale = [page for page in pages() if filled(page) != page.read_text(encoding="utf-8")]
+    for page in stale:
+        if not check:
+            page.write_text(filled(page), encoding="utf-8")
+        print(f"{page.relative_to(ROOT)} {'is out of date: run python docs/generate.py' if check else 'is written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
