@@ -113,7 +113,8 @@ def how(name: str) -> str:
     """Return how the figures of docs/measured/`name`.json were measured, as one line."""
     content = _measured(name)
     where = f"{content['machine']}, {content['software']}, {content['date']}"
-    return ". ".join([where, *(content[key].rstrip(".") for key in ("conditions", "note") if key in content)]) + "."
+    about = [content[key].rstrip(".") for key in ("conditions", "note") if key in content]
+    return f"{where}: {'. '.join(about)}."
 
 
 def figure(name: str, *key: str) -> str:

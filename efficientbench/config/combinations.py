@@ -1,7 +1,4 @@
-"""What combines with what: every variant of the matrix tried on the layouts below, by the code that refuses a run.
-
-`python -m efficientbench.config.combinations` prints the table that the README shows.
-"""
+"""What combines with what: every variant of the matrix tried on the layouts below, by the code that refuses a run."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def runs() -> dict[str, str]:
 
 
 def table() -> str:
-    """The README's table: a row for each variant, a column for each part, and below it the reasons."""
+    """Return a table in Markdown: a row for each variant, a column for each part, and below it the reasons."""
     reasons: list[str] = []
     rows = [f"| variant | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
     for variant, name in runs().items():
@@ -77,7 +74,3 @@ def table() -> str:
             cells.append(f"no ({reasons.index(problems) + 1})" if problems else "yes")
         rows.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join([*rows, "", *(f"{number}. `{reason}`" for number, reason in enumerate(reasons, start=1))])
-
-
-if __name__ == "__main__":
-    print(table())

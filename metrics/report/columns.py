@@ -1,20 +1,16 @@
 """The columns of `report.csv`: their order, what each one means, and the name it has elsewhere.
 
-COLUMNS.md and the report's own glossary are made from this table; `python -m efficientbench.metrics.report.columns`
-writes the first.
+The report's own glossary and the page docs/columns.md are made from this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, columns
 
-DOCUMENT = Path(__file__).with_name("COLUMNS.md")
 UNAVAILABLE = "unavailable"
 NO_REASON = "the run's record does not hold it"
 
@@ -193,25 +189,3 @@ def _times(*factors: float | None) -> float | None:
             return None
         product *= factor
     return product
-
-
-def document() -> str:
-    """The table as Markdown."""
-    lines = [
-        "# Columns of report.csv",
-        "",
-        "Made from `metrics/report/columns.py` by `python -m efficientbench.metrics.report.columns`. One row a run, or",
-        "a group of repeats, full precision; what could not be measured is `n/a`, and the column `unavailable` says",
-        "why. Columns keep their names and their order; further ones are added before the last.",
-        "",
-        "| column | unit | meaning | known elsewhere as |",
-        "|---|---|---|---|",
-    ]
-    for name in names():
-        column = DESCRIPTIONS[name]
-        lines.append(f"| `{name}` | {column.unit} | {column.meaning} | {column.known_as} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    write_whole(DOCUMENT, document())

@@ -1,6 +1,7 @@
 """The table of runs that the front page shows, from the records of runs that were made before.
 
-    bash experiments/attention_variants/run_gqa_1.5B.sh --smoke    # and others
+Make runs first, like `bash experiments/attention_variants/run_gqa_1.5B.sh --smoke`, then call:
+
     python tests/benchmarks/smoke_runs.py output/efficientllm_benchmark [--write]
 """
 

@@ -1,16 +1,8 @@
-"""What combines with what, and that the README says the same."""
+"""What combines with what."""
 
 from __future__ import annotations
 
-from support.repository import ROOT
-
-from efficientbench.config.combinations import products, refusals, runs, table
-
-README = ROOT / "README.md"
-
-
-def test_the_readme_has_the_table_as_the_code_refuses() -> None:
-    assert f"<!-- combinations -->\n\n{table()}\n\n<!-- /combinations -->" in README.read_text(encoding="utf-8")
+from efficientbench.config.combinations import products, refusals, runs
 
 
 def test_a_product_works_where_each_of_its_parts_does() -> None:

@@ -1,0 +1,173 @@
+"""The pages of README*.md and docs/: sizes, links, commands, keys, files and generated blocks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from support.repository import ROOT
+
+from efficientbench.cli import app
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.cli import app as data_app
+
+FRONT_PAGES = sorted(ROOT.glob("README*.md"))
+PAGES = [*FRONT_PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("data_tools", "docs", "efficientbench", "examples", "experiments", "launchers", "metrics", "tests")
+TAKE_A_RUN = ("run", "plan", "profile", "launch")
+STANDS_FOR = {"NAME": "gqa_1.5B", "TYPE": "cpu"}
+"""What a placeholder of the pages stands for."""
+
+
+def each_page(function: object) -> object:
+    """Call a test once for each page."""
+    ids = [str(page.relative_to(ROOT)) for page in PAGES]
+    return pytest.mark.parametrize("page", PAGES, ids=ids)(function)
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """Yield the text of the page's bash blocks."""
+    for match in re.finditer(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        yield match[1]
+
+
+def prose(page: Path) -> str:
+    """Return the page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def inline(page: Path) -> list[str]:
+    """Return every piece of inline code in the page."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in the page's bash blocks and inline code, without what is optional or elided."""
+    lines = [line for block in blocks(page) for line in block.splitlines()]
+    for line in [*lines, *inline(page)]:
+        line = re.sub(r"\[[^\]]*(\||…|--)[^\]]*\]|…", "", line)
+        for part in re.split(r"\s*&&\s*", line):
+            try:
+                words = [STANDS_FOR.get(word, word) for word in shlex.split(part, comments=True)]
+            except ValueError:
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if len(words) > 1:
+                yield words
+
+
+def parse(application: typer.Typer, words: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of a command as its own parser reads them; run nothing."""
+    group: Any = typer.main.get_command(application)
+    if words[0].startswith("-"):
+        return group.make_context("command", list(words), resilient_parsing=True).params
+    assert words[0] in group.commands, f"there is no command {words[0]}"
+    if len(words) == 1:
+        return {}
+    return group.commands[words[0]].make_context(words[0], list(words[1:])).params
+
+
+def keys() -> set[str]:
+    """Return every key of the configuration, and of every part."""
+    schema = RunConfig.model_json_schema()
+    found: set[str] = set()
+
+    def walk(part: dict, prefix: str) -> None:
+        for name, value in part["properties"].items():
+            found.add(prefix + name)
+            for choice in [value, *value.get("anyOf", []), *value.get("oneOf", [])]:
+                if "$ref" in choice:
+                    walk(schema["$defs"][choice["$ref"].rpartition("/")[2]], f"{prefix}{name}.")
+
+    walk(schema, "")
+    return found
+
+
+KEYS = keys()
+
+
+def check_run(name: str, words: Sequence[str], smoke: bool) -> None:
+    """Resolve a run's configuration from the `key=value` in a command."""
+    resolve(name, smoke, [word for word in words if "=" in word and word != "key=value"])
+
+
+@each_page
+def test_a_page_is_short(page: Path) -> None:
+    assert page.stat().st_size <= (8192 if page in FRONT_PAGES else 10_240)
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+@each_page
+def test_commands_parse(page: Path) -> None:
+    for words in commands(page):
+        first, rest = words[0], words[1:]
+        if first == "efficientbench":
+            parsed = parse(app, rest)
+            if rest[0] in TAKE_A_RUN and parsed.get("name"):
+                check_run(parsed["name"], parsed["words"] or [], parsed["smoke"])
+            axes = [*(parsed.get("axes") or []), *(parsed.get("words") or [])]
+            for word in axes:
+                assert "=" not in word or word.partition("=")[0] in {*KEYS, "key"}, words
+        elif first == "efficientbench-data":
+            parse(data_app, rest)
+        elif first.startswith("python") and rest[:2] == ["-m", "data_tools"]:
+            parse(data_app, rest[2:] or ["--help"])
+        elif first in ("bash", "source") or (first.startswith("python") and rest[0].endswith(".py")):
+            script = ROOT / rest[0]
+            assert script.is_file() or not rest[0].startswith(FOLDERS), words
+            if script.parent.parent == ROOT / "experiments":
+                check_run(script.stem.removeprefix("run_"), rest[1:], "--smoke" in rest)
+
+
+@each_page
+def test_named_keys_exist(page: Path) -> None:
+    for code in inline(page):
+        if re.match(r"(parallel|training|data|measurement|faults|checkpoint|kernels|model)\.[a-z_*]", code):
+            name = code.partition("=")[0].split(" ")[0].removesuffix(":").removesuffix(".*")
+            assert name in KEYS, code
+
+
+@each_page
+def test_named_files_exist(page: Path) -> None:
+    for code in inline(page):
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", code):
+            assert (ROOT / code).exists(), code
+
+
+def test_generated_blocks_are_up_to_date() -> None:
+    command = [sys.executable, "docs/generate.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_measured_figures_name_their_source_and_are_shown() -> None:
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for path in sorted((ROOT / "docs" / "measured").glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        assert {"script", "machine", "software", "commit", "date", "conditions"} <= content.keys(), path.name
+        if content["script"].startswith("tests/"):
+            assert (ROOT / content["script"]).is_file(), path.name
+        assert re.search(rf"generated: (measured|rows) {path.stem} ", shown), path.name
