@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
-"""The Chinese of what the blocks say in English, by the English."""
+"""The Chinese of what the blocks hold in English, by the English: cells of tables, and phrases of other lines."""
 TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
 """What a reader calls the types of JSON schema."""
 
@@ -73,6 +73,14 @@ def parameters() -> str:
         flops = costs.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
         rows.append([f"`{run.name}`", f"{counted.total:,}", f"{counted.active:,}", f"{flops.training:,.0f}"])
     return _table(["run", "parameters", "active", "FLOPs per token"], rows)
+
+
+def planned(name: str, figure: str) -> str:
+    """Return one figure of a run of the matrix: its parameters, or the keys that a query reads."""
+    config = resolve(name)
+    if figure == "parameters":
+        return f"{costs.parameters(config.model).total:,}"
+    return f"{costs.keys_read_per_query(config.model, config.training.seq_len):,.0f}"
 
 
 def sizes() -> str:
@@ -130,6 +138,7 @@ def interval(name: str, *key: str) -> str:
 BLOCKS: dict[str, Callable[..., str]] = {
     "keys": keys,
     "parameters": parameters,
+    "planned": planned,
     "sizes": sizes,
     "combinations": combinations.table,
     "columns": columns,
@@ -209,9 +218,11 @@ def _table(titles: list[str], cells: list[list[str]]) -> str:
 
 
 def _in_chinese(line: str) -> str:
-    if not line.startswith("|"):
-        return CHINESE.get(line, line)
-    return "| " + " | ".join(CHINESE.get(cell, cell) for cell in line.strip("| ").split(" | ")) + " |"
+    if line.startswith("|"):
+        return "| " + " | ".join(CHINESE["cells"].get(cell, cell) for cell in line.strip("| ").split(" | ")) + " |"
+    for english, chinese in CHINESE["phrases"].items():
+        line = line.replace(english, chinese)
+    return line
 
 
 def main() -> int:
