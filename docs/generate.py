@@ -108,7 +108,7 @@ def measured(name: str) -> str:
     content = _measured(name)
     cells = [[each["what"], _value(each), _interval(each), _count(each)] for each in content["figures"].values()]
     source = f"`{content['script']}`, commit {content['commit']}"
-    return f"{_table(['figure', 'value', 'interval', 'n'], cells)}\n\n{how(name)} Script: {source}."
+    return f"{_table(['figure', 'value', 'interval', 'n'], cells)}\n\nMeasured on {how(name)} Script: {source}."
 
 
 def rows(name: str) -> str:

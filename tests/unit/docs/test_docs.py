@@ -157,6 +157,12 @@ def test_named_files_exist(page: Path) -> None:
             assert (ROOT / code).exists(), code
 
 
+@each_page
+def test_no_line_begins_with_an_inline_block(page: Path) -> None:
+    """Markdown takes such a line as HTML to its end, and shows links and code in it as they are written."""
+    assert not re.search(r"^<!-- generated: [^>]*-->[^\n]", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_generated_blocks_are_up_to_date() -> None:
     command = [sys.executable, "docs/generate.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
