@@ -26,8 +26,7 @@ from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.supervision import USER_MISTAKE
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
-from efficientbench.metrics.records.load import LEFT_OUT
-from efficientbench.metrics.records.record import read_record
+from efficientbench.metrics.records.record import LEFT_OUT, read_record
 from efficientbench.metrics.report.table import print_table
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora

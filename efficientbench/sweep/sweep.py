@@ -17,8 +17,7 @@ from rich.console import Console
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.cgroup import usable_cores
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.load import load_records
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine, look, parallel_runs, slots
 from efficientbench.sweep.outcome import Failure, write_failure

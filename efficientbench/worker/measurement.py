@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime
 
 from efficientbench import metrics
@@ -16,17 +15,9 @@ from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import tell_sensors
-from efficientbench.metrics.records.outliers import Outlier
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
-from efficientbench.metrics.records.record_parts import (
-    DisturbanceRecord,
-    ExpertLoad,
-    OutlierStep,
-    TimelineRecord,
-    WindowRecord,
-)
-from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
-from efficientbench.metrics.records.validations import quality_curve
+from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
+from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
 from efficientbench.metrics.sensors.ascend.chips import ascend_sensor
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
@@ -126,13 +117,13 @@ def build_record(
         experts=_expert_load(quality),
         keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
-        timelines=[TimelineRecord(**asdict(timeline)) for timeline in run.timelines],
-        windows=[WindowRecord(begin_s=begin_s, end_s=end_s) for begin_s, end_s in run.windows],
-        disturbances=[DisturbanceRecord(**asdict(each)) for each in longest(run.disturbances, MAXIMUM_DISTURBANCES)],
+        timelines=list(run.timelines),
+        windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
+        disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
         kernels=kernel_names(config, device.type),
         fallback_kernels=fallback_kernels(config, device.type),
         quality_curve=quality_curve(run, recorder.validations),
-        outliers=_outlier_steps(summary.outliers),
+        outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
         config=config.model_dump(mode="json"),
         environment=run_environment(config, device) | {"sensors": tell_sensors(run.sensors)},
@@ -140,10 +131,10 @@ def build_record(
     )
 
 
-def _outlier_steps(outliers: Sequence[Outlier]) -> list[OutlierStep]:
-    """The slowest of them, in the order of the run."""
+def _slowest(outliers: Sequence[Outlier]) -> list[Outlier]:
+    """Return the MOST_OUTLIERS slowest steps, in the order of the run."""
     slowest = sorted(outliers, key=lambda outlier: -outlier.step_time_s)[:MOST_OUTLIERS]
-    return [OutlierStep(**asdict(outlier)) for outlier in sorted(slowest, key=lambda outlier: outlier.step)]
+    return sorted(slowest, key=lambda outlier: outlier.step)
 
 
 def _expert_load(quality: Quality) -> ExpertLoad | None:

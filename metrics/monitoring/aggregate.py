@@ -7,13 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from efficientbench.metrics.definitions import window_length_s
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.monitoring.measurement import (
-    DeviceMeasurement,
-    Disturbance,
-    RankMeasurement,
-    RunMeasurement,
-)
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
 
 # Figures of an accelerator are never replaced by the host's, nor mixed with them.

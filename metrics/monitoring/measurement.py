@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from efficientbench.metrics.monitoring.timeline import Timeline
+from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
 
@@ -23,20 +23,6 @@ class StepTime:
     """Tokens that this rank alone answers for."""
     begin_s: float = 0.0
     """On this rank's monotonic clock."""
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """A time in which something that is not of the run used a device."""
-
-    device: str
-    """The device's uuid."""
-    begin_s: float
-    """Counted from the opening of the measured window; seen by looking from time to time, so true to a second or so."""
-    end_s: float
-    description: str
-    share: float | None = None
-    """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from efficientbench.metrics import definitions
 from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, covered_s, window_length_s
-from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, Disturbance
-from efficientbench.metrics.monitoring.timeline import Timeline, make_timeline
+from efficientbench.metrics.device_use import Disturbance, Timeline
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
+from efficientbench.metrics.monitoring.timeline import make_timeline
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from efficientbench.metrics.definitions import BYTES_PER_GB
+from efficientbench.metrics.device_use import Timeline
 
 MAXIMUM_POINTS = 500
 
 Trace = tuple[Sequence[float], Sequence[float]]
 """Time stamps in seconds, increasing, and as many values."""
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Equal buckets of time; all lists have one entry for each bucket that holds a sample, None where it lacks one."""
-
-    device: str
-    """The device's uuid."""
-    device_name: str
-    scope: str
-    """What it is: 'gpu', 'npu', 'host', 'allocator', or the scope of an energy meter."""
-    bucket_s: float
-    time_s: list[float]
-    """The middle of the bucket, counted from the opening of the measured window: set-up and warm-up are negative."""
-    memory_used_gb_mean: list[float | None]
-    memory_used_gb_max: list[float | None]
-    utilization_mean: list[float | None]
-    """Busy fraction, 0 to 1."""
-    utilization_max: list[float | None]
-    power_w_mean: list[float | None]
-    power_w_max: list[float | None]
 
 
 def make_timeline(

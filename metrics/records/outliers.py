@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.monitoring.measurement import Disturbance
+from efficientbench.metrics.records.record_parts import Outlier
 
 DEVIATIONS = 6.0
 """An outlier is above the median by this many robust standard deviations, of which chance gives one in a billion,"""
@@ -17,19 +17,6 @@ LEAST_EXCESS = 0.1
 
 _SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
-
-
-@dataclass(frozen=True)
-class Outlier:
-    """One step that took much longer than the median."""
-
-    step: int
-    """Counted from 1 since the start of the run, warm-up included."""
-    step_time_s: float
-    times_median: float
-    """Its time over the median of all measured steps."""
-    cause: str | None
-    """What is known to have happened at that step; None where nothing is."""
 
 
 def find_outliers(

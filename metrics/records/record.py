@@ -7,33 +7,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import from_json
 
 from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.record_parts import (
-    DataSource,
-    DisturbanceRecord,
-    ExpertLoad,
-    OutlierStep,
-    QualityPoint,
-    TimelineRecord,
-    WindowRecord,
-)
+from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
 
 SCHEMA_VERSION: Literal[2] = 2
-"""2 added the noise of steps, outliers and the quality curve, and made `al_s_ci_low` and
-`al_s_ci_high` robust to autocorrelation: in 1 they are Student's, of independent steps."""
 RECORD_NAME = "record.json"
+LEFT_OUT = ("previous", "profile")
+"""Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
 MOST_OUTLIERS = 100
-"""Named in a record; a run with more has other troubles than single steps."""
+"""The largest number of steps that a record lists; a run with more has other troubles than single steps."""
+
+# The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
+# its reader would refuse.
+_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always")
 
 
 class Identity(BaseModel):
     """What was run, and on what."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = _STRICT
 
     run: str
     variant: str
@@ -64,7 +60,7 @@ class Identity(BaseModel):
 class Metrics(BaseModel):
     """The measured figures; None stands for one that could not be had, and `unavailable` in the record says why."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = _STRICT
 
     amu_gb: float | None
     """Mean over devices of the memory used, GB (10^9 bytes)."""
@@ -176,17 +172,17 @@ class RunRecord(Metrics, Identity):
     """Mean keys that a query's attention reads in training, and"""
     dense_keys_per_query: float | None = None
     """those that dense causal attention reads; both None for a model without attention."""
-    timelines: list[TimelineRecord] = []
+    timelines: list[Timeline] = []
     """Memory, utilization and power of each device over time, for plots."""
-    windows: list[WindowRecord] = []
+    windows: list[Window] = []
     """The measured intervals."""
-    disturbances: list[DisturbanceRecord] = []
+    disturbances: list[Disturbance] = []
     """When others used the run's devices; the 500 longest times."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     fallback_kernels: dict[str, str] = {}
     """Those parts of `kernels` that a better kernel would serve on this device type → why it did not."""
-    outliers: list[OutlierStep] = []
+    outliers: list[Outlier] = []
     """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
     resumed_after_steps: list[int] = []
     """Numbers of steps after which the run went on from a checkpoint. What was measured is of the last attempt alone,
@@ -235,50 +231,54 @@ def read_record(path: Path) -> RunRecord:
         MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
     """
     try:
-        # The timelines are thousands of floats, which this reader takes a sixth of json's time for.
-        content = from_json(path.read_bytes())
+        return RunRecord.model_validate_json(path.read_bytes())
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise MetricsError(f"{path}: damaged, it is no JSON ({error})") from None
-    if isinstance(content, dict) and content.get("schema_version", SCHEMA_VERSION) not in (1, SCHEMA_VERSION):
-        raise MetricsError(
-            f"{path}: written in schema version {content['schema_version']}; this program reads 1 to {SCHEMA_VERSION}"
-        )
-    try:
-        return RunRecord.model_validate(_from_version_1(content) if _is_version_1(content) else content)
     except ValidationError as error:
-        raise MetricsError(f"{path}: not a run's record: {_readable(error)}") from None
-
-
-_ADDED_IN_2 = (
-    *("al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps", "al_s_drift", "al_s_drift_p", "al_s_drift_flagged"),
-    *("outlier_steps", "validation_loss_se"),
-)
-
-
-_INTERVAL = ("al_s_ci_low", "al_s_ci_high")
-FORMULA_ID_OF_1 = "efficientllm-2505.13840/1"
-
-
-def _is_version_1(content: Any) -> bool:
-    return isinstance(content, dict) and content.get("schema_version") == 1
-
-
-def _from_version_1(content: dict[str, Any]) -> dict[str, Any]:
-    """The same record in today's names: what was not recorded then is absent for that reason."""
-    reason = "the record was written before this was recorded (schema version 1)"
-    student = "schema version 1 took steps as independent of each other: its interval is too narrow"
-    unavailable = {
-        **dict.fromkeys(_ADDED_IN_2, reason),
-        **(content.get("unavailable") or {}),
-        **dict.fromkeys(_INTERVAL, student),
-    }
-    changed = {"schema_version": SCHEMA_VERSION, "formula_id": FORMULA_ID_OF_1, "unavailable": unavailable}
-    return {**dict.fromkeys(_ADDED_IN_2), **content, **dict.fromkeys(_INTERVAL), **changed}
+        raise MetricsError(f"{path}: {_readable(error)}") from None
 
 
 def _readable(error: ValidationError) -> str:
-    """All errors of a validation in one line, by key."""
-    found = [(".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")) for item in error.errors()]
-    return "; ".join(f"{where}: {message}" if where else message for where, message in found)
+    """Return all errors of a validation in one line, by key."""
+    found = {".".join(map(str, item["loc"])): item for item in error.errors()}
+    version, first = found.get("schema_version"), error.errors()[0]
+    if version is not None:
+        return f"written in schema version {version['input']}; this program reads {SCHEMA_VERSION}"
+    if first["type"] == "json_invalid":
+        return f"damaged, it is no JSON ({first['ctx']['error']})"
+    messages = {where: item["msg"].removeprefix("Value error, ") for where, item in found.items()}
+    listed = "; ".join(f"{where}: {message}" if where else message for where, message in messages.items())
+    return f"not a run's record: {listed}"
+
+
+def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
+    """Read all records below a folder.
+
+    Records that a later one replaced (below a folder `previous`) and those of traced runs (`profile`) are left out,
+    unless that folder itself is given.
+
+    Returns:
+        The records by run and start, and a message for each file that cannot be read as one.
+
+    Raises:
+        MetricsError: there is no such folder, or it cannot be read.
+    """
+    try:
+        if folder.is_file():
+            raise MetricsError(f"{folder}: is a file; give the folder that runs were written to")
+        if not folder.is_dir():
+            raise MetricsError(f"{folder}: there is no such folder to report on")
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be read ({error.strerror})") from None
+    records, damaged = [], []
+    for path in current_files(folder, RECORD_NAME):
+        try:
+            records.append(read_record(path))
+        except MetricsError as error:
+            damaged.append(str(error))
+    return sorted(records, key=lambda record: (record.run, record.started_at)), damaged
+
+
+def current_files(folder: Path, name: str) -> list[Path]:
+    """Return the files of that name below a folder, in order, without those below one of LEFT_OUT."""
+    return [path for path in sorted(folder.rglob(name)) if not set(LEFT_OUT) & set(path.relative_to(folder).parts)]

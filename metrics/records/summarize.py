@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,8 +13,9 @@ from efficientbench.metrics import definitions, statistics
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.monitoring.series import NO_STEP
-from efficientbench.metrics.records.outliers import Outlier, disturbed_steps, find_outliers
+from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record import Metrics
+from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,24 @@ class Quality:
     """[layers][experts] of the measured window; empty where there are none."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validation as it was made."""
+
+    step: int
+    """The number of training steps before it."""
+    tokens: int
+    """Trained on since the start, warm-up included."""
+    measured_tokens: int
+    """Those of them in measured steps."""
+    loss: float
+    """Mean over tokens, nats."""
+    loss_se: float | None
+    """Standard error of the loss."""
+    windows: int
+    """Measured intervals that were over."""
 
 
 @dataclass
@@ -235,3 +255,27 @@ def _experts(summary: Summary, quality: Quality) -> None:
     summary.put("auxiliary_loss", quality.auxiliary_loss, quality.reasons.get("auxiliary_loss", none))
     by_layer = definitions.load_imbalance(quality.tokens_per_expert)
     summary.put("expert_load_imbalance", math.fsum(by_layer) / len(by_layer) if by_layer else None, none)
+
+
+def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:
+    """Each validation with the measured cost of the training before it."""
+    points = []
+    for validation in validations:
+        measured = bisect_right(run.step_numbers, validation.step)
+        has_energy = len(run.window_energy_j) >= validation.windows and run.energy_j is not None
+        points.append(
+            QualityPoint(
+                step=validation.step,
+                tokens=validation.tokens,
+                loss=_finite(validation.loss),
+                loss_se=_finite(validation.loss_se),
+                measured_tokens=validation.measured_tokens,
+                train_s=math.fsum(run.step_times_s[:measured]),
+                energy_j=math.fsum(run.window_energy_j[: validation.windows]) if has_energy else None,
+            )
+        )
+    return points
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from efficientbench.metrics.records.load import LEFT_OUT
+from efficientbench.metrics.records.record import current_files
 
 FAILURE_NAME = "failure.json"
 HEADER = ("run", "kind", "step", "reason")
@@ -40,11 +40,10 @@ class FailedRun:
 
 def load_failures(folder: Path) -> list[FailedRun]:
     """The failures below a folder, by run; files that cannot be read are passed over, as are
-    replaced attempts and traced runs."""
+    replaced attempts and traced runs.
+    """
     found = []
-    for path in sorted(folder.rglob(FAILURE_NAME)):
-        if set(LEFT_OUT) & set(path.relative_to(folder).parts):
-            continue
+    for path in current_files(folder, FAILURE_NAME):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             step, rank = content.get("step"), content.get("rank")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from efficientbench.metrics.analysis.compare import ratio_of
+from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.groups import group
 
 MOST_NAMED = 3
 """Slow steps that a sentence names."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.energy import Ranked, disagreements, rank
-from efficientbench.metrics.report.groups import group
 from efficientbench.metrics.report.headline import ABSENT, SMOKE_NOTE, name
 from efficientbench.metrics.report.table import print_columns
 from efficientbench.metrics.report.text import markdown_table

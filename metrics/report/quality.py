@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Z_95
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.groups import group
 from efficientbench.metrics.report.headline import ABSENT, count, unique_names
 
 HEADER = ("run", "tokens", "seconds", "joules")

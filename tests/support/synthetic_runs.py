@@ -12,15 +12,9 @@ from typing import Any
 from support.metrics_parts import make_record
 
 from efficientbench.metrics.definitions import load_imbalance, percentiles
+from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.records.record_parts import (
-    DisturbanceRecord,
-    ExpertLoad,
-    OutlierStep,
-    QualityPoint,
-    TimelineRecord,
-    WindowRecord,
-)
+from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, QualityPoint, Window
 from efficientbench.metrics.records.summarize import nothing_measured
 
 SIZES = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "3B": 3_085_938_688}
@@ -122,11 +116,11 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         **{"peak_memory_device_bytes": round(used_gb * 1.02e9), "train_loss": loss - 0.05, "validation_loss": loss},
         **{"perplexity": math.exp(loss), "bits_per_byte": loss / math.log(2) / 4.4, "validation_loss_se": 0.006},
         **{"sample_interval_s": 0.1, "outlier_steps": 1},
-        "outliers": [OutlierStep(step=steps // 3, step_time_s=max(times), times_median=1.9, cause="evaluation")],
+        "outliers": [Outlier(step=steps // 3, step_time_s=max(times), times_median=1.9, cause="evaluation")],
         "keys_read_per_query": 1294.6 if variant == "nsa" else 1024.5,
         "dense_keys_per_query": 1024.5,
         "timelines": [_timeline(device, mean_s * steps, used_gb, watts, slow, chance) for device in range(4)],
-        "windows": [WindowRecord(begin_s=0.0, end_s=mean_s * steps)],
+        "windows": [Window(begin_s=0.0, end_s=mean_s * steps)],
         "quality_curve": _curve(loss, tokens_per_step, steps, mean_s, watts * 4),
         "config": {
             "training": {"recompute": "none", "seed": seed},
@@ -155,9 +149,9 @@ def _step_times(times: list[float]) -> dict[str, Any]:
     }
 
 
-def _disturbance(window_s: float) -> DisturbanceRecord:
+def _disturbance(window_s: float) -> Disturbance:
     busy = "another process on the device: python (pid 4711)"
-    return DisturbanceRecord(device="GPU-1", begin_s=window_s * 0.4, end_s=window_s * 0.47, description=busy, share=0.2)
+    return Disturbance(device="GPU-1", begin_s=window_s * 0.4, end_s=window_s * 0.47, description=busy, share=0.2)
 
 
 def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
@@ -181,7 +175,7 @@ def _model(variant: str) -> dict[str, Any]:
 
 def _timeline(
     device: int, window_s: float, used_gb: float, watts: float, slow: float, chance: random.Random
-) -> TimelineRecord:
+) -> Timeline:
     buckets = 500
     bucket_s = (window_s + 20) / buckets
     times = [-15 + (at + 0.5) * bucket_s for at in range(buckets)]
@@ -189,7 +183,7 @@ def _timeline(
     memory = [0.6 + (used_gb - 0.6) * min((time + 15) / 15, 1.0) for time in times]
     busy = [min(0.985 - 0.02 * slow + chance.gauss(0, 0.015), 1.0) if now else 0.12 for now in inside]
     power = [watts + chance.gauss(0, 9) + 4 * device if now else 128.0 for now in inside]
-    return TimelineRecord(
+    return Timeline(
         device=f"GPU-{device}",
         device_name="NVIDIA H100 80GB HBM3",
         scope="gpu",

@@ -12,9 +12,8 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
 from efficientbench.metrics.records.record_parts import QualityPoint
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
-from efficientbench.metrics.records.summarize import Quality
+from efficientbench.metrics.records.summarize import Quality, Validation
 from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
-from efficientbench.metrics.records.validations import Validation
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import CheckpointEnded, Event, StepEnded, TrainingEnded, ValidationEnded
@@ -136,7 +135,7 @@ class Recorder:
     def write_curve(self, curve: Sequence[QualityPoint]) -> None:
         """Add what training had cost at each validation, which is known once all ranks have told their share."""
         for point in curve:
-            self.steps.write("quality", point.model_dump())
+            self.steps.write("quality", asdict(point))
 
     def close(self) -> None:
         """Finish both files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from efficientbench.metrics.records.record import ExpertLoad
+from efficientbench.metrics.records.record_parts import ExpertLoad
 from efficientbench.metrics.report.html.svg import figure, rect, svg, text, told
 
 WIDTH = 400

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.records.record import RunRecord, TimelineRecord
+from efficientbench.metrics.device_use import Timeline
+from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.html.svg import Look, Scale, axis_x, axis_y, figure, path, rect, short, svg, told
 
 WIDTH = 400
@@ -107,7 +108,7 @@ def _moments(record: RunRecord, quantity: _Quantity) -> list[_Moment]:
     ]
 
 
-def _serves(line: TimelineRecord, record: RunRecord, quantity: _Quantity) -> bool:
+def _serves(line: Timeline, record: RunRecord, quantity: _Quantity) -> bool:
     if not any(value is not None for value in getattr(line, quantity.mean)):
         return False
     return line.scope == record.device_scope or quantity.of_any_scope

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from efficientbench.metrics.analysis.conditions import differing, group
 from efficientbench.metrics.definitions import t_quantile_95
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.groups import differing, group
 from efficientbench.metrics.report.headline import SHOWN, Shown, unique_names
 from efficientbench.metrics.report.html.curves import Curve, curves
 from efficientbench.metrics.report.html.experts import expert_load

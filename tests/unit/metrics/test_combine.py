@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record
 
-from efficientbench.metrics.analysis.combine import combine_repeats
+from efficientbench.metrics.analysis.repeats import combine_repeats
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.records.record_parts import OutlierStep, QualityPoint
+from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.findings import slow_steps, speed_only
 from efficientbench.metrics.report.headline import name
@@ -41,7 +42,7 @@ def test_a_group_is_the_mean_of_its_runs() -> None:
     assert (one.mfu, one.unavailable["mfu"]) == (None, "not part of this test")
     assert [point.loss for point in one.quality_curve] == [5.5, 5.0]
     assert (one.quality_curve[1].train_s, one.quality_curve[1].energy_j) == (4.0, 4.0)
-    assert RunRecord.model_validate(one.model_dump()) == one
+    assert RunRecord.model_validate_json(one.model_dump_json()) == one
 
 
 def test_a_single_run_stays_as_it_is() -> None:
@@ -65,7 +66,7 @@ def test_the_reports_show_a_row_for_each_group(tmp_path: Path) -> None:
 def test_slow_steps_are_named_with_their_causes() -> None:
     causes = ["the first step after an evaluation", None, "others on the device: blender", None]
     outliers = [
-        OutlierStep(step=number, step_time_s=time_s, times_median=time_s * 10, cause=cause)
+        Outlier(step=number, step_time_s=time_s, times_median=time_s * 10, cause=cause)
         for number, time_s, cause in zip((4, 7, 9, 11), (0.5, 0.3, 0.4, 0.2), causes, strict=True)
     ]
     (line,) = slow_steps([make_record({"outliers": outliers, "outlier_steps": 4}), make_record()])
@@ -107,7 +108,7 @@ def test_runs_that_were_measured_otherwise_are_no_repeats(change: dict[str, obje
 
 
 def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
-    other = {"device": "HOST", "begin_s": 0.0, "end_s": 1.0, "description": "others", "share": 0.5}
+    other = Disturbance("HOST", 0.0, 1.0, "others", 0.5)
     up = repeat(1, 1.0, 4.0, al_s_drift=0.12)
     down = repeat(2, 1.0, 4.0, al_s_drift=-0.11, disturbances=[other])
     [one] = combine_repeats([up, down])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
         ({"dtype": "fp32"}, "dtype"),
         ({"tokens": 999}, "tokens"),
         ({"seq_len": 4096}, "sequence"),
-        ({"data": [DATA[0].model_copy(update={"fingerprint": "bb"})]}, "data"),
+        ({"data": [replace(DATA[0], fingerprint="bb")]}, "data"),
         ({"global_batch_size": 8}, "global_batch"),
         ({"tp": 2}, "layout"),
         ({"micro_batch_size": 1}, "layout"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.monitoring.measurement import Disturbance
 from efficientbench.metrics.records.outliers import Outlier, disturbed_steps, find_outliers
 
 

@@ -11,7 +11,7 @@ from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import QualityPoint
-from efficientbench.metrics.records.validations import Validation, quality_curve
+from efficientbench.metrics.records.summarize import Validation, quality_curve
 
 
 def power_law(tokens: int) -> float:

@@ -14,21 +14,10 @@ import pytest
 from pydantic import ValidationError
 from support.metrics_parts import make_record
 
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.record import Metrics, read_record, write_record
+from efficientbench.metrics.records.record import read_record, write_record
 from efficientbench.metrics.records.steplog import StepLog, read_steps
-
-VERSION_1 = (
-    *("amu_gb", "amu_fraction", "pcu", "al_s", "al_s_p50", "al_s_p90", "al_s_p99", "al_s_ci_low", "al_s_ci_high"),
-    *("tt_tokens_per_param_s", "tokens_per_s", "tokens_per_s_per_device", "aec_w", "power_w_sum", "energy_j"),
-    *("energy_j_per_token", "energy_scope", "mfu", "mfu_full_square", "hfu", "peak_memory_allocated_bytes"),
-    *("peak_memory_reserved_bytes", "peak_memory_device_bytes", "train_loss", "validation_loss", "perplexity"),
-    *("bits_per_byte", "device_scope", "amu_gb_max", "amu_fraction_max", "memory_idle_gb", "memory_kind"),
-    *("memory_allocated_mean_gb", "al_s_std", "al_s_cv", "tt_tokens_per_active_param_s", "energy_j_per_step"),
-    *("tokens_per_j", "energy_source", "window_s", "sample_interval_s", "peak_flops", "peak_flops_source"),
-    *("auxiliary_loss", "expert_load_imbalance"),
-)
-"""Figures of a record of schema version 1."""
 
 MEASURED = {"al_s": 0.125, "tokens": 4096, "steps_measured": 10, "energy_scope": "gpu", "mfu": 0.4}
 
@@ -53,15 +42,21 @@ def test_absent_without_a_reason_is_refused() -> None:
         make_record({"unavailable": {k: v for k, v in make_record().unavailable.items() if k != "pcu"}})
 
 
+def test_a_part_that_its_maker_did_not_check_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"disturbances.0.end_s\n  Input should be a finite number"):
+        make_record({"disturbances": [Disturbance("GPU-0", 1.0, math.nan, "process 7")]})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda c: c.pop("seed"), "seed: Field required"),
         (lambda c: c.update(seed="1"), "seed: Input should be a valid integer"),
         (lambda c: c.update(tokens_s=1), "tokens_s: Extra inputs are not permitted"),
-        (lambda c: c.update(schema_version=99), "written in schema version 99; this program reads 1 to 2"),
+        (lambda c: c.update(schema_version=99), "written in schema version 99; this program reads 2"),
         (lambda c: c["unavailable"].pop("hfu"), "absent without a reason in 'unavailable': hfu"),
         (lambda c: c.update(mfu=math.nan), "mfu: Input should be a finite number"),
+        (lambda c: c.update(windows=[{"begin_s": 0, "end": 1}]), "windows.0.end: Unexpected keyword argument"),
     ],
 )
 def test_a_wrong_record_is_refused_by_key(change: object, message: str, tmp_path: Path) -> None:
@@ -172,23 +167,3 @@ def test_a_full_disk_is_said() -> None:
     with pytest.raises(MetricsError, match="No space left"):
         log.write("step", {"step": 1})
     log.close()
-
-
-def test_a_record_of_schema_version_1_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    write_record(make_record(MEASURED), path)
-    content = json.loads(path.read_text())
-    added = [name for name in content if name in Metrics.model_fields and name not in VERSION_1]
-    for name in [*added, "fallback_kernels", "outliers", "quality_curve", "data"]:
-        content.pop(name)
-        content["unavailable"].pop(name, None)
-    path.write_text(json.dumps({**content, "schema_version": 1}))
-    record = read_record(path)
-    # Its interval took steps as independent, so none is better.
-    assert (record.al_s_ci_low, record.al_s_ci_high, record.formula_id) == (None, None, "efficientllm-2505.13840/1")
-    assert (record.schema_version, record.al_s, record.al_s_drift, record.outliers) == (2, 0.125, None, [])
-    assert {record.unavailable[name] for name in added} == {
-        "the record was written before this was recorded (schema version 1)"
-    }
-    write_record(record, path)
-    assert read_record(path) == record

@@ -13,8 +13,7 @@ from rich.console import Console
 from support.metrics_parts import make_record
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.load import load_records
-from efficientbench.metrics.records.record import RECORD_NAME, write_record
+from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.columns import DESCRIPTIONS, names
@@ -161,7 +160,7 @@ import efficientbench.metrics.records.environment
 import efficientbench.metrics.records.steplog
 import efficientbench.metrics.records.summarize
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.records.load import load_records
+from efficientbench.metrics.records.record import load_records
 from efficientbench.metrics.report.table import print_table
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
 records, damaged = load_records(Path({str(tmp_path)!r}))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
+from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.records.record_parts import DisturbanceRecord, OutlierStep, TimelineRecord, WindowRecord
+from efficientbench.metrics.records.record_parts import Outlier, Window
 from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.html.pareto import Point, front
@@ -103,9 +104,7 @@ def test_what_is_absent_is_told_with_its_reason(matrix_page: str) -> None:
 
 
 def test_the_slowest_outliers_are_named_and_the_others_counted() -> None:
-    outliers = [
-        OutlierStep(step=place, step_time_s=1.0, times_median=place / 10, cause=None) for place in range(20, 26)
-    ]
+    outliers = [Outlier(step=place, step_time_s=1.0, times_median=place / 10, cause=None) for place in range(20, 26)]
     values = {"al_s": 0.1, "step_time_percentiles_s": [0.1] * 101, "outlier_steps": 6, "outliers": outliers}
     content = page([make_record(values)], [])
     assert "step 25 × 2.5 (cause unknown), step 24 × 2.4" in content
@@ -118,7 +117,7 @@ def test_a_kernel_that_fell_back_is_told() -> None:
 
 
 def attacked() -> RunRecord:
-    timeline = TimelineRecord(
+    timeline = Timeline(
         device=ATTACK,
         device_name=ATTACK,
         scope="gpu",
@@ -132,8 +131,8 @@ def attacked() -> RunRecord:
         **dict.fromkeys(names, ATTACK),
         **{"al_s": 1.0, "al_s_ci_low": 0.9, "al_s_ci_high": 1.1, "validation_loss": 3.0, "tokens_per_s": 5.0},
         **{"device_scope": "gpu", "step_time_percentiles_s": [1.0] * 101, "amu_gb": 2.0},
-        **{"timelines": [timeline], "windows": [WindowRecord(begin_s=0, end_s=2)]},
-        "disturbances": [DisturbanceRecord(device=ATTACK, begin_s=1, end_s=2, description=ATTACK, share=None)],
+        **{"timelines": [timeline], "windows": [Window(begin_s=0, end_s=2)]},
+        "disturbances": [Disturbance(device=ATTACK, begin_s=1, end_s=2, description=ATTACK, share=None)],
         "kernels": {ATTACK: ATTACK},
         "environment": {ATTACK: ATTACK, "packages": {ATTACK: ATTACK}, "hostname": ATTACK},
         "config": {"model": {"moe": {"top_k": ATTACK}}, "data": {"path": ATTACK}, "training": {"recompute": ATTACK}},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from support.metrics_parts import make_record
 from support.synthetic_runs import gpu_run, matrix_runs
 
-from efficientbench.metrics.analysis.combine import combine_repeats
 from efficientbench.metrics.analysis.quality import cost_to_loss
+from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.definitions import mean_confidence_interval
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
@@ -87,7 +88,7 @@ def test_the_cost_of_a_loss_is_that_of_each_run_with_its_interval() -> None:
 
 def test_a_run_that_cannot_tell_its_cost_says_why() -> None:
     def without_energy(record: RunRecord) -> RunRecord:
-        curve = [point.model_copy(update={"energy_j": None}) for point in record.quality_curve]
+        curve = [replace(point, energy_j=None) for point in record.quality_curve]
         return record.model_copy(update={"quality_curve": curve, "unavailable": {"energy_j": "no power sensor"}})
 
     late = gpu_run("mla", "1.5B", steps=80)

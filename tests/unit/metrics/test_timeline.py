@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.metrics_parts import GB, HandClock, TraceSensor
 
 from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.monitoring.aggregate import longest
-from efficientbench.metrics.monitoring.measurement import Disturbance
 from efficientbench.metrics.monitoring.timeline import MAXIMUM_POINTS, make_timeline
 from efficientbench.metrics.sensors.base import Foreign
 
