@@ -19,7 +19,7 @@ setup(
         "efficientbench": ["experiments/*.yaml"],
         "efficientbench.data_tools": ["*.sh"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
-        "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.js"],
+        "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
     },
     # Configuration, plan and report. An extra can only add to it.
     install_requires=[

@@ -144,10 +144,10 @@ def report(
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
     from efficientbench.metrics.report.paper import print_paper
-    from efficientbench.metrics.report.table import print_table
+    from efficientbench.metrics.report.headline import print_results
 
     made = build_report(folder, paper)
-    print_paper(made.records, Console()) if paper else print_table(made.records, Console())
+    print_paper(made.records, Console()) if paper else print_results(made.records, Console())
     print_failures(made.failures, Console())
     for line in made.damaged:
         print(f"warning: {line}", file=sys.stderr)

@@ -10,7 +10,8 @@ from pathlib import PurePath
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import CLASSES, Architecture
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import ABSENT, SHOWN, cell
+from efficientbench.metrics.report.headline import SHOWN, cell
+from efficientbench.metrics.report.table import ABSENT
 
 FRONT_MATTER = """---
 library_name: transformers

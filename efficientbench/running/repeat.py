@@ -13,7 +13,7 @@ from efficientbench.devices.base import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record
-from efficientbench.metrics.report.repeats import print_spread
+from efficientbench.metrics.report.comparison import print_spread
 from efficientbench.running.complete import complete_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import plan_on, run

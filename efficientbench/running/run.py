@@ -27,7 +27,7 @@ from efficientbench.launchers.processes.supervision import USER_MISTAKE
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import LEFT_OUT, read_record
-from efficientbench.metrics.report.table import print_table
+from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.diagnosis import mistake_kind
@@ -201,7 +201,7 @@ def _announce_data(config: RunConfig, corpora: Sequence[Corpus]) -> None:
 def _show(folder: OutputFolder) -> None:
     console = Console()
     console.print()
-    print_table([read_record(folder.record)], console)
+    print_results([read_record(folder.record)], console)
     # What reports of the suite leave out, as a traced run, is reported alone.
     suite = _shown(folder.path if folder.path.name in LEFT_OUT else folder.path.parent)
     console.print(f"record       {_shown(folder.record)}", highlight=False, soft_wrap=True)

@@ -181,7 +181,7 @@ def _report(suite: Path) -> None:
     """Write and print the suite's report; nothing where no run has a record yet."""
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import load_failures, print_failures
-    from efficientbench.metrics.report.table import print_table
+    from efficientbench.metrics.report.headline import print_results
 
     try:
         made = build_report(suite)
@@ -189,7 +189,7 @@ def _report(suite: Path) -> None:
         print_failures(load_failures(suite), Console())
         print(f"no report: {error}", file=sys.stderr)
         return
-    print_table(made.records, Console())
+    print_results(made.records, Console())
     print_failures(made.failures, Console())
     for line in made.damaged:
         print(f"warning: {line}", file=sys.stderr)

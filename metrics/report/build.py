@@ -10,7 +10,7 @@ from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
-from efficientbench.metrics.report.csv import write_csv
+from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.failures import FailedRun, load_failures
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import write_html

@@ -5,11 +5,14 @@ The report's own glossary and the page docs/columns.md are made from this table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from efficientbench.metrics.records.record import RunRecord, columns
+from efficientbench.metrics.report.table import ABSENT
 
 UNAVAILABLE = "unavailable"
 NO_REASON = "the run's record does not hold it"
@@ -189,3 +192,24 @@ def _times(*factors: float | None) -> float | None:
             return None
         product *= factor
     return product
+
+
+def write_csv(records: Iterable[RunRecord], path: Path) -> None:
+    """Write one row a run, at full precision. Raises MetricsError where the file cannot be written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names(), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        values, reasons = row(record)
+        cells = {name: _cell(value) for name, value in values.items()}
+        cells[UNAVAILABLE] = " | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+        writer.writerow(cells)
+    write_whole(path, text.getvalue())
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,15 +1,20 @@
-"""A comparison as it is printed."""
+"""Two groups of runs compared, the spread of repeats, and the noise between identical models, as text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from efficientbench.metrics.analysis.compare import Comparison
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.analysis.compare import METRICS, Comparison
+from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
 from efficientbench.metrics.definitions import BYTES_PER_GB
 from efficientbench.metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 UNITS = {
     "tokens_per_s": "tokens/s",
@@ -30,6 +35,10 @@ UNITS = {
     "time_to_loss_s": "seconds to it",
     "energy_to_loss_j": "joules to it",
 }
+FLOOR_METRICS = ("tokens_per_s", "energy_j_per_token", "aec_w", "amu_gb", "validation_loss")
+"""Figures whose noise floor is reported."""
+_MOST_NAMED = 8
+"""Models that a line on a noise floor names."""
 
 
 def unit_scale(metric: str) -> float:
@@ -43,11 +52,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for line in _introduction(comparison, first, second):
         console.print(Text(line))
     console.print()
-    console.print(_table(comparison.ratios))
+    print_table(_table(comparison.ratios), console, gap=1)
     if comparison.costs:
         console.print()
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
-        console.print(_table(comparison.costs))
+        print_table(_table(comparison.costs), console, gap=1)
     console.print()
     console.print(Text(_bases(comparison)))
     if comparison.speed_only:
@@ -98,21 +107,72 @@ def _changes(changes: dict[str, tuple[object, object]]) -> str:
     return ", ".join(f"{key.removeprefix('model.')} {one} → {other}" for key, (one, other) in changes.items())
 
 
-def _table(ratios: tuple[Ratio, ...]) -> Table:
-    """Narrow enough for 80 columns, so that no row is broken."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("figure", no_wrap=True)
-    for title in ("A", "B", "B/A", "95 %"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+def _table(ratios: Sequence[Ratio]) -> Table:
+    rows = []
     for ratio in ratios:
         scale = unit_scale(ratio.metric)
-        table.add_row(
-            UNITS[ratio.metric],
-            f"{ratio.first / scale:.4g}",
-            f"{ratio.second / scale:.4g}",
-            f"{ratio.ratio:.3f}",
-            "n/a" if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}",
-            ratio.verdict,
-        )
-    return table
+        interval = ABSENT if ratio.low is None or ratio.high is None else f"{ratio.low:.3f}–{ratio.high:.3f}"
+        figures = (f"{ratio.first / scale:.4g}", f"{ratio.second / scale:.4g}", f"{ratio.ratio:.3f}", interval)
+        rows.append((UNITS[ratio.metric], *figures, ratio.verdict))
+    return Table(("figure", "A", "B", "B/A", "95 %", "verdict"), rows, text_columns=(0, 5))
+
+
+def print_spread(group: Group, console: Console) -> None:
+    """Print each figure's mean over the repeats, its 95 % confidence interval and the spread between runs."""
+    seeds = ", ".join(str(record.seed) for record in group.records)
+    smoke = " (smoke)" if group.first.smoke else ""
+    console.print()
+    console.print(Text(f"{group.name}{smoke}, {len(group.records)} runs (seeds {seeds})"))
+    rows = []
+    for metric in METRICS:
+        spread = group.spread(metric)
+        if spread is None:
+            continue
+        scale = unit_scale(metric)
+        interval = ABSENT
+        if spread.low is not None and spread.high is not None:
+            interval = f"{spread.low / scale:.4g} to {spread.high / scale:.4g}"
+        noise = ABSENT if spread.std is None or not spread.mean else f"{spread.std / spread.mean:.1%}"
+        rows.append((UNITS[metric], f"{spread.mean / scale:.4g}", interval, noise))
+    print_table(Table(("figure", "mean", "95 % interval", "std / mean"), rows), console)
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """An A/A test: runs of one model under several names, under the same conditions."""
+
+    names: tuple[str, ...]
+    largest: dict[str, float]
+    """Figure → the largest mean over the smallest, less 1."""
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{UNITS[metric]} {part:.2%}" for metric, part in self.largest.items())
+        more = f" and {len(self.names) - _MOST_NAMED:,} more" if len(self.names) > _MOST_NAMED else ""
+        return f"Noise floor, from the identical models {', '.join(self.names[:_MOST_NAMED])}{more}: {parts}."
+
+
+def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
+    """One for each model that ran under two names or more."""
+    alike: list[list[Group]] = []
+    of_model: dict[tuple[int, float, str], list[list[Group]]] = {}
+    for group in group_repeats(record for record in records if record.status == "completed"):
+        first = group.first
+        known = of_model.setdefault((first.parameters, first.flops_per_token, model_identity(first)), [])
+        found = next((same for same in known if not differences(same[0].first, first)), None)
+        if found is None:
+            known.append([group])
+            alike.append(known[-1])
+        else:
+            found.append(group)
+    floors = [_floor(same) for same in alike if len({group.name for group in same}) > 1]
+    return [floor for floor in floors if floor.largest]
+
+
+def _floor(groups: Sequence[Group]) -> NoiseFloor:
+    largest = {}
+    for metric in FLOOR_METRICS:
+        spreads = [group.spread(metric) for group in groups]
+        means = [spread.mean for spread in spreads if spread is not None and spread.mean > 0]
+        if len(means) > 1:
+            largest[metric] = max(means) / min(means) - 1
+    return NoiseFloor(tuple(dict.fromkeys(group.name for group in groups)), largest)

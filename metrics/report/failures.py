@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from efficientbench.metrics.records.record import current_files
+from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 FAILURE_NAME = "failure.json"
-HEADER = ("run", "kind", "step", "reason")
 _MOST_REASON = 600
 """Characters of a reason that are shown; the file has all of it."""
 
@@ -32,10 +31,10 @@ class FailedRun:
 
     @property
     def row(self) -> tuple[str, str, str, str]:
-        """As text, in the order of HEADER."""
+        """As text, a row of the table."""
         reason = " ".join(self.reason.split())
         shown = reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"
-        return self.folder, self.kind.replace("_", " "), "n/a" if self.step is None else f"{self.step:,}", shown
+        return self.folder, self.kind.replace("_", " "), ABSENT if self.step is None else f"{self.step:,}", shown
 
 
 def load_failures(folder: Path) -> list[FailedRun]:
@@ -55,15 +54,16 @@ def load_failures(folder: Path) -> list[FailedRun]:
     return found
 
 
+def failures_table(failures: Sequence[FailedRun]) -> Table:
+    """Return a row for each failure."""
+    title = "Runs that did not come to their end"
+    return Table(("run", "kind", "step", "reason"), [failure.row for failure in failures], (0, 1, 3), title)
+
+
 def print_failures(failures: Sequence[FailedRun], console: Console) -> None:
     """Print a row for each; nothing where none failed."""
-    if not failures:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title_justify="left")
-    table.title = "Runs that did not come to their end"
-    for title in HEADER:
-        table.add_column(title, overflow="fold", justify="right" if title == "step" else "left")
-    for failure in failures:
-        table.add_row(*map(Text, failure.row))
-    console.print(table)
-    console.print()
+    if failures:
+        table = failures_table(failures)
+        console.print(Text(table.title, style="italic"))
+        print_table(table, console)
+        console.print()

@@ -7,14 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.findings import resumed, slow_steps, speed_only
+from rich.console import Console
+from rich.text import Text
 
-ABSENT = "n/a"
+from efficientbench.metrics.analysis.compare import ratio_of
+from efficientbench.metrics.analysis.conditions import group
+from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
+
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
 SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
+
+
+_MOST_NAMED = 3
+"""Slow steps that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,25 @@ SHOWN = (
     Shown("ppl", "perplexity", lambda value: f"{value:,.1f}", "lower"),
     Shown("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}", "lower"),
 )
+
+
+def results_table(records: Sequence[RunRecord]) -> Table:
+    """Return the table of all reports: one row a run."""
+    named = zip(unique_names(records), records, strict=True)
+    rows = [(own, *(cell(column, record) for column in SHOWN)) for own, record in named]
+    return Table(("run", *(column.title for column in SHOWN)), rows)
+
+
+def print_results(records: Sequence[RunRecord], console: Console) -> None:
+    """Print one row a run, then the notes, then each reason for an n/a once."""
+    if not records:
+        console.print("No run has a record yet.")
+        return
+    print_wide_table(results_table(records), console)
+    for note in (*notes(records), *map(str, noise_floors(records))):
+        console.print(Text(note))
+    for absence in absences(records):
+        console.print(Text(str(absence)), style="dim")
 
 
 def name(record: RunRecord) -> str:
@@ -165,3 +194,52 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
 
 def _drifts(record: RunRecord) -> bool:
     return bool(record.al_s_drift_flagged) and record.al_s_drift is not None
+
+
+def slow_steps(records: Sequence[RunRecord]) -> list[str]:
+    """For each run with outliers how many, and the slowest with their causes where these are known."""
+    found = []
+    for record in records:
+        slowest = sorted(record.outliers, key=lambda outlier: -outlier.step_time_s)[:_MOST_NAMED]
+        if not slowest:
+            continue
+        named = ", ".join(
+            f"step {outlier.step} ({outlier.times_median:.1f} times the median; {outlier.cause or 'cause not known'})"
+            for outlier in slowest
+        )
+        found.append(f"{record.run}: {record.outlier_steps} steps took much longer than the others: {named}.")
+    return found
+
+
+def resumed(records: Sequence[RunRecord]) -> list[str]:
+    """Which runs went on from a checkpoint, since their figures are of a part of the run."""
+    return [
+        f"{record.run} was resumed after step {', '.join(map(str, record.resumed_after_steps))}: measured are the "
+        "steps of its last attempt, after a warm-up of its own."
+        for record in records
+        if record.resumed_after_steps
+    ]
+
+
+def speed_only(records: Sequence[RunRecord]) -> list[str]:
+    """For each size and set of comparable runs, those whose losses noise alone sets apart from the lowest.
+
+    Noise is that of the repeats, where a record stands for several; else the validation loss's own standard error.
+    """
+    sets: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        if record.validation_loss and record.validation_loss_se is not None:
+            sets.setdefault((record.size, group(record)), []).append(record)
+    found = []
+    for members in sets.values():
+        best = min(members, key=lambda record: record.validation_loss or 0.0)
+        alike = [record.run for record in members if record is best or _is_noise(best, record)]
+        if len(alike) > 1:
+            repeated = all(record.repeats > 1 for record in members if record.run in alike)
+            noise = "the noise between seeds" if repeated else "the validation loss's own standard error"
+            found.append(f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by {noise}.")
+    return found
+
+
+def _is_noise(best: RunRecord, other: RunRecord) -> bool:
+    return ratio_of("validation_loss", Group((best,)), Group((other,))).measurable is False

@@ -7,18 +7,18 @@ Behind them come J/token and the ranks by both, since a table of mean power alon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.energy import Ranked, disagreements, rank
-from efficientbench.metrics.report.headline import ABSENT, SMOKE_NOTE, name
-from efficientbench.metrics.report.table import print_columns
-from efficientbench.metrics.report.text import markdown_table
+from efficientbench.metrics.report.headline import SMOKE_NOTE, name, relative_interval
+from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, print_wide_table
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,7 @@ _LAYOUTS = (
 )
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """One table as text, and what its two rankings disagree on."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    disagreements: tuple[str, ...]
-    ranked: bool
-    """Whether there was energy to rank by."""
-
-
-def paper_tables(records: Sequence[RunRecord]) -> list[PaperTable]:
+def paper_tables(records: Sequence[RunRecord]) -> list[Table]:
     """The paper's tables, each with the runs that belong to it; runs of other variants in a table of their own."""
     known = {variant for layout in _LAYOUTS for variant in layout.methods}
     others = {record.variant: record.variant for record in records if record.variant not in known}
@@ -90,7 +78,7 @@ def paper_tables(records: Sequence[RunRecord]) -> list[PaperTable]:
     return tables
 
 
-def _table(layout: _Layout, records: Sequence[RunRecord]) -> PaperTable:
+def _table(layout: _Layout, records: Sequence[RunRecord]) -> Table:
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.size):
         size = "" if layout.ranks_across_sizes else record.size
@@ -106,7 +94,7 @@ def _table(layout: _Layout, records: Sequence[RunRecord]) -> PaperTable:
         *("Method", "Parameters", layout.setting, "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
         *("AEC (W)", "GPU Hours", "J/token", "rank by J/token", "rank by AEC"),
     )
-    return PaperTable(layout.title, header, tuple(rows), tuple(sentences), ranked_any)
+    return Table(header, rows, (0, 1), layout.title, _notes(rows, sentences) if ranked_any else (NO_ENERGY,))
 
 
 def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str, ...]:
@@ -142,22 +130,18 @@ AGREE = "The ranking by J/token and the ranking by AEC agree, within the noise."
 NO_ENERGY = "No ranking by energy: it was not measured in these runs (report.csv says why, under energy_j)."
 
 
-def verdict(table: PaperTable) -> list[str]:
-    """What to say of the table's two rankings."""
-    if not table.ranked:
-        return [NO_ENERGY]
-    ties = [TIES] if any("≈" in cell for row in table.rows for cell in row) else []
-    return [*(table.disagreements or (AGREE,)), *ties]
+def _notes(rows: Sequence[Sequence[str]], disagreements: Sequence[str]) -> tuple[str, ...]:
+    """Return what to know of the table's two rankings."""
+    ties = [TIES] if any("≈" in cell for row in rows for cell in row) else []
+    return *(disagreements or (AGREE,)), *ties
 
 
 def print_paper(records: Sequence[RunRecord], console: Console) -> None:
-    """Print the tables, each with what its rankings disagree on."""
+    """Print the tables, each with its two rankings' disagreements."""
     for table in paper_tables(records):
         console.print(Text(table.title, style="bold underline"))
-        names = [" ".join(row[:2]) for row in table.rows]
-        cells = {title: [row[at] for row in table.rows] for at, title in enumerate(table.header) if at >= 2}
-        print_columns(" ".join(table.header[:2]), names, cells, console)
-        for sentence in verdict(table):
+        print_wide_table(table, console)
+        for sentence in table.notes:
             console.print(Text(sentence))
         console.print()
     if any(record.smoke for record in records):
@@ -165,11 +149,80 @@ def print_paper(records: Sequence[RunRecord], console: Console) -> None:
 
 
 def paper_markdown(records: Sequence[RunRecord]) -> str:
-    """The same as Markdown."""
+    """Return the tables as Markdown."""
     parts = ["# The five metrics in the layout of EfficientLLM (arXiv 2505.13840)"]
     for table in paper_tables(records):
-        parts += [f"## {table.title}", markdown_table(table.header, table.rows, left=2)]
-        parts += [" ".join(verdict(table))]
+        parts += [f"## {table.title}", markdown_table(table), escape(" ".join(table.notes))]
     if any(record.smoke for record in records):
         parts.append(SMOKE_NOTE)
     return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A run's two places among the runs it was ranked with, 1 for the least."""
+
+    record: RunRecord
+    by_token: int
+    by_power: int
+    tied_by_token: bool
+    """Whether it differs from the run one place before by less than the noise of their steps."""
+    tied_by_power: bool
+
+
+def rank(records: Sequence[RunRecord]) -> list[Ranked]:
+    """The runs that have both figures, by J/token. Ranks mean something among runs that can be compared."""
+    measured = [record for record in records if _per_token(record) > 0 and _power(record) > 0]
+    by_token = sorted(measured, key=_per_token)
+    by_power = sorted(measured, key=_power)
+    place = {id(record): index for index, record in enumerate(by_power)}
+    ranked = []
+    for index, record in enumerate(by_token):
+        other = place[id(record)]
+        cheaper, idler = by_token[max(index - 1, 0)], by_power[max(other - 1, 0)]
+        tied_by_token = index > 0 and not _clear(_per_token(cheaper), _per_token(record), cheaper, record)
+        tied_by_power = other > 0 and not _clear(_power(idler), _power(record), idler, record)
+        ranked.append(Ranked(record, index + 1, other + 1, tied_by_token, tied_by_power))
+    return ranked
+
+
+def disagreements(records: Sequence[RunRecord]) -> list[str]:
+    """One sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy."""
+    ranked = [item.record for item in rank(records)]
+    per_token, power, noise = (
+        np.array([figure(record) for record in ranked]) for figure in (_per_token, _power, _noise)
+    )
+    found = []
+    for index, idle in enumerate(ranked):
+        margin = 1 + (noise[:index] + noise[index])
+        only_idles = (per_token[:index] * margin < per_token[index]) & (power[index] * margin < power[:index])
+        ahead = [ranked[other] for other in np.flatnonzero(only_idles)]
+        if not ahead:
+            continue
+        times = [_per_token(idle) / _per_token(other) for other in ahead]
+        most = f"{min(times):.2f} to {max(times):.2f}" if len(times) > 1 else f"{times[0]:.2f}"
+        others = ", ".join(f"{name(other)} ({_power(other):,.0f} W)" for other in ahead)
+        found.append(
+            f"AEC ranks {name(idle)} ({_power(idle):,.0f} W) ahead of {others}, J/token behind: a token costs it "
+            f"{most} times as much energy."
+        )
+    return found
+
+
+def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
+    """Whether `less` is below `more` by more than the noise of both runs' step times."""
+    return less * (1 + (_noise(one) + _noise(other))) < more
+
+
+def _noise(record: RunRecord) -> float:
+    """Of the run's step times, relative; noise that is not known may be of any size."""
+    noise = relative_interval(record)
+    return math.inf if noise is None else noise
+
+
+def _per_token(record: RunRecord) -> float:
+    return record.energy_j_per_token or 0.0
+
+
+def _power(record: RunRecord) -> float:
+    return record.aec_w or 0.0

@@ -1,44 +1,58 @@
-"""The table that is printed: one row a run, in as many parts as the terminal's width asks for."""
+"""A table of text, and how a terminal and Markdown show it; the page has a template of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import SHOWN, absences, cell, notes, unique_names
-from efficientbench.metrics.report.noise import noise_floors
+ABSENT = "n/a"
 
 
-def print_table(records: Sequence[RunRecord], console: Console) -> None:
-    """Print one row a run, then each reason for an n/a once.
+@dataclass(frozen=True)
+class Table:
+    """Cells as every report shows them."""
 
-    Columns that the console is too narrow for follow in further tables, each of which names the runs again.
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: Sequence[int] = (0,)
+    """Places of the columns that hold text and stand left; the others hold figures."""
+    title: str = ""
+    notes: Sequence[str] = ()
+    """Sentences below the table."""
+
+
+def print_table(table: Table, console: Console, gap: int = 2) -> None:
+    """Print the table, `gap` spaces between its columns; a cell that is too wide goes on in the next line."""
+    printed = rich_table.Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for place, heading in enumerate(table.header):
+        printed.add_column(heading, justify="left" if place in table.text_columns else "right", overflow="fold")
+    for row in table.rows:
+        # `Text`: what stands in brackets in a name is no markup.
+        printed.add_row(*map(Text, row))
+    console.print(printed)
+
+
+def print_wide_table(table: Table, console: Console) -> None:
+    """Print the table in as many parts as the console's width asks for.
+
+    Columns that do not fit follow in further parts, each of which begins with the columns of text in one.
     """
-    if not records:
-        console.print("No run has a record yet.")
-        return
-    cells = {column.title: [cell(column, record) for record in records] for column in SHOWN}
-    print_columns("run", unique_names(records), cells, console)
-    for note in (*notes(records), *map(str, noise_floors(records))):
-        console.print(Text(note))
-    for absence in absences(records):
-        console.print(Text(str(absence)), style="dim")
-
-
-def print_columns(heading: str, names: Sequence[str], cells: dict[str, list[str]], console: Console) -> None:
-    """Print a row for each name, its cells by column; in parts that each fit the width beside the names."""
-    for part in _parts(cells, max(len(heading), *map(len, names)), console.width):
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    named = len(table.text_columns)
+    heading, names = " ".join(table.header[:named]), [" ".join(row[:named]) for row in table.rows]
+    columns = {title: [row[place] for row in table.rows] for place, title in enumerate(table.header) if place >= named}
+    for part in _parts(columns, max(len(heading), *map(len, names)), console.width):
+        printed = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        printed.add_column(heading, no_wrap=True, overflow="ellipsis")
         for title in part:
-            table.add_column(title, justify="right", no_wrap=True)
+            printed.add_column(title, justify="right", no_wrap=True)
         # One cell of many lines for each column: laid out in a quarter of the time that a cell for each line takes.
-        table.add_row(_lines(names), *(_lines(cells[title]) for title in part))
-        console.print(table)
+        printed.add_row(_lines(names), *(_lines(columns[title]) for title in part))
+        console.print(printed)
         console.print()
 
 
@@ -46,12 +60,12 @@ def _lines(texts: Sequence[str]) -> Text:
     return Text("\n".join(" ".join(text.splitlines()) for text in texts))
 
 
-def _parts(cells: dict[str, list[str]], name_width: int, width: int) -> list[list[str]]:
-    """The columns in groups, each of which fits the width beside the rows' names."""
+def _parts(columns: dict[str, list[str]], name_width: int, width: int) -> list[list[str]]:
+    """Return the columns in groups, each of which fits the width beside the rows' names."""
     gap = 2
     parts: list[list[str]] = [[]]
     used = name_width
-    for title, texts in cells.items():
+    for title, texts in columns.items():
         needed = gap + max(len(title), *map(len, texts))
         if parts[-1] and used + needed > width:
             parts.append([])
@@ -59,3 +73,20 @@ def _parts(cells: dict[str, list[str]], name_width: int, width: int) -> list[lis
         parts[-1].append(title)
         used += needed
     return parts
+
+
+def markdown_table(table: Table) -> str:
+    """Return the table as Markdown, without its title and notes."""
+    sides = ("---" if place in table.text_columns else "---:" for place in range(len(table.header)))
+    return "\n".join([_line(table.header), f"|{'|'.join(sides)}|", *map(_line, table.rows)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+
+
+def escape(content: str) -> str:
+    """Return the text in one line, without its meaning to Markdown or HTML."""
+    flat = " ".join(content.split())
+    flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*\[\]])", r"\\\1", flat)

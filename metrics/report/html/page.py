@@ -1,26 +1,65 @@
-"""Puts `report.html` together."""
+"""Puts `report.html` together: the figures and tables of the runs, in the template `page.html`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from html import escape
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from efficientbench.metrics.analysis.conditions import differing
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.failures import FailedRun
-from efficientbench.metrics.report.html import plots, tables
+from efficientbench.metrics.report.columns import DESCRIPTIONS, names
+from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.environments import environments
+from efficientbench.metrics.report.failures import FailedRun, failures_table
+from efficientbench.metrics.report.headline import (
+    SHOWN,
+    Absence,
+    Shown,
+    absences,
+    cell,
+    notes,
+    relative_interval,
+)
+from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
+from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
+from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
+from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
+from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.report.paper import paper_tables
+from efficientbench.metrics.report.table import ABSENT, Table
 
-_FOLDER = Path(__file__).parent
+_MOST_OUTLIERS = 4
+"""Outlying steps that are listed for a run."""
 
 
 @dataclass(frozen=True)
-class _Section:
-    anchor: str
-    title: str
-    body: str
+class _Cell:
+    """One figure in the table of results."""
+
+    text: str
+    order: float | None
+    """The number that the column is sorted by; None for an n/a, which stays below."""
+    reason: str = ""
+    """Why it is n/a."""
+    place: int = 0
+    """Number of the reason in the list of all reasons, from 1."""
+
+
+@dataclass(frozen=True)
+class _Plots:
+    """A section of plots of the first MOST_RUNS of `runs`."""
+
+    figures: Sequence[Figure]
+    runs: Sequence[Run]
+
+    def __bool__(self) -> bool:
+        return bool(self.figures)
 
 
 def write_html(
@@ -31,41 +70,121 @@ def write_html(
 
 
 def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
-    """The whole page."""
-    runs = plots.number(records)
-    sections = [
-        _Section("results", "Results", tables.results(runs)),
-        _Section("failures", "Runs that did not come to their end", tables.failed(failures)),
-        _Section("cost", "What a loss costs", plots.costs(runs)),
-        _Section("metrics", "Metrics", plots.metrics(runs)),
-        _Section("steps", "Step times", plots.step_times(runs)),
-        _Section("learning", "Cost to a quality", plots.convergence(runs) + tables.quality(records)),
-        _Section("noise", "Noise", tables.noise(records)),
-        _Section("time", "Over time", plots.times(runs)),
-        _Section("energy", "Energy, and the paper's tables", tables.paper(records)),
-        _Section("experts", "Experts", plots.experts(runs)),
-        _Section("setup", "Runs and their settings", tables.settings(runs)),
-        _Section("environment", "Environment", tables.where(records)),
-        _Section("absent", "What is n/a, and why", tables.absent(records)),
-        _Section("damaged", "Records that could not be read", tables.damaged(damaged)),
-        _Section("columns", "What the columns mean", tables.glossary()),
-    ]
-    sections = [section for section in sections if section.body]
-    links = "".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections)
-    bodies = "".join(
-        f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>{section.body}</section>'
-        for section in sections
+    """Return the whole page."""
+    # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
-    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>EfficientBench: {len(records):,} runs</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<header><h1>EfficientBench</h1>{tables.summary(records)}<nav>{links}</nav></header>\n"
-        f"<main>{bodies}</main>\n"
-        f"<footer>Made {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC from the runs' records. Definitions follow "
-        "EfficientLLM (arXiv 2505.13840).</footer>\n"
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
+    return environment.get_template("page.html").render(
+        **_content(records),
+        damaged=damaged,
+        failures=failures_table(failures),
+        now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
+        most_runs=MOST_RUNS,
     )
+
+
+def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what follows from the records, by the template's names."""
+    runs = numbered(records)
+    reasons = absences(records)
+    timed = [run for run in runs if run.record.step_time_percentiles_s]
+    sampled = [run for run in runs if run.record.timelines]
+    validated = [run for run in runs if len(run.record.quality_curve) > 1]
+    mixtures = [run for run in runs if run.record.experts is not None]
+    return {
+        "summary": _summary(records),
+        "notes": notes(records),
+        "shown": SHOWN,
+        "meaning": _meaning,
+        "key": key,
+        "results": [(run, [_cell(column, run, reasons) for column in SHOWN]) for run in runs],
+        "legend": {run.record.variant: run for run in runs}.values(),
+        "differing": differing(records),
+        "cost": cost_figures(runs),
+        "metrics": _Plots(metric_figures(runs[:MOST_RUNS]), runs),
+        "steps": _Plots(step_time_figures(timed[:MOST_RUNS]), timed),
+        "outliers": _outliers(timed[:MOST_RUNS]),
+        "curves": _Plots(curve_figures(validated[:MOST_RUNS]), validated),
+        "resumed": [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps],
+        "cost_tables": cost_tables(records),
+        "noise": noise_floors(records),
+        "time": _Plots(over_time(sampled[:MOST_RUNS]), sampled),
+        "paper": paper_tables(records),
+        "experts": _Plots(expert_figures(mixtures[:MOST_RUNS]), mixtures),
+        "settings": _settings(runs),
+        "environments": environments(records),
+        "absences": reasons,
+        "columns": Table(
+            ("column of report.csv", "unit", "meaning"),
+            [(column, DESCRIPTIONS[column].unit, DESCRIPTIONS[column].meaning) for column in names()],
+            (0, 1, 2),
+        ),
+    }
+
+
+def _summary(records: Sequence[RunRecord]) -> str:
+    """Return how many runs the report covers, how they ended, on which devices and when."""
+    states = {state: sum(record.status == state for record in records) for state in ("completed", "stopped", "failed")}
+    ended = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    devices = list(dict.fromkeys(f"{record.devices} × {record.device_name}" for record in records))
+    named = devices[:4] + (["…"] if len(devices) > 4 else [])
+    days = sorted(record.started_at[:10] for record in records)
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    return f"{len(records):,} runs ({ended}) on {', '.join(named)}, {when}"
+
+
+def _meaning(metric: str) -> str:
+    column = DESCRIPTIONS[metric]
+    return f"{metric}: {column.meaning}" + (f" ({column.unit})" if column.unit else "")
+
+
+def _cell(column: Shown, run: Run, reasons: Sequence[Absence]) -> _Cell:
+    value = getattr(run.record, column.metric)
+    if value is None:
+        reason = run.record.unavailable[column.metric]
+        places = [absence.reason for absence in reasons]
+        return _Cell(ABSENT, None, reason, places.index(reason) + 1)
+    return _Cell(cell(column, run.record), relative_interval(run.record) if column.metric == "al_s_ci_high" else value)
+
+
+def _outliers(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the slowest steps of each run that has some, with their cause where it is known."""
+    found = []
+    for run in runs:
+        slowest = sorted(run.record.outliers, key=lambda outlier: -outlier.times_median)[:_MOST_OUTLIERS]
+        steps = [f"step {each.step} × {each.times_median:.1f} ({each.cause or 'cause unknown'})" for each in slowest]
+        more = (run.record.outlier_steps or 0) - len(slowest)
+        if steps:
+            found.append((run.name, ", ".join(steps) + (f", and {more:,} more" if more > 0 else "")))
+    return found
+
+
+def _settings(runs: Sequence[Run]) -> Table:
+    """Return what was run: model, budget, layout."""
+    header = (
+        *("run", "status", "parameters", "active", "dtype", "sequence", "micro batch", "global batch", "layout"),
+        *("steps", "tokens", "keys/query", "seed", "duration"),
+    )
+    rows = []
+    for run in runs:
+        record = run.record
+        sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
+        layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+        keys = ABSENT if record.keys_read_per_query is None else f"{record.keys_read_per_query:,.0f}"
+        if record.dense_keys_per_query is not None:
+            keys += f" of {record.dense_keys_per_query:,.0f}"
+        rows.append(
+            (
+                *(run.name, record.status, f"{record.parameters:,}", f"{record.parameters_active:,}", record.dtype),
+                *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
+                *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}", keys, str(record.seed)),
+                f"{record.duration_s:,.0f} s",
+            )
+        )
+    return Table(header, rows, (0, 1, 4, 8))

@@ -1,16 +1,23 @@
-"""What every plot is made of: scales, axes, marks. All text is escaped here."""
+"""What all plots share: runs with their looks, scales, axes, marks, labels. All text is escaped here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+import numpy as np
+from markupsafe import Markup
+
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import unique_names
 
 COLOURS = 7
 SHAPES = 4
 CHARACTER = 6.1
 """Mean width of a character of a label, in the plots' units."""
+MOST_RUNS = 48
+"""Runs that plots with a row or a figure for each run show; the table has all of them."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +29,36 @@ class Look:
 
     @classmethod
     def of(cls, order: int) -> Look:
-        """The look of the variant in that place."""
+        """Return the look of the variant in that place."""
         return cls(order % COLOURS, (order % COLOURS + order // COLOURS) % SHAPES)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record with its place in the report and the look of its variant."""
+
+    number: int
+    name: str
+    look: Look
+    record: RunRecord
+
+
+def numbered(records: Sequence[RunRecord]) -> list[Run]:
+    """Return the runs in their order; the same variant looks the same everywhere."""
+    variants = list(dict.fromkeys(record.variant for record in records))
+    looks = {variant: Look.of(order) for order, variant in enumerate(variants)}
+    names = unique_names(records)
+    return [Run(place, names[place], looks[record.variant], record) for place, record in enumerate(records)]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot under its title, and a line below it."""
+
+    title: str
+    plot: Markup
+    note: str = ""
+    """Printed below the plot; the plot may be empty, where the note says why."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +81,7 @@ class Scale:
         log: bool = False,
         margin: float = 0.06,
     ) -> Scale:
-        """A scale that holds all values with a margin on both sides; with `zero`, linear, from zero on."""
+        """Return a scale that holds all values with a margin on both sides; with `zero`, linear, from zero on."""
         found = [value for value in values if not log or value > 0]
         low, high = (min(found), max(found)) if found else (0.0, 1.0)
         if log:
@@ -62,7 +97,7 @@ class Scale:
         return self.begin + min(max(part, 0.0), 1.0) * (self.end - self.begin)
 
     def ticks(self, wanted: int = 5) -> list[float]:
-        """Round figures inside the scale."""
+        """Return round figures inside the scale."""
         if self.log:
             found = [
                 step * 10.0**power
@@ -86,7 +121,7 @@ def _round_steps(low: float, high: float, wanted: int) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A tick's label: '0', '2.5k', '0.004'."""
+    """Return a tick's label: '0', '2.5k', '0.004'."""
     size = abs(value)
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit * (10 if name == "k" else 1):
@@ -94,37 +129,54 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def number(value: float) -> str:
-    """A coordinate, to a tenth."""
+def element(name: str, *content: str, **attributes: str | float) -> Markup:
+    """Return one element of SVG.
+
+    Args:
+        name: of the element.
+        content: what stands inside; text that is no Markup is escaped.
+        attributes: by name, `_` for `-`, with a `_` behind names that Python reserves. Numbers are coordinates, written
+            to a tenth.
+    """
+    given = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value if isinstance(value, str) else _tenth(value))
+        for key, value in attributes.items()
+    )
+    if not content:
+        return Markup("<{}{}/>").format(name, given)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, given, Markup("").join(content))
+
+
+def _tenth(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start") -> str:
-    """One line of text. `anchor`: start, middle or end."""
-    return f'<text x="{number(x)}" y="{number(y)}" class="{kind}" text-anchor="{anchor}">{escape(content)}</text>'
+def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start") -> Markup:
+    """Return one line of text. `anchor`: start, middle or end."""
+    return element("text", content, x=x, y=y, class_=kind, text_anchor=anchor)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" class="{kind}"/>'
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    """Return a straight line."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
 
 
-def rect(x: float, y: float, width: float, height: float, kind: str, more: str = "") -> str:
-    return (
-        f'<rect x="{number(x)}" y="{number(y)}" width="{number(max(width, 0))}" height="{number(height)}" '
-        f'class="{kind}"{more}/>'
-    )
+def rect(x: float, y: float, width: float, height: float, kind: str, **more: str) -> Markup:
+    """Return a rectangle; a negative width is 0."""
+    return element("rect", x=x, y=y, width=max(width, 0), height=height, class_=kind, **more)
 
 
-def path(points: Sequence[tuple[float, float]], kind: str, closed: bool = False) -> str:
-    joined = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    return f'<{"polygon" if closed else "polyline"} points="{joined}" class="{kind}"/>'
+def path(points: Sequence[tuple[float, float]], kind: str, closed: bool = False) -> Markup:
+    """Return a line through the points, closed or not."""
+    joined = " ".join(f"{_tenth(x)},{_tenth(y)}" for x, y in points)
+    return element("polygon" if closed else "polyline", points=joined, class_=kind)
 
 
-def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> str:
-    """A point: circle, square, diamond or triangle."""
+def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> Markup:
+    """Return a point: circle, square, diamond or triangle."""
     style = f"{kind} c{look.colour}"
     if look.shape == 0:
-        return f'<circle cx="{number(x)}" cy="{number(y)}" r="{size}" class="{style}"/>'
+        return element("circle", cx=x, cy=y, r=size, class_=style)
     corners = {
         1: [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
         2: [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
@@ -133,44 +185,70 @@ def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> str:
     return path([(x + dx * size, y + dy * size) for dx, dy in corners], style, closed=True)
 
 
-def told(run: int, title: str, content: str) -> str:
-    """Marks of one run, with what a pointer that rests there is told."""
-    return f'<g class="m" data-run="{run}"><title>{escape(title)}</title>{content}</g>'
+def marks_of(run: Run, tooltip: str, *content: str) -> Markup:
+    """Return the marks of one run, with the text that a pointer over them shows."""
+    return element("g", element("title", tooltip), *content, class_="m", data_run=run.number)
 
 
-def svg(width: float, height: float, label: str, content: Iterable[str]) -> str:
-    """The whole plot; `label` is what is read aloud."""
-    return (
-        f'<svg viewBox="0 0 {number(width)} {number(height)}" role="img" aria-label="{escape(label)}">'
-        f"{''.join(content)}</svg>"
-    )
+def svg(width: float, height: float, label: str, content: Iterable[str]) -> Markup:
+    """Return the whole plot; screen readers read `label`."""
+    size = f"0 0 {_tenth(width)} {_tenth(height)}"
+    return element("svg", *content, viewBox=size, role="img", aria_label=label)
 
 
-def figure(title: str, plot: str, note: str = "", kind: str = "") -> str:
-    """A plot under its heading, and a line below it."""
-    below = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<figure class="{kind}"><figcaption>{escape(title)}</figcaption>{plot}{below}</figure>'
+def key(run: Run) -> Markup:
+    """Return the mark of the run's variant, as wide as a character, for legends and tables."""
+    return svg(12, 12, run.record.variant, [mark(6, 6, run.look, "point on", 4.2)])
 
 
-def axis_x(scale: Scale, top: float, bottom: float, label: str, form: Callable[[float], str] = short) -> str:
-    """Grid, ticks and name of the horizontal axis."""
+def axis_x(scale: Scale, top: float, bottom: float, label: str) -> Markup:
+    """Return grid, ticks and name of the horizontal axis."""
     wanted = max(int(abs(scale.end - scale.begin) / 60), 2)
     parts = []
     for tick in scale.ticks(wanted):
         x = scale(tick)
-        parts += [line(x, top, x, bottom, "grid"), text(x, bottom + 14, form(tick), "tick", "middle")]
-    if label:
-        parts.append(text(scale.end, bottom + 30, label, "axis", "end"))
-    return "".join(parts)
+        parts += [line(x, top, x, bottom, "grid"), text(x, bottom + 14, short(tick), "tick", "middle")]
+    return Markup("").join([*parts, text(scale.end, bottom + 30, label, "axis", "end")])
 
 
-def axis_y(scale: Scale, left: float, right: float, label: str, form: Callable[[float], str] = short) -> str:
-    """Grid, ticks and name of the vertical axis; the name stands above it."""
+def axis_y(scale: Scale, left: float, right: float, label: str) -> Markup:
+    """Return grid, ticks and name of the vertical axis; the name stands above it."""
     wanted = max(int(abs(scale.end - scale.begin) / 42), 2)
     parts = []
     for tick in scale.ticks(wanted):
         y = scale(tick)
-        parts += [line(left, y, right, y, "grid"), text(left - 6, y + 3.5, form(tick), "tick", "end")]
-    if label:
-        parts.append(text(4, min(scale.begin, scale.end) - 8, label, "axis"))
-    return "".join(parts)
+        parts += [line(left, y, right, y, "grid"), text(left - 6, y + 3.5, short(tick), "tick", "end")]
+    return Markup("").join([*parts, text(4, min(scale.begin, scale.end) - 8, label, "axis")])
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+class Labels:
+    """Names beside marks, inside `room`, that cover neither each other nor the boxes that are `taken`."""
+
+    def __init__(self, room: Box, taken: Sequence[Box] = ()) -> None:
+        self._room = room
+        # One array: with a thousand runs, each label is compared with all the marks.
+        self._taken = np.array(taken, dtype=float).reshape(-1, 4)
+
+    def place(self, name: str, x: float, y: float, beside_only: bool = False) -> Markup:
+        """Return the name beside the point at (x, y); nothing where every place is taken.
+
+        The tooltip and the table have the names that are left out.
+        """
+        width, height = len(name) * CHARACTER, 11
+        places = [(x + 8, y + 4), (x - 8 - width, y + 4), (x - width / 2, y - 8), (x - width / 2, y + 17)]
+        for left, bottom in places[:1] if beside_only else places:
+            box = (left, bottom - height, left + width, bottom + 1)
+            if self._is_free(box):
+                self._taken = np.vstack([self._taken, box])
+                return text(left, bottom, name, "label")
+        return Markup("")
+
+    def _is_free(self, box: Box) -> bool:
+        if box[0] < self._room[0] or box[1] < self._room[1] or box[2] > self._room[2] or box[3] > self._room[3]:
+            return False
+        left, top, right, bottom = self._taken.T
+        return not np.any((left < box[2]) & (box[0] < right) & (top < box[3]) & (box[1] < bottom))

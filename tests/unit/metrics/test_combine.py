@@ -14,8 +14,7 @@ from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.findings import slow_steps, speed_only
-from efficientbench.metrics.report.headline import name
+from efficientbench.metrics.report.headline import name, slow_steps, speed_only
 
 
 def repeat(seed: int, al_s: float, loss: float, **figures: object) -> RunRecord:

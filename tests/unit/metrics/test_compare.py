@@ -20,8 +20,7 @@ from efficientbench.metrics.analysis.repeats import Group, group_repeats, load_g
 from efficientbench.metrics.ratio import NO_DIFFERENCE, NO_INTERVAL, make_ratio
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
-from efficientbench.metrics.report.comparison import print_comparison
-from efficientbench.metrics.report.repeats import print_spread
+from efficientbench.metrics.report.comparison import print_comparison, print_spread
 
 CONFIG = {
     "variant": "gqa",

@@ -23,7 +23,7 @@ from efficientbench.costs import model as cost
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
-from efficientbench.metrics.report.csv import write_csv
+from efficientbench.metrics.report.columns import write_csv
 
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")
 

@@ -16,10 +16,9 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
 from efficientbench.metrics.report.build import build_report
-from efficientbench.metrics.report.columns import DESCRIPTIONS, names
-from efficientbench.metrics.report.csv import write_csv
+from efficientbench.metrics.report.columns import DESCRIPTIONS, names, write_csv
+from efficientbench.metrics.report.headline import print_results
 from efficientbench.metrics.report.markdown import markdown
-from efficientbench.metrics.report.table import print_table
 
 SETTLED_COLUMNS = """
 run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
@@ -32,7 +31,7 @@ peak_memory_reserved_bytes, peak_memory_device_bytes, train_loss, validation_los
 
 def printed(records: list, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    print_table(records, console)
+    print_results(records, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -161,10 +160,10 @@ import efficientbench.metrics.records.steplog
 import efficientbench.metrics.records.summarize
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.records.record import load_records
-from efficientbench.metrics.report.table import print_table
+from efficientbench.metrics.report.headline import print_results
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
 records, damaged = load_records(Path({str(tmp_path)!r}))
-print_table(records, Console(width=100))
+print_results(records, Console(width=100))
 build_report(Path({str(tmp_path)!r}), paper=True)
 TensorBoardLog(Path({str(tmp_path)!r}) / "tensorboard").close()
 assert not damaged

@@ -17,11 +17,12 @@ from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import Outlier, Window
 from efficientbench.metrics.report.html import page as page_module
+from efficientbench.metrics.report.html.loss_plots import Point, front
 from efficientbench.metrics.report.html.page import page
-from efficientbench.metrics.report.html.pareto import Point, front
-from efficientbench.metrics.report.html.svg import COLOURS, Look, Scale
+from efficientbench.metrics.report.html.svg import COLOURS, Look, Scale, numbered
 
 VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br"}
+[RUN] = numbered([make_record()])
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&|"
 
 
@@ -183,7 +184,7 @@ def test_looks_of_eleven_variants_differ() -> None:
 )
 @settings(max_examples=100, deadline=None)
 def test_the_front_holds_what_no_other_beats(costs: list[tuple[int, int]], higher: bool) -> None:
-    points = [Point(at, "", cost, loss, Look(0, 0), "") for at, (cost, loss) in enumerate(costs)]
+    points = [Point(RUN, cost, loss, "") for cost, loss in costs]
     found = {(point.cost, point.loss) for point in front(points, "higher" if higher else "lower")}
     sign = -1 if higher else 1
 

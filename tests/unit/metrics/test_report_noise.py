@@ -14,11 +14,11 @@ from efficientbench.metrics.analysis.quality import cost_to_loss
 from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.definitions import mean_confidence_interval
 from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.markdown import markdown
-from efficientbench.metrics.report.noise import noise_floors
-from efficientbench.metrics.report.quality import cost_tables
 
 
 def test_identical_models_under_several_names_tell_the_noise_floor() -> None:
@@ -96,8 +96,8 @@ def test_a_run_that_cannot_tell_its_cost_says_why() -> None:
     [table] = cost_tables([without_energy(gpu_run("absolute", "1.5B", steps=80)), late])
     assert table.rows[0][3] == "n/a"
     assert table.rows[1][1:] == ("n/a", "n/a", "n/a")
-    assert "joules: no power sensor" in table.reasons
-    assert any("was below a validation loss" in reason for reason in table.reasons)
+    assert "n/a: joules: no power sensor" in table.notes
+    assert any("was below a validation loss" in reason for reason in table.notes)
 
 
 def test_runs_of_other_conditions_are_not_costed_together() -> None:

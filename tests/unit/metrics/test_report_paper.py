@@ -11,8 +11,15 @@ from support.metrics_parts import make_record
 from support.synthetic_runs import matrix_runs
 
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.energy import disagreements, rank
-from efficientbench.metrics.report.paper import AGREE, NO_ENERGY, paper_markdown, paper_tables, print_paper, verdict
+from efficientbench.metrics.report.paper import (
+    AGREE,
+    NO_ENERGY,
+    disagreements,
+    paper_markdown,
+    paper_tables,
+    print_paper,
+    rank,
+)
 
 TOKENS_PER_STEP = 4096
 
@@ -47,7 +54,7 @@ def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share
     assert not first.tied_by_token
     assert second.tied_by_token
     [table] = paper_tables(runs)
-    assert verdict(table)[0] == AGREE
+    assert table.notes[0] == AGREE
     assert [row[-2:] for row in table.rows] == [("≈ 2", "1"), ("1", "≈ 2")]
 
 
@@ -72,7 +79,7 @@ def test_runs_without_energy_are_laid_out_and_not_ranked(variant: str) -> None:
     [table] = paper_tables([make_record({"variant": variant, "perplexity": 8.09})])
     assert table.rows[0][3] == "8.09"
     assert set(table.rows[0][-3:]) == {"n/a"}
-    assert verdict(table) == [NO_ENERGY]
+    assert table.notes == (NO_ENERGY,)
 
 
 def test_it_is_printed_whole_and_written_as_markdown() -> None:
@@ -91,7 +98,7 @@ def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
     [table] = paper_tables([cell("gqa", 652.7, 0.1283), longer, failed])
     ranks = {row[0]: row[-2:] for row in table.rows}
     assert ranks == {"GQA": ("1", "1"), "NSA": ("1", "1"), "MLA (failed)": ("n/a", "n/a")}
-    assert table.disagreements == ()
+    assert table.notes == (AGREE,)
 
 
 def test_noise_that_is_not_known_sets_no_two_runs_apart() -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Z_95
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import ABSENT, count, unique_names
-
-HEADER = ("run", "tokens", "seconds", "joules")
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """The costs of comparable runs of one size."""
-
-    title: str
-    rows: tuple[tuple[str, ...], ...]
-    reasons: tuple[str, ...]
-    """Why what is n/a is."""
+from efficientbench.metrics.report.headline import count, unique_names
+from efficientbench.metrics.report.table import ABSENT, Table
 
 
-def cost_tables(records: Sequence[RunRecord]) -> list[CostTable]:
+def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
     """One table for each size and set of runs that can be compared, of the runs that validated."""
     groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
     for shown, record in zip(unique_names(records), records, strict=True):
@@ -34,7 +22,7 @@ def cost_tables(records: Sequence[RunRecord]) -> list[CostTable]:
     return [_table(size, members) for (size, _), members in groups.items() if len(members) > 1]
 
 
-def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> CostTable:
+def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
     target = lowest_common_loss([record for _, record in members], Z_95)
     rows: list[tuple[str, ...]] = []
     reasons: list[str] = []
@@ -46,13 +34,13 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> CostTable:
             rows.append((shown, ABSENT, ABSENT, ABSENT))
             continue
         low, high = _shifted(record, target, -Z_95), _shifted(record, target, Z_95)
-        cells = (_cell(cost, low, high, read) for read in (_tokens, _seconds, _joules))
-        rows.append((shown, *cells))
+        rows.append((shown, *(_cell(field, cost, low, high) for field in ("tokens", "time_s", "energy_j"))))
         if cost.energy_j is None:
             why = record.unavailable.get("energy_j", "the energy until a validation is not known")
             reasons.append(f"joules: {why}")
     title = f"{size}: to a validation loss of {target:.4g}, the lowest that all of these surely got to"
-    return CostTable(title, tuple(rows), tuple(dict.fromkeys(reasons)))
+    notes = tuple(f"{ABSENT}: {reason}" for reason in dict.fromkeys(reasons))
+    return Table(("run", "tokens", "seconds", "joules"), rows, title=title, notes=notes)
 
 
 def _shifted(record: RunRecord, target: float, shift: float) -> Cost | None:
@@ -63,25 +51,13 @@ def _shifted(record: RunRecord, target: float, shift: float) -> Cost | None:
         return None
 
 
-def _tokens(cost: Cost) -> float | None:
-    return cost.tokens
-
-
-def _seconds(cost: Cost) -> float | None:
-    return cost.time_s
-
-
-def _joules(cost: Cost) -> float | None:
-    return cost.energy_j
-
-
-def _cell(cost: Cost, low: Cost | None, high: Cost | None, read: Callable[[Cost], float | None]) -> str:
-    value = read(cost)
+def _cell(field: str, cost: Cost, low: Cost | None, high: Cost | None) -> str:
+    """Return one of the costs with its interval, whose unknown ends are '?'."""
+    value, *ends = (getattr(each, field, None) for each in (cost, low, high))
     if value is None:
         return ABSENT
-    ends = [None if end is None else read(end) for end in (low, high)]
-    told = " to ".join("?" if end is None else _figure(end) for end in ends)
-    return f"{_figure(value)} ({told})"
+    interval = " to ".join("?" if end is None else _figure(end) for end in ends)
+    return f"{_figure(value)} ({interval})"
 
 
 def _figure(value: float) -> str:

@@ -1,0 +1,166 @@
+"""Plots of the validation loss: against a figure of the run, and over the course of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from efficientbench.metrics.analysis.conditions import group
+from efficientbench.metrics.report.headline import SHOWN, Shown
+from efficientbench.metrics.report.html.svg import (
+    Figure,
+    Labels,
+    Run,
+    Scale,
+    axis_x,
+    axis_y,
+    mark,
+    marks_of,
+    path,
+    short,
+    svg,
+)
+
+WIDTH = 400
+LEFT, RIGHT, TOP = 46, 388, 30
+_WIDE_COSTS, _WIDE_CURVES = 20.0, 8.0
+"""A cost that spans more than this factor between runs gets a logarithmic axis."""
+
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run's cost and its validation loss."""
+
+    run: Run
+    cost: float
+    loss: float
+    group: str
+    """Runs of one group can be compared: one front each."""
+
+
+def cost_figures(runs: Sequence[Run]) -> list[Figure]:
+    """Plot the validation loss against energy, throughput and memory."""
+    columns = {column.metric: column for column in SHOWN}
+    figures = []
+    for metric, title, label in (
+        ("energy_j_per_token", "Loss against energy", "J/token"),
+        ("tokens_per_s", "Loss against throughput", "tokens/s"),
+        ("amu_gb", "Loss against memory", "AMU, GB"),
+    ):
+        points = _points(runs, columns[metric])
+        missing = len(runs) - len(points)
+        if not points:
+            reasons = dict.fromkeys(_reason(run, metric) for run in runs)
+            figures.append(Figure(title, Markup(""), f"n/a: {'; '.join(reasons)}"))
+            continue
+        better: Better = "higher" if columns[metric].better == "higher" else "lower"
+        note = f"{missing} of {len(runs)} runs have no such figure." if missing else ""
+        figures.append(Figure(title, _pareto(title, label, points, better, columns[metric].text), note))
+    return figures
+
+
+def _points(runs: Sequence[Run], column: Shown) -> list[Point]:
+    points = []
+    for run in runs:
+        cost, loss = getattr(run.record, column.metric), run.record.validation_loss
+        if cost is not None and loss is not None:
+            points.append(Point(run, cost, loss, group(run.record, energy=column.metric == "energy_j_per_token")))
+    return points
+
+
+def _reason(run: Run, metric: str) -> str:
+    return run.record.unavailable.get(metric) or run.record.unavailable.get("validation_loss", "")
+
+
+def _pareto(title: str, label: str, points: Sequence[Point], better: Better, form: Callable[[float], str]) -> Markup:
+    """Plot one cost. Filled marks are on their group's front, hollow ones are beaten."""
+    bottom = 276
+    costs = [point.cost for point in points]
+    wide = min(costs) > 0 and max(costs) / min(costs) > _WIDE_COSTS
+    x = Scale.over(costs, LEFT, RIGHT, log=wide, margin=0.1)
+    y = Scale.over([point.loss for point in points], bottom, TOP, margin=0.1)
+    parts = [axis_x(x, TOP, bottom, f"{label} ({better} is better)"), axis_y(y, LEFT, RIGHT, "validation loss")]
+    on_front: set[int] = set()
+    for name in dict.fromkeys(point.group for point in points):
+        best = front([point for point in points if point.group == name], better)
+        on_front |= {point.run.number for point in best}
+        if len(best) > 1:
+            parts.append(path(_stairs(best, x, y), "front"))
+    boxes = [(x(point.cost) - 5, y(point.loss) - 5, x(point.cost) + 5, y(point.loss) + 5) for point in points]
+    labels = Labels((LEFT - 2, TOP - 18, WIDTH, bottom), boxes)
+    # Runs on a front first, so that their labels find room.
+    for point in sorted(points, key=lambda point: point.run.number not in on_front):
+        kind = "point on" if point.run.number in on_front else "point off"
+        at = x(point.cost), y(point.loss)
+        tooltip = f"{point.run.name}: {form(point.cost)}, loss {point.loss:.3f}"
+        parts.append(marks_of(point.run, tooltip, mark(*at, point.run.look, kind), labels.place(point.run.name, *at)))
+    return svg(WIDTH, 320, f"{title}, one point a run", parts)
+
+
+def front(points: Sequence[Point], better: Better) -> list[Point]:
+    """Return the points that no other beats in both cost and loss, from the cheapest on."""
+    sign = 1 if better == "lower" else -1
+    best: list[Point] = []
+    for point in sorted(points, key=lambda point: (sign * point.cost, point.loss)):
+        if not best or point.loss < best[-1].loss:
+            best.append(point)
+    return best
+
+
+def _stairs(best: Sequence[Point], x: Scale, y: Scale) -> list[tuple[float, float]]:
+    corners = [(x(best[0].cost), y(best[0].loss))]
+    for before, point in zip(best, best[1:], strict=False):
+        corners += [(x(point.cost), y(before.loss)), (x(point.cost), y(point.loss))]
+    return corners
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """One run's validations, as (cost, loss)."""
+
+    run: Run
+    points: Sequence[tuple[float, float]]
+
+
+def curve_figures(runs: Sequence[Run]) -> list[Figure]:
+    """Plot the validation losses of each run against its tokens, seconds and joules until then."""
+    figures = []
+    for field, title, label in (
+        ("tokens", "Loss by tokens", "tokens trained on"),
+        ("train_s", "Loss by time", "s of training, measured steps"),
+        ("energy_j", "Loss by energy", "J, measured steps"),
+    ):
+        # A resumed run has measured its last attempt alone: its curve would begin in the middle.
+        known = [run for run in runs if field == "tokens" or not run.record.resumed_after_steps]
+        curves = [curve for curve in (_curve(run, field) for run in known) if len(curve.points) > 1]
+        if curves:
+            figures.append(Figure(title, _curves(title, label, curves)))
+    return figures
+
+
+def _curve(run: Run, field: str) -> _Curve:
+    points = [(getattr(point, field), point.loss) for point in run.record.quality_curve]
+    return _Curve(run, [(cost, loss) for cost, loss in points if cost is not None and loss is not None])
+
+
+def _curves(title: str, label: str, curves: Sequence[_Curve]) -> Markup:
+    """Plot a line for each run, with its name at the end where there is room."""
+    bottom = 256
+    points = [point for curve in curves for point in curve.points]
+    ends = [curve.points[-1][0] for curve in curves]
+    wide = min(cost for cost, _ in points) > 0 and max(ends) / min(ends) > _WIDE_CURVES
+    x = Scale.over([cost for cost, _ in points], LEFT, RIGHT - 56, log=wide, margin=0.03)
+    y = Scale.over([loss for _, loss in points], bottom, TOP, margin=0.08)
+    parts = [axis_x(x, TOP, bottom, label), axis_y(y, LEFT, RIGHT, "validation loss")]
+    labels = Labels((LEFT, TOP, WIDTH, bottom))
+    for curve in sorted(curves, key=lambda curve: curve.points[-1][1]):
+        run, (cost, loss) = curve.run, curve.points[-1]
+        drawn = path([(x(at), y(value)) for at, value in curve.points], f"line c{run.look.colour}")
+        name = labels.place(run.name, x(cost), y(loss), beside_only=True)
+        parts.append(marks_of(run, f"{run.name}: loss {loss:.3f} at {short(cost)}", drawn, name))
+    return svg(WIDTH, 300, f"{title}, one line a run", parts)
