@@ -1,4 +1,4 @@
-"""Measures how efficiently a training loop uses its devices. Free-standing: fits any loop, needs no harness."""
+"""Measures how efficiently a training loop uses its devices; fits any loop and needs no harness."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each is loaded when asked for: a report needs no sensors, and the callback alone needs torch."""
+    """Load a name at its first use: a report needs no sensors, and the callback alone needs torch."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

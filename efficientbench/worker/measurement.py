@@ -14,7 +14,7 @@ from efficientbench.metrics.definitions import load_imbalance, percentiles
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
-from efficientbench.metrics.records.environment import tell_sensors
+from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
@@ -126,7 +126,7 @@ def build_record(
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
         config=config.model_dump(mode="json"),
-        environment=run_environment(config, device) | {"sensors": tell_sensors(run.sensors)},
+        environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
         paths=WRITTEN,
     )
 

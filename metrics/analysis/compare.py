@@ -1,9 +1,9 @@
 """Two runs, or groups of repeats, side by side: the ratio of each figure with its confidence interval.
 
-With two or more repeats on both sides the interval is of the runs' own spread: Welch's t-test of the logarithms. With
-fewer it is of the spread within the runs (the steps' bootstrap, the validation's standard error), which knows nothing
-of the noise between runs and seeds; so does the noise floor, the largest difference between identical models under
-two names, where such runs lie beside the compared ones.
+With two or more repeats on both sides, the interval comes from the spread between runs (Welch's t-test of logarithms).
+With fewer, it comes from the spread within the runs (the steps' bootstrap, the validation's standard error), which does
+not contain the noise between runs and seeds. Where identical models under two names lie beside the compared runs, their
+largest difference is the noise floor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ METRICS = (
     *("amu_gb", "peak_memory_device_bytes", "peak_memory_allocated_bytes", "pcu", "mfu"),
     *("validation_loss", "bits_per_byte"),
 )
-"""What is compared, by its name in the record."""
+"""Figures that are compared, by their names in the record."""
 
-# Figure → those whose interval within a run is its own, relative to the figure: tokens / time are as sure as time.
+# Figure → the figure whose relative interval within a run it shares: tokens / time is as sure as time.
 _WITHIN = {
     "al_s": "al_s",
     "tokens_per_s": "al_s",
@@ -42,22 +42,22 @@ class Comparison:
     first: Group
     second: Group
     identical: bool
-    """The same model under two names, or twice: an A/A test, whose differences are all noise."""
+    """Whether both are the same model: an A/A test, whose differences are all noise."""
     despite: tuple[Difference, ...]
-    """Conditions that differ and were allowed to."""
+    """Conditions that differ, which the caller allowed."""
     model_changes: dict[str, tuple[object, object]]
-    """Keys of the model's configuration that differ: what is compared."""
+    """Keys of the model's configuration that differ → both values: the choice that is compared."""
     other_changes: dict[str, tuple[object, object]]
-    """Further keys that differ, which no condition covers."""
+    """Further keys that differ, which no condition covers → both values."""
     ratios: tuple[Ratio, ...]
     unavailable: dict[str, str]
     """Figure that could not be compared → why."""
     target_loss: float | None
-    """Of the cost to a quality; None: `unavailable['cost']` says why."""
+    """Validation loss of the cost to a quality, nats; None where `unavailable['cost']` has the reason."""
     costs: tuple[Ratio, ...]
-    """Of tokens, time and energy to the target loss."""
+    """Ratios of tokens, time and energy to the target loss."""
     speed_only: str | None
-    """Where the losses differ by no more than noise: how much that is, so that speed alone is compared."""
+    """Where the losses differ by no more than noise, so that speed alone is compared: by how much. Else None."""
 
 
 def compare(
@@ -70,10 +70,11 @@ def compare(
     """Compare two groups of runs.
 
     Args:
-        first, second: the runs; ratios are second over first.
+        first: the runs that ratios are relative to.
+        second: the runs compared with them; ratios are second over first.
         despite: names of conditions that may differ.
         target_loss: of the cost to a quality, nats; None: the lowest that all runs surely got to.
-        neighbours: further groups, among which identical models tell the noise floor.
+        neighbours: further groups, among which identical models set the noise floor.
 
     Raises:
         MetricsError: the runs differ in conditions that are not in `despite`, or `despite` names one that is none.
@@ -121,11 +122,11 @@ _COVERED = (
     *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.tokens"),
     *("training.steps", "training.recompute"),
 )
-"""Keys of the configuration that a condition covers, or that say nothing of the training."""
+"""Keys of the configuration that a condition covers, or that do not change the training."""
 
 
 def identical_pairs(groups: Sequence[Group], like: Group) -> list[tuple[Group, Group]]:
-    """Pairs of groups of one model under two names, which ran under the same conditions as `like`."""
+    """Return the pairs of groups of one model under two names, which ran under the same conditions as `like`."""
     alike = [(group, model_identity(group.first)) for group in groups if not differences(like.first, group.first)]
     return [
         (one, other)
@@ -136,7 +137,7 @@ def identical_pairs(groups: Sequence[Group], like: Group) -> list[tuple[Group, G
 
 
 def noise_floor(metric: str, pairs: Sequence[tuple[Group, Group]]) -> float | None:
-    """The largest ratio, above 1, of a figure's means between identical models; None where there are no such runs."""
+    """Return the largest ratio, above 1, of a figure's means between identical models; None without such runs."""
     ratios = []
     for one, other in pairs:
         first, second = one.spread(metric), other.spread(metric)
@@ -146,7 +147,7 @@ def noise_floor(metric: str, pairs: Sequence[tuple[Group, Group]]) -> float | No
 
 
 def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
-    """Why the figure has no ratio; None where it has."""
+    """Return why the figure has no ratio; None where it has one."""
     for record in records:
         if not getattr(record, metric):
             return f"{record.run}: {record.unavailable.get(metric, 'it is 0')}"
@@ -154,13 +155,13 @@ def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
 
 
 def ratio_of(metric: str, first: Group, second: Group, floor: float | None = None) -> Ratio:
-    """The ratio of one figure, second over first; `floor`: the largest ratio between identical models."""
+    """Return the ratio of one figure, second over first; `floor`: the largest ratio between identical models."""
     errors = [[_relative_error(record, metric) for record in group.records] for group in (first, second)]
     return make_ratio(metric, first.values(metric), second.values(metric), errors, floor)
 
 
 def _relative_error(record: RunRecord, metric: str) -> float | None:
-    """Standard error of the figure within its run, as a part of the figure; None where the run does not tell."""
+    """Return the figure's relative standard error within its run; None where the record has none."""
     if metric in ("validation_loss", "bits_per_byte"):
         if record.validation_loss_se is None or not record.validation_loss:
             return None
@@ -190,7 +191,7 @@ def _costs(
     pairs: Sequence[tuple[Group, Group]],
     unavailable: dict[str, str],
 ) -> tuple[float | None, tuple[Ratio, ...]]:
-    """Tokens, time and energy to the target; why not, in `unavailable` under 'cost'."""
+    """Return the target loss and the ratios of tokens, time and energy to it; add reasons for gaps to `unavailable`."""
     try:
         target = target_loss
         if target is None:
@@ -219,7 +220,7 @@ _COSTS: dict[str, Callable[[Cost], float | None]] = {
 
 
 def _cost_error(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
-    """Relative error of a run's cost, from the validation loss's standard error; None where an end is out of reach."""
+    """Return a cost's relative error, from the validation loss's standard error; None where an end is out of reach."""
     try:
         low, high = (read(cost_to_loss(record, target, shift)) for shift in (-Z_95, Z_95))
     except MetricsError:
@@ -230,7 +231,7 @@ def _cost_error(record: RunRecord, target: float, read: Callable[[Cost], float |
 def _cost_floor(
     pairs: Sequence[tuple[Group, Group]], target: float, read: Callable[[Cost], float | None]
 ) -> float | None:
-    """The largest ratio, above 1, of a cost between identical models that got to the target."""
+    """Return the largest ratio, above 1, of a cost between identical models that got to the target."""
     ratios = []
     for pair in pairs:
         try:

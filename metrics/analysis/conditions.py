@@ -1,4 +1,4 @@
-"""In what two runs must agree before their figures may be compared."""
+"""The conditions that two runs must share before their figures may be compared."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _data(record: RunRecord) -> str:
 
 
 def _section(record: RunRecord, name: str) -> dict[str, Any]:
-    """A part of the configuration; empty where it has none."""
+    """Return a part of the configuration; empty where it has none."""
     found = record.config.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -68,23 +68,23 @@ CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "energy_scope": lambda record: record.energy_scope or "not measured",
     "formulas": lambda record: record.formula_id,
 }
-"""Name of a condition → what a record says of it. The kernels are one more, which needs both records."""
+"""Name of a condition → its text in a record. The kernels are one more condition, which needs both records."""
 
 KERNELS = "kernels"
 
 
 def differences(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """The conditions in which two runs differ, all that is not the model."""
+    """Return the conditions in which two runs differ: everything but the model."""
     found = [Difference(name, read(one), read(other)) for name, read in CONDITIONS.items() if read(one) != read(other)]
     return [*found, *_kernel_differences(one, other)]
 
 
 def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
-    """Parts that the same kernel should serve in both runs and does not.
+    """Return the parts that the same kernel should serve in both runs and does not.
 
-    A model brings the kernels of its own parts: that MLA's attention is not NSA's is what is compared. So a part that
-    only one of them has is no difference, nor is another kernel where the configuration that chooses it differs. A part
-    that has fallen back on a slower kernel in one run alone always is one.
+    A model brings the kernels of its own parts: a comparison of MLA with NSA compares their attention kernels too. So a
+    part that only one of them has is no difference, nor is another kernel where the configuration that chooses it
+    differs. A part that has fallen back on a slower kernel in one run alone always is a difference.
     """
     changed = changed_keys(one, other)
     found = []
@@ -104,24 +104,24 @@ def _kernel(name: str | None, why: str | None) -> str:
 
 
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Key of the configuration → its two values, where these differ."""
+    """Return key of the configuration → its two values, where these differ."""
     first, second = flat(one.config), flat(other.config)
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
 _SHARED = ("device", "dtype", "sequence", "data", "global_batch", "tokens", "formulas")
-"""Conditions that a plot's runs must share, and the layout but for the micro-batch, which each size has its own of."""
+"""Conditions that a plot's runs must share, besides the layout; each size may have its own micro-batch."""
 
 
 def group(record: RunRecord, energy: bool = False) -> str:
-    """The same text for runs whose figures (with `energy`: of energy) can be laid side by side."""
+    """Return the same text for runs whose figures can be compared; with `energy`, whose energies can be too."""
     names = (*_SHARED, "energy_scope") if energy else _SHARED
     return repr((record.smoke, _grid(record), [CONDITIONS[name](record) for name in names]))
 
 
 def differing(records: Sequence[RunRecord]) -> list[str]:
-    """The conditions that these runs do not share."""
+    """Return the conditions that these runs do not share."""
     found = ["smoke"] if len({record.smoke for record in records}) > 1 else []
     found += ["layout"] if len({_grid(record) for record in records}) > 1 else []
     return found + [name for name in _SHARED if len({CONDITIONS[name](record) for record in records}) > 1]

@@ -1,8 +1,8 @@
-"""What a quality costs: validations with the time, energy and tokens until then, and the cost to a target loss.
+"""The cost to a quality: tokens, time and energy until the validation loss fell to a target.
 
 Time and energy are those of training steps alone: evaluation, checkpoints and set-up are left out. The warm-up steps
-train as well but are not measured, as compilation and cold caches stretch them: to the cost to a loss they are charged
-at the measured steps' mean rate.
+train too but are not measured, since compilation and cold caches stretch them. Their tokens are charged at the measured
+steps' mean rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from efficientbench.metrics.records.record_parts import QualityPoint
 
 @dataclass(frozen=True)
 class Cost:
-    """What training had cost when the validation loss first fell to a target."""
+    """The cost of training until the validation loss first fell to a target."""
 
     tokens: float
     time_s: float
@@ -26,7 +26,7 @@ class Cost:
 
 
 def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0) -> Cost:
-    """Tokens, time and energy until the validation loss first fell to the target.
+    """Return the tokens, time and energy until the validation loss first fell to the target.
 
     Between two validations the loss is taken as linear in the logarithm of the tokens, which a power law nearly is;
     time and energy as linear in the tokens, of which each costs as much.
@@ -67,7 +67,7 @@ def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0)
 
 
 def lowest_common_loss(records: Sequence[RunRecord], loss_shift: float = 0.0) -> float:
-    """The lowest validation loss that all the runs got to, with so many standard errors added to each loss.
+    """Return the lowest validation loss that all the runs reached, with `loss_shift` standard errors added to each.
 
     Raises:
         MetricsError: one of them never validated.
@@ -76,18 +76,18 @@ def lowest_common_loss(records: Sequence[RunRecord], loss_shift: float = 0.0) ->
 
 
 def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:
-    """The validations whose loss is a number, with it."""
+    """Return the validations whose loss is a number, each with its loss."""
     points = [(point, point.loss) for point in record.quality_curve if point.loss is not None]
     if not points:
-        raise MetricsError(f"{record.run} has no validation to tell a quality by")
+        raise MetricsError(f"{record.run} has no validation to measure a quality by")
     return points
 
 
 def _spent(record: RunRecord, point: QualityPoint) -> tuple[float, float | None]:
-    """Seconds and joules until a validation, the warm-up's tokens charged at the mean rate of the measured ones."""
+    """Return seconds and joules until a validation; the warm-up's tokens cost the measured ones' mean rate."""
     unmeasured = point.tokens - point.measured_tokens
     if not record.tokens or record.al_s is None:
-        raise MetricsError(f"{record.run} has no measured step to tell a cost by")
+        raise MetricsError(f"{record.run} has no measured step to measure a cost by")
     time_s = point.train_s + unmeasured * record.al_s * record.steps_measured / record.tokens
     if point.energy_j is None or record.energy_j_per_token is None:
         return time_s, None

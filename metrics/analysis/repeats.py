@@ -1,4 +1,4 @@
-"""Runs that repeat each other: which records belong together, and the spread of a figure over them."""
+"""Runs that repeat each other: which records belong together, the spread of a figure, and one record for all."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Spread:
 
     mean: float
     low: float | None
-    """95 % confidence interval of the mean, Student's, as runs are independent of each other; None for a single run."""
+    """Lower end of the mean's 95 % confidence interval, Student's, as runs are independent; None for a single run."""
     high: float | None
+    """Upper end of the same interval."""
     std: float | None
     """Sample standard deviation over the repeats: the noise between runs and seeds."""
     runs: int
@@ -49,7 +50,7 @@ class Group:
 
     @property
     def first(self) -> RunRecord:
-        """The record with the lowest seed, for everything in which repeats are alike."""
+        """Return the record with the lowest seed, for everything in which repeats are alike."""
         return self.records[0]
 
     @property
@@ -57,12 +58,12 @@ class Group:
         return self.first.run
 
     def values(self, metric: str) -> list[float]:
-        """The figure of each run; nothing where a run lacks it."""
+        """Return the figure of each run; nothing where a run lacks it."""
         values = [getattr(record, metric) for record in self.records]
         return [] if any(value is None for value in values) else [float(value) for value in values]
 
     def spread(self, metric: str) -> Spread | None:
-        """A figure's mean and spread over the repeats; None where a run lacks it."""
+        """Return a figure's mean and spread over the repeats; None where a run lacks it."""
         values = self.values(metric)
         if not values:
             return None
@@ -71,10 +72,9 @@ class Group:
 
 
 def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
-    """The records, those that repeat each other in one group by ascending seed; groups in the order of the records.
+    """Return the records in groups of repeats, each by ascending seed; groups stay in the order of the records.
 
-    Repeats have the same configuration but for the seed and for where files lie, the same data, devices and kernels,
-    and came to the same end.
+    Repeats share data, devices, kernels, status and the configuration but for the seed and the places of files.
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
@@ -83,13 +83,13 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
 
 
 def _one_of_each_seed(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """By ascending seed; of several with one seed, which say nothing of the noise between seeds, the latest."""
+    """Return one record for each seed, ascending: the latest, as a repeated seed adds no noise between seeds."""
     latest = {record.seed: record for record in sorted(records, key=lambda record: record.started_at)}
     return tuple(latest[seed] for seed in sorted(latest))
 
 
 def load_group(folder: Path) -> Group:
-    """The repeats, or the single run, whose records lie below a folder.
+    """Return the repeats, or the single run, whose records lie below a folder.
 
     Raises:
         MetricsError: no such folder, no record or a damaged one, or records of different runs.
@@ -110,7 +110,7 @@ def load_group(folder: Path) -> Group:
 
 
 def model_identity(record: RunRecord) -> str:
-    """The same text for runs of one model, trained the same way, whatever their names and seeds are."""
+    """Return the same text for runs of one model, trained the same way, whatever their names and seeds are."""
     return _identity(record, without=(*_PLACES, _SEED, *_NAMES))
 
 
@@ -133,7 +133,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} → {'a.b': 1}."""
+    """Return a tree's leaves by their paths: {'a': {'b': 1}} → {'a.b': 1}."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         leaves.update(flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
@@ -141,9 +141,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def load_neighbours(*folders: Path) -> list[Group]:
-    """The other runs that lie beside these folders: a suite's, among which identical models may be.
+    """Return the other runs that lie beside these folders, among which identical models may be.
 
-    A record that is damaged is passed over: it is nobody's concern here.
+    Damaged records are skipped: the comparison does not need them.
     """
     own = {folder.resolve() for folder in folders}
     around = {path for folder in own for path in folder.parent.iterdir() if path.is_dir()} - own
@@ -158,16 +158,16 @@ def load_neighbours(*folders: Path) -> list[Group]:
 
 
 def combine_repeats(records: Iterable[RunRecord]) -> list[RunRecord]:
-    """One record for each group of repeats; a run that nothing repeats stays as it is."""
+    """Return one record for each group of repeats; a run that nothing repeats stays as it is."""
     return [combine(group) for group in group_repeats(records)]
 
 
 def combine(group: Group) -> RunRecord:
-    """The mean of each figure over the repeats.
+    """Return a record with the mean of each figure over the repeats.
 
     Counts of outliers are added up; the drift is the largest, flagged where a repeat's is. The intervals of `al_s` and
-    `al_s_p50` and the loss's standard error are those of the spread over the repeats. A figure that one repeat lacks is
-    absent for that repeat's reason. What is no figure is the first repeat's.
+    `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure that one repeat lacks is
+    absent for that repeat's reason. All other fields are the first repeat's.
     """
     records = group.records
     if len(records) == 1:
@@ -222,16 +222,16 @@ def _mean(name: str, values: list[Any]) -> Any:
 
 
 def _few_runs_error(values: list[float]) -> float | None:
-    """The mean's standard error, widened so that 1.96 of it are the 95 % interval of so few runs (Student's)."""
+    """Return the mean's standard error, so wide that 1.96 of it are the 95 % interval of so few runs (Student's)."""
     error = standard_error(values)
     return None if error is None else error * t_quantile_95(len(values) - 1) / Z_95
 
 
 def _mean_curve(group: Group) -> list[QualityPoint]:
-    """The validations that all repeats made, after the same steps.
+    """Return the validations that all repeats made, after the same steps.
 
-    Costs are those of the repeats that ran in one go: a resumed one has measured its last attempt alone. Where all were
-    resumed, the first repeat's stand for all.
+    Costs are means over the repeats that ran in one go: a resumed one has measured its last attempt alone. Where all
+    were resumed, they are the first repeat's.
     """
     by_step = [{point.step: point for point in record.quality_curve} for record in group.records]
     in_one_go = [number for number, record in enumerate(group.records) if not record.resumed_after_steps] or [0]

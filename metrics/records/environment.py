@@ -1,4 +1,4 @@
-"""Where a run happened: interpreter, packages, commit, host."""
+"""Collects where a run happens: interpreter, packages, commit, host, sensors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from efficientbench.metrics.sensors.host import processor_name
 
 
 def collect_environment(packages: Sequence[str], repository: Path | None = None) -> dict[str, Any]:
-    """What a reader needs to judge or repeat a run.
+    """Return the facts that a reader needs to judge or repeat a run.
 
     Args:
-        packages: distributions whose versions to note; one that is not installed is noted as None.
-        repository: a folder of the working tree whose commit to note.
+        packages: distributions whose versions to record; None stands for one that is not installed.
+        repository: a folder of the working tree whose commit to record.
 
     Returns:
         python, platform, hostname, processor, cores, memory_limit_bytes, packages, commit (None outside a git
@@ -43,21 +43,21 @@ def collect_environment(packages: Sequence[str], repository: Path | None = None)
     }
 
 
-def tell_sensors(states: Iterable[SensorState]) -> list[dict[str, Any]]:
-    """What each sensor of a run measured and why not the rest; ranks whose sensors say the same are told once.
+def sensor_states(states: Iterable[SensorState]) -> list[dict[str, Any]]:
+    """Return what each sensor of a run measured, and why not the rest; ranks with equal sensors share an entry.
 
     Returns:
-        For each: name, scope, failure, measures, unavailable (field → reason), ranks (how many hold such a sensor),
+        For each: name, scope, failure, measures, unavailable (field → reason), ranks (how many have such a sensor),
         sample_interval_s (the longest that was achieved among them; None where none took two samples).
     """
-    told: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for state in states:
         entry: dict[str, Any] = {"name": state.name, "scope": state.scope, "failure": state.failure}
         entry |= {"measures": list(state.measures), "unavailable": state.unavailable}
-        same = told.setdefault(repr(entry), {**entry, "ranks": 0, "sample_interval_s": None})
+        same = entries.setdefault(repr(entry), {**entry, "ranks": 0, "sample_interval_s": None})
         same["ranks"] += 1
         same["sample_interval_s"] = max(same["sample_interval_s"] or 0.0, state.sample_interval_s or 0.0) or None
-    return list(told.values())
+    return list(entries.values())
 
 
 def _version(package: str) -> str | None:

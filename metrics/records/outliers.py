@@ -11,9 +11,9 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record_parts import Outlier
 
 DEVIATIONS = 6.0
-"""An outlier is above the median by this many robust standard deviations, of which chance gives one in a billion,"""
+"""Robust standard deviations by which an outlier is above the median; by chance, one step in a billion is."""
 LEAST_EXCESS = 0.1
-"""and by this part of the median: less does no harm."""
+"""Part of the median by which an outlier is above it; less does no harm."""
 
 _SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -22,13 +22,13 @@ _SIGMA_PER_MAD = 1.4826
 def find_outliers(
     numbers: Sequence[int], step_times_s: Sequence[float], causes: Mapping[int, str] | None = None
 ) -> list[Outlier]:
-    """The outliers among the measured steps, in their order.
+    """Return the outliers among the measured steps, in their order.
 
     Median and median absolute deviation set the bound, as outliers do not move these (Leys et al., 2013).
 
     Args:
-        numbers: of the steps. [n]
-        step_times_s: of the same steps. [n]
+        numbers: numbers of the steps. [n]
+        step_times_s: times of the same steps. [n]
         causes: number of a step → what is known to have happened there.
 
     Raises:
@@ -56,15 +56,17 @@ def disturbed_steps(
     step_times_s: Sequence[float],
     disturbances: Sequence[Disturbance],
 ) -> dict[int, str]:
-    """Number of each step during which others used a device → who.
+    """Return the number of each step during which others used a device → who they were.
 
     Args:
-        numbers, begins_s, step_times_s: of the steps. [n] each
-        disturbances: on the clock of `begins_s`.
+        numbers: numbers of the steps. [n]
+        begins_s: when each step began. [n]
+        step_times_s: times of the same steps. [n]
+        disturbances: times in which others used a device, on the clock of `begins_s`.
     """
-    found: dict[int, dict[str, None]] = {}
+    users: dict[int, dict[str, None]] = {}
     for number, begin_s, time_s in zip(numbers, begins_s, step_times_s, strict=True):
         for disturbance in disturbances:
             if disturbance.begin_s < begin_s + time_s and begin_s < disturbance.end_s:
-                found.setdefault(number, {})[f"others on the device: {disturbance.description}"] = None
-    return {number: "; ".join(causes) for number, causes in found.items()}
+                users.setdefault(number, {})[f"others on the device: {disturbance.description}"] = None
+    return {number: "; ".join(causes) for number, causes in users.items()}

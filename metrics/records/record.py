@@ -1,4 +1,4 @@
-"""`RunRecord`: everything known of a run, as one JSON file. All reports are made from it."""
+"""Reads and writes `RunRecord`, everything known of a run, as one JSON file; all reports are made from it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Identity(BaseModel):
 
 
 class Metrics(BaseModel):
-    """The measured figures; None stands for one that could not be had, and `unavailable` in the record says why."""
+    """The measured figures; None stands for one that could not be measured, and `unavailable` has the reason."""
 
     model_config = _STRICT
 
@@ -94,7 +94,7 @@ class Metrics(BaseModel):
     validation_loss: float | None
     perplexity: float | None
     bits_per_byte: float | None
-    # The names above are settled and keep their places in every table; further ones follow.
+    # Published tables have the columns above: they keep their places, and further figures follow.
     device_scope: str | None
     """What AMU, PCU, AEC and peak_memory_device_bytes are of: 'gpu', 'npu' or 'host'."""
     amu_gb_max: float | None
@@ -165,13 +165,13 @@ class RunRecord(Metrics, Identity):
     """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
     None where no step was measured."""
     data: list[DataSource] | None = None
-    """What was trained on; None where the training loop did not say."""
+    """The corpora that the run read; None where the training loop did not name them."""
     experts: ExpertLoad | None = None
     """None for a model without experts."""
     keys_read_per_query: float | None = None
-    """Mean keys that a query's attention reads in training, and"""
+    """Mean keys that a query's attention reads in training; None for a model without attention."""
     dense_keys_per_query: float | None = None
-    """those that dense causal attention reads; both None for a model without attention."""
+    """Mean keys that dense causal attention reads; None for a model without attention."""
     timelines: list[Timeline] = []
     """Memory, utilization and power of each device over time, for plots."""
     windows: list[Window] = []
@@ -181,24 +181,24 @@ class RunRecord(Metrics, Identity):
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
     fallback_kernels: dict[str, str] = {}
-    """Those parts of `kernels` that a better kernel would serve on this device type → why it did not."""
+    """Part of `kernels` that a better kernel would serve on this device type → why it did not."""
     outliers: list[Outlier] = []
     """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
     resumed_after_steps: list[int] = []
-    """Numbers of steps after which the run went on from a checkpoint. What was measured is of the last attempt alone,
-    after a warm-up of its own; `quality_curve` holds the validations of all attempts."""
+    """Numbers of the steps after which the run resumed. The measured figures are of the last attempt alone, after a
+    warm-up of its own; `quality_curve` holds the validations of all attempts."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
     config: dict[str, Any]
     """The resolved configuration."""
     environment: dict[str, Any]
-    """What `collect_environment` found."""
+    """The facts that `collect_environment` returned, and the sensors."""
     paths: dict[str, str]
-    """What the run wrote, relative to the record's folder."""
+    """Kind of output → its path, relative to the record's folder."""
 
     @property
     def micro_batch_size_asked(self) -> int:
-        """The micro-batch that was asked for: another than the one used where memory did not suffice for it."""
+        """Return the configured micro-batch, which exceeds the one used where memory did not suffice for it."""
         training = self.config.get("training")
         asked = training.get("micro_batch_size_asked") if isinstance(training, dict) else None
         return asked if isinstance(asked, int) else self.micro_batch_size
@@ -212,7 +212,7 @@ class RunRecord(Metrics, Identity):
 
 
 def columns() -> list[str]:
-    """The names of a record's scalar figures, in the order of every table."""
+    """Return the names of a record's scalar figures, in the order of every table."""
     attention = ("keys_read_per_query", "dense_keys_per_query")
     run = ("status", "started_at", "duration_s", "formula_id", "repeats")
     return [*Identity.model_fields, *Metrics.model_fields, *attention, *run]

@@ -1,4 +1,4 @@
-"""`steps.jsonl`: one line for each training step, evaluation or sample, appended as it happens."""
+"""Appends a line to `steps.jsonl` for each training step, evaluation or sample, and reads the lines back."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StepLog:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """All lines of the file, in order; a torn last line is left out.
+    """Return all lines of the file, in order; a torn last line is left out.
 
     Raises:
         MetricsError: no such file, or a damaged line that is not the last; the message gives its number.
@@ -91,7 +91,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def cut_steps(path: Path, step: int) -> None:
-    """Cut the file off behind step `step`, for a run that goes on from there; what is not there is not cut.
+    """Cut the file off behind step `step`, for a run that resumes there; nothing happens without a file.
 
     Raises:
         MetricsError: the file cannot be read or written, or is damaged.
@@ -110,19 +110,7 @@ def cut_steps(path: Path, step: int) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    content_size = path.stat().st_size
-    if content_size == 0:
-        return
-    with path.open("r+b") as file:
-        end = content_size
-        while end > 0:
-            begin = max(end - 65536, 0)
-            file.seek(begin)
-            newline = file.read(end - begin).rfind(b"\n")
-            if newline >= 0:
-                end = begin + newline + 1
-                break
-            end = begin
-        if end < content_size:
-            file.truncate(end)
-            os.fsync(file.fileno())
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        os.truncate(path, end)

@@ -1,4 +1,4 @@
-"""Turns a merged measurement into the names of the record: the one place where the two meet."""
+"""Turns a merged measurement into the figures of a record, and its validations into a curve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of the run beforehand."""
+    """Facts of a run that are known before it starts."""
 
     parameters: int
     parameters_active: int
@@ -29,13 +29,13 @@ class RunFacts:
     flops_per_token: float
     """Model FLOPs of forward and backward, causal attention halved."""
     flops_per_token_full_square: float
-    """The same with the full square of attention scores counted."""
+    """`flops_per_token` with the full square of attention scores counted."""
     flops_per_token_hardware: float
-    """The first with recomputation added."""
+    """`flops_per_token` with recomputation added."""
     peak_flops: float | None
     """Of one device for the run's dtype, dense, FLOP/s."""
     peak_flops_source: str
-    """The datasheet or 'configuration'; where the peak is None, why."""
+    """The datasheet or 'configuration'; where the peak is None, the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,41 @@ class Quality:
     validation_loss_se: float | None = None
     """Standard error of `validation_loss`."""
     validation_tokens: int | None = None
-    """Tokens predicted in the validation text, and"""
+    """Tokens predicted in the validation text."""
     validation_bytes: int | None = None
-    """the UTF-8 bytes of the same text."""
+    """UTF-8 bytes of the validation text."""
     auxiliary_loss: float | None = None
-    """Of a mixture of experts: the load-balancing loss without its factor, and"""
+    """Load-balancing loss of a mixture of experts, without its factor."""
     tokens_per_expert: tuple[tuple[int, ...], ...] = ()
-    """[layers][experts] of the measured window; empty where there are none."""
+    """[layers][experts] of the measured window; empty for a model without experts."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation as it was made."""
+    """A validation as it was made, before its cost is known."""
 
     step: int
     """The number of training steps before it."""
     tokens: int
     """Trained on since the start, warm-up included."""
     measured_tokens: int
-    """Those of them in measured steps."""
+    """Those of `tokens` that were trained on in measured steps."""
     loss: float
     """Mean over tokens, nats."""
     loss_se: float | None
     """Standard error of the loss."""
     windows: int
-    """Measured intervals that were over."""
+    """Number of measured intervals that were over."""
 
 
 @dataclass
 class Summary:
-    """`values` holds every field of `records.record.Metrics`, besides tokens and steps_measured."""
+    """The figures of a run, with the reasons for absent ones, and its outliers."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    """Every field of `records.record.Metrics`, and tokens and steps_measured."""
     unavailable: dict[str, str] = field(default_factory=dict)
     outliers: list[Outlier] = field(default_factory=list)
 
@@ -93,7 +94,7 @@ class Summary:
             self.unavailable[name] = reason
 
     def compute(self, name: str, formula: Callable[[], Any], reason: str | None) -> None:
-        """Set one figure by a formula, unless there is a reason why it cannot be had."""
+        """Set one figure by a formula, or absent for `reason` where that is not None."""
         if reason is not None:
             self.put(name, None, reason)
             return
@@ -104,7 +105,7 @@ class Summary:
 
 
 def nothing_measured(reason: str) -> Summary:
-    """For a run that failed before it could measure: every figure absent for that reason."""
+    """Return the summary of a run that failed before it could measure: every figure absent for that reason."""
     summary = Summary({"tokens": 0, "steps_measured": 0})
     for name in Metrics.model_fields:
         summary.put(name, None, reason)
@@ -114,13 +115,13 @@ def nothing_measured(reason: str) -> Summary:
 def summarize(
     run: RunMeasurement, facts: RunFacts, quality: Quality, interruptions: Mapping[int, str] | None = None
 ) -> Summary:
-    """Every figure of a record, absent ones with their reasons.
+    """Return every figure of a record, absent ones with their reasons.
 
     Args:
-        run: what was measured.
-        facts: what was known beforehand.
-        quality: what the model learned.
-        interruptions: number of a step → what came between it and the step before, such as an evaluation.
+        run: the measurement of all ranks.
+        facts: facts known before the start.
+        quality: losses and expert loads.
+        interruptions: number of a step → event between it and the step before, such as an evaluation.
     """
     summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
     _devices(summary, run)
@@ -134,21 +135,25 @@ def summarize(
     return summary
 
 
-def _devices(summary: Summary, run: RunMeasurement) -> None:
-    def put(name: str, value: Any, reason_of: str) -> None:
-        summary.put(name, value, run.unavailable.get(reason_of, "not measured"))
+_OF_DEVICES = {
+    "amu_gb": ("amu_gb", "amu_gb"),
+    "amu_gb_max": ("amu_gb_max", "amu_gb"),
+    "amu_fraction": ("amu_fraction", "amu_fraction"),
+    "amu_fraction_max": ("amu_fraction_max", "amu_fraction"),
+    "memory_idle_gb": ("memory_idle_gb", "memory_idle_gb"),
+    "memory_kind": ("memory_kind", "amu_gb"),
+    "memory_allocated_mean_gb": ("allocated_mean_gb", "allocated_mean_gb"),
+    "peak_memory_device_bytes": ("peak_used_bytes", "peak_used_bytes"),
+    "peak_memory_allocated_bytes": ("peak_allocated_bytes", "peak_allocated_bytes"),
+    "peak_memory_reserved_bytes": ("peak_reserved_bytes", "peak_reserved_bytes"),
+    "pcu": ("pcu", "pcu"),
+}
+"""Figure of the record → its field in the measurement, and the field whose reason explains its absence."""
 
-    put("amu_gb", run.amu_gb, "amu_gb")
-    put("amu_gb_max", run.amu_gb_max, "amu_gb")
-    put("amu_fraction", run.amu_fraction, "amu_fraction")
-    put("amu_fraction_max", run.amu_fraction_max, "amu_fraction")
-    put("memory_idle_gb", run.memory_idle_gb, "memory_idle_gb")
-    put("memory_kind", run.memory_kind, "amu_gb")
-    put("memory_allocated_mean_gb", run.allocated_mean_gb, "allocated_mean_gb")
-    put("peak_memory_device_bytes", run.peak_used_bytes, "peak_used_bytes")
-    put("peak_memory_allocated_bytes", run.peak_allocated_bytes, "peak_allocated_bytes")
-    put("peak_memory_reserved_bytes", run.peak_reserved_bytes, "peak_reserved_bytes")
-    put("pcu", run.pcu, "pcu")
+
+def _devices(summary: Summary, run: RunMeasurement) -> None:
+    for name, (source, reason_of) in _OF_DEVICES.items():
+        summary.put(name, getattr(run, source), run.unavailable.get(reason_of, "not measured"))
     summary.put("device_scope", run.device_scope, "no sensor of a device was in use")
     summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
 
@@ -175,41 +180,46 @@ def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int,
 
 
 def _noise(summary: Summary, times: Sequence[float], too_few: str | None) -> None:
-    noise = statistics.step_time_noise(times) if too_few is None else None
-    intervals = {"al_s": noise.mean, "al_s_p50": noise.median} if noise else dict.fromkeys(("al_s", "al_s_p50"))
-    for name, interval in intervals.items():
-        summary.put(f"{name}_ci_low", interval.low if interval else None, too_few or "")
-        summary.put(f"{name}_ci_high", interval.high if interval else None, too_few or "")
-    summary.put("al_s_block_steps", noise.block_steps if noise else None, too_few or "")
-    drift, no_drift = None, too_few or ""
-    if noise is not None:
+    figures: dict[str, Any] = {}
+    no_drift = too_few or ""
+    if too_few is None:
+        noise = statistics.step_time_noise(times)
+        for name, interval in (("al_s", noise.mean), ("al_s_p50", noise.median)):
+            figures |= {f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+        figures["al_s_block_steps"] = noise.block_steps
         try:
             drift = statistics.drift(times)
         except MetricsError as error:
             no_drift = str(error)
-    summary.put("al_s_drift", drift.relative if drift else None, no_drift)
-    summary.put("al_s_drift_p", drift.p_value if drift else None, no_drift)
-    summary.put("al_s_drift_flagged", drift.flagged if drift else None, no_drift)
+        else:
+            figures |= {
+                "al_s_drift": drift.relative,
+                "al_s_drift_p": drift.p_value,
+                "al_s_drift_flagged": drift.flagged,
+            }
+    for name in ("al_s_ci_low", "al_s_ci_high", "al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps"):
+        summary.put(name, figures.get(name), too_few or "")
+    for name in ("al_s_drift", "al_s_drift_p", "al_s_drift_flagged"):
+        summary.put(name, figures.get(name), no_drift)
 
 
 def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
     tokens, time_s = run.tokens, math.fsum(run.step_times_s)
     reason = None if run.step_times_s else NO_STEP
-    throughput = definitions.token_throughput
-    summary.compute("tt_tokens_per_param_s", lambda: throughput(tokens, facts.parameters, time_s), reason)
-    summary.compute("tt_tokens_per_active_param_s", lambda: throughput(tokens, facts.parameters_active, time_s), reason)
-    summary.compute("tokens_per_s", lambda: throughput(tokens, 1, time_s), reason)
-    summary.compute("tokens_per_s_per_device", lambda: throughput(tokens, facts.devices, time_s), reason)
+    for name, shares in (
+        ("tt_tokens_per_param_s", facts.parameters),
+        ("tt_tokens_per_active_param_s", facts.parameters_active),
+        ("tokens_per_s", 1),
+        ("tokens_per_s_per_device", facts.devices),
+    ):
+        summary.compute(name, partial(definitions.token_throughput, tokens, shares, time_s), reason)
 
 
 def _energy(summary: Summary, run: RunMeasurement) -> None:
     energy_j = run.energy_j
     reason = run.unavailable.get("energy_j", "not measured") if energy_j is None else None
-    summary.put("energy_j", energy_j, reason or "")
-    summary.put("aec_w", run.aec_w, reason or "")
-    summary.put("power_w_sum", run.power_w_sum, reason or "")
-    summary.put("energy_scope", run.energy_scope, reason or "")
-    summary.put("energy_source", run.energy_source, reason or "")
+    for name in ("energy_j", "aec_w", "power_w_sum", "energy_scope", "energy_source"):
+        summary.put(name, getattr(run, name), reason or "")
     joules = energy_j or 0.0
     summary.compute("energy_j_per_token", lambda: definitions.energy_per_token(joules, run.tokens), reason)
     summary.compute("energy_j_per_step", lambda: joules / len(run.step_times_s), reason)
@@ -258,7 +268,10 @@ def _experts(summary: Summary, quality: Quality) -> None:
 
 
 def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:
-    """Each validation with the measured cost of the training before it."""
+    """Return each validation with the measured time and energy of the training before it.
+
+    Time and energy are those of measured steps alone: evaluation, checkpoints and set-up are left out.
+    """
     points = []
     for validation in validations:
         measured = bisect_right(run.step_numbers, validation.step)

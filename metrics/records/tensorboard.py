@@ -1,4 +1,4 @@
-"""TensorBoard scalars, written without torch or TensorFlow.
+"""Writes TensorBoard scalars without torch or TensorFlow.
 
 Runs overlay when they use the same names: train/loss, train/learning_rate, train/grad_norm, validation/loss,
 efficiency/step_time_s, efficiency/tokens_per_s, memory/used_gb (of the device that uses most), energy/power_w (of all
@@ -17,15 +17,15 @@ from efficientbench.metrics.errors import MetricsError
 
 
 def cut_scalars(folder: Path, step: int, tokens: int) -> None:
-    """Leave out what a folder's event files hold of later steps, for a run that goes on after `step`.
+    """Cut a folder's event files off behind step `step`, for a run that resumes there.
 
-    Each file is written again beside its place, with its times, and renamed: killed in between, the same call cuts the
-    rest. A file's torn end, which a killed run may leave, is left out.
+    Each file is written anew beside its place, with its times, and renamed: after a kill in between, the same call cuts
+    the rest. A file's torn end, which a killed run may leave, is dropped.
 
     Args:
-        folder: of one run.
-        step: the last to stay.
-        tokens: trained on until then: the last place to stay on the axis of tokens.
+        folder: the folder of one run.
+        step: the last step that stays.
+        tokens: tokens trained on until then, the last place that stays on the axis of tokens.
 
     Raises:
         MetricsError: tensorboard is not installed, or the folder cannot be written.
@@ -46,7 +46,7 @@ def cut_scalars(folder: Path, step: int, tokens: int) -> None:
                 writer = RecordWriter(file)
                 for event in LegacyEventFileLoader(str(path)).Load():
                     last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
-                    # What is no summary is the file's first event, which tells its version.
+                    # The file's first event is no summary: it holds the file's version.
                     if not event.HasField("summary") or event.step <= last:
                         writer.write(event.SerializeToString())
                 file.flush()

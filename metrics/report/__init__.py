@@ -1,1 +1,1 @@
-"""What people look at, made from records alone: no accelerator, no torch, on any machine, at any time."""
+"""Reports, made from records alone: they need neither an accelerator nor torch."""

@@ -1,4 +1,4 @@
-"""All reports of a folder of runs, from its records alone."""
+"""Builds all reports of a folder of runs, from its records alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from efficientbench.metrics.report.paper import paper_markdown
 
 @dataclass(frozen=True)
 class Report:
-    """What was read and written."""
+    """The records that were read, and the files that were written."""
 
     records: list[RunRecord]
     """One for each run, and for each group of repeats."""

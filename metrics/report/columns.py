@@ -1,6 +1,7 @@
-"""The columns of `report.csv`: their order, what each one means, and the name it has elsewhere.
+"""Writes `report.csv`, one row a run at full precision, and describes its columns.
 
-The report's own glossary and the page docs/columns.md are made from this table.
+COLUMNS.md and the page's glossary come from the same table; `python -m efficientbench.metrics.report.columns` writes
+COLUMNS.md.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ NO_REASON = "the run's record does not hold it"
 
 @dataclass(frozen=True)
 class Column:
-    """What one column says."""
+    """The description of one column."""
 
     unit: str
+    """Empty for a text, a count or a ratio."""
     meaning: str
     known_as: str = ""
     """The same figure in nanotron's benchmark CSV, llm-foundry's benchmark table or Megatron's log."""
@@ -137,18 +139,18 @@ DESCRIPTIONS: Mapping[str, Column] = {
 
 
 def names() -> list[str]:
-    """All columns, in their order: what the record holds, what follows from it, the reasons."""
+    """Return all columns in their order: the record's figures, those that follow from them, the reasons."""
     return [*columns(), *derived_names(), UNAVAILABLE]
 
 
 def derived_names() -> list[str]:
-    """The columns that follow from the record's."""
-    held = set(columns())
-    return [name for name in DESCRIPTIONS if name not in held and name != UNAVAILABLE]
+    """Return the columns that follow from the record's."""
+    recorded = set(columns())
+    return [name for name in DESCRIPTIONS if name not in recorded and name != UNAVAILABLE]
 
 
 def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
-    """All figures of a run by column, and the reason for each that is None."""
+    """Return all figures of a run by column, and the reason for each that is None."""
     values = {name: getattr(record, name) for name in columns()}
     derived, needed = _derived(record)
     values |= derived
@@ -160,7 +162,7 @@ def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
-    """The figures that other projects' tables have, and which of the record's figures each one needs."""
+    """Return the figures that other projects' tables have, and the record's figure that each one needs."""
     training = record.config.get("training")
     step_sequences = record.micro_batch_size * record.dp
     accumulation = record.global_batch_size // step_sequences if step_sequences else None

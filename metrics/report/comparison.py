@@ -42,12 +42,12 @@ _MOST_NAMED = 8
 
 
 def unit_scale(metric: str) -> float:
-    """What a figure is divided by to be in the unit that UNITS names."""
+    """Return the divisor that brings a figure into the unit that UNITS names."""
     return BYTES_PER_GB if metric.endswith("_bytes") else 1
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what differs, the ratio of each figure, the cost to a quality, and each reason for an n/a once."""
+    """Print the differences, the ratio of each figure, the cost to a quality, and each reason for an n/a once."""
     first, second = _titles(comparison)
     for line in _introduction(comparison, first, second):
         console.print(Text(line))
@@ -90,7 +90,7 @@ def _introduction(comparison: Comparison, first: str, second: str) -> list[str]:
 
 
 def _bases(comparison: Comparison) -> str:
-    """What the intervals and the noise floor are of."""
+    """Return the sentences on the sources of the intervals and of the noise floor."""
     ratios = (*comparison.ratios, *comparison.costs)
     bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
     unknown = {WITHIN_A_RUN: f"{WITHIN_A_RUN}, which knows nothing of the noise between runs and seeds (--repeat)"}
@@ -152,7 +152,7 @@ class NoiseFloor:
 
 
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
-    """One for each model that ran under two names or more."""
+    """Return one noise floor for each model that ran under two names or more."""
     alike: list[list[Group]] = []
     of_model: dict[tuple[int, float, str], list[list[Group]]] = {}
     for group in group_repeats(record for record in records if record.status == "completed"):

@@ -1,4 +1,4 @@
-"""Where runs happened, told once for all that share it."""
+"""The places and the software of the runs, once for all runs that share them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Environment:
 
 
 def environments(records: Sequence[RunRecord]) -> list[Environment]:
-    """The different environments, in the order of the runs."""
-    found: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
+    """Return the different environments, in the order of the runs."""
+    runs_by_facts: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for record in records:
-        found.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
-    return [Environment(tuple(runs), dict(facts)) for facts, runs in found.items()]
+        runs_by_facts.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
+    return [Environment(tuple(runs), dict(facts)) for facts, runs in runs_by_facts.items()]
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
@@ -32,7 +32,7 @@ def _facts(record: RunRecord) -> dict[str, str]:
             installed = [f"{package} {version}" for package, version in value.items() if version]
             facts["packages"] = ", ".join(installed)
         elif key == "sensors":
-            continue  # `timelines` and the reasons of what is n/a tell of them; their intervals differ in each run
+            continue  # their intervals differ in each run, which would make an environment of every run
         elif key.endswith("_bytes") and isinstance(value, int | float):
             facts[key.removesuffix("_bytes").replace("_", " ")] = f"{value / 1e9:,.1f} GB"
         elif value is not None:

@@ -1,4 +1,4 @@
-"""Runs that did not come to their end, and why: what `failure.json` in their folders says."""
+"""Reads and prints the failures of runs that did not come to their end, from `failure.json` in their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
 FAILURE_NAME = "failure.json"
 _MOST_REASON = 600
-"""Characters of a reason that are shown; the file has all of it."""
+"""Characters of a reason in a table; the file has all of it."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,15 @@ class FailedRun:
 
     @property
     def row(self) -> tuple[str, str, str, str]:
-        """As text, a row of the table."""
+        """Return the failure as a row of text."""
         reason = " ".join(self.reason.split())
-        shown = reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"
-        return self.folder, self.kind.replace("_", " "), ABSENT if self.step is None else f"{self.step:,}", shown
+        short = reason if len(reason) <= _MOST_REASON else f"{reason[: _MOST_REASON - 1]}…"
+        return self.folder, self.kind.replace("_", " "), ABSENT if self.step is None else f"{self.step:,}", short
 
 
 def load_failures(folder: Path) -> list[FailedRun]:
-    """The failures below a folder, by run; files that cannot be read are passed over, as are
-    replaced attempts and traced runs.
-    """
-    found = []
+    """Return the failures below a folder, by run, without unreadable files, replaced attempts and traced runs."""
+    failures = []
     for path in current_files(folder, FAILURE_NAME):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -50,8 +48,10 @@ def load_failures(folder: Path) -> list[FailedRun]:
             kind = str(content["kind"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        found.append(FailedRun(str(path.parent.relative_to(folder)), kind, step if type(step) is int else None, reason))
-    return found
+        failures.append(
+            FailedRun(str(path.parent.relative_to(folder)), kind, step if type(step) is int else None, reason)
+        )
+    return failures
 
 
 def failures_table(failures: Sequence[FailedRun]) -> Table:
@@ -61,7 +61,7 @@ def failures_table(failures: Sequence[FailedRun]) -> Table:
 
 
 def print_failures(failures: Sequence[FailedRun], console: Console) -> None:
-    """Print a row for each; nothing where none failed."""
+    """Print a row for each failure; nothing where none failed."""
     if failures:
         table = failures_table(failures)
         console.print(Text(table.title, style="italic"))

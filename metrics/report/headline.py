@@ -1,4 +1,4 @@
-"""The figures that people look at first, as text: the columns of the printed table, of report.md and of report.html."""
+"""The table of results that the terminal, report.md and report.html share, and the notes that belong to it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Shown:
 
 
 def count(value: float) -> str:
-    """1,543,714,304 as '1.54B'."""
+    """Return a count in short: 1,543,714,304 is '1.54B'."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:#.3g}".rstrip(".") + unit
@@ -91,7 +91,7 @@ def print_results(records: Sequence[RunRecord], console: Console) -> None:
 
 
 def name(record: RunRecord) -> str:
-    """The run's name, with what a reader must know before its figures."""
+    """Return the run's name, with what a reader must know before its figures."""
     status = "" if record.status == "completed" else f" ({record.status})"
     repeats = f" × {record.repeats}" if record.repeats > 1 else ""
     used, asked = record.micro_batch_size, record.micro_batch_size_asked
@@ -100,19 +100,19 @@ def name(record: RunRecord) -> str:
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
-    """The runs' names, those that several share told apart by their seed, else by a number."""
+    """Return the runs' names; names that several runs share are followed by the seed, else by a number."""
     plain = Counter(name(record) for record in records)
     taken: Counter[str] = Counter()
-    found = []
+    unique = []
     for record in records:
         own = name(record) if plain[name(record)] == 1 else f"{name(record)} seed {record.seed}"
         taken[own] += 1
-        found.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
-    return found
+        unique.append(own if taken[own] == 1 else f"{own} #{taken[own]}")
+    return unique
 
 
 def cell(column: Shown, record: RunRecord) -> str:
-    """The figure as text, or 'n/a'."""
+    """Return the figure as text, or 'n/a'."""
     value = getattr(record, column.metric)
     if value is None:
         return ABSENT
@@ -127,7 +127,7 @@ def cell(column: Shown, record: RunRecord) -> str:
 
 
 def relative_interval(record: RunRecord) -> float | None:
-    """Half the 95 % interval of a step's time over its mean."""
+    """Return half the 95 % interval of a step's time over its mean; None where it is not known."""
     if not record.al_s or record.al_s_ci_low is None or record.al_s_ci_high is None:
         return None
     return (record.al_s_ci_high - record.al_s_ci_low) / 2 / record.al_s
@@ -135,11 +135,13 @@ def relative_interval(record: RunRecord) -> float | None:
 
 @dataclass(frozen=True)
 class Absence:
-    """One reason, the figures that lack for it, and the runs."""
+    """One reason for figures that are n/a."""
 
     titles: tuple[str, ...]
+    """Columns that are n/a for it."""
     runs: tuple[str, ...]
     everywhere: bool
+    """Whether it holds for all runs of the report."""
     reason: str
 
     def __str__(self) -> str:
@@ -148,7 +150,7 @@ class Absence:
 
 
 def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> list[Absence]:
-    """Each reason for an n/a once."""
+    """Return each reason for an n/a once."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for record in records:
         for column in columns:
@@ -163,7 +165,7 @@ def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> 
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
-    """What a reader must know before comparing these runs."""
+    """Return what a reader must know before comparing these runs."""
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
     if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
         found.append(SMALLER_NOTE)
@@ -197,7 +199,7 @@ def _drifts(record: RunRecord) -> bool:
 
 
 def slow_steps(records: Sequence[RunRecord]) -> list[str]:
-    """For each run with outliers how many, and the slowest with their causes where these are known."""
+    """Return a sentence for each run with outliers: their number, and the slowest with their known causes."""
     found = []
     for record in records:
         slowest = sorted(record.outliers, key=lambda outlier: -outlier.step_time_s)[:_MOST_NAMED]
@@ -212,7 +214,7 @@ def slow_steps(records: Sequence[RunRecord]) -> list[str]:
 
 
 def resumed(records: Sequence[RunRecord]) -> list[str]:
-    """Which runs went on from a checkpoint, since their figures are of a part of the run."""
+    """Return a sentence for each run that was resumed, since its figures are of a part of the run."""
     return [
         f"{record.run} was resumed after step {', '.join(map(str, record.resumed_after_steps))}: measured are the "
         "steps of its last attempt, after a warm-up of its own."
@@ -222,9 +224,9 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
 
 
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
-    """For each size and set of comparable runs, those whose losses noise alone sets apart from the lowest.
+    """Return a sentence for each set of comparable runs of one size whose losses differ from the lowest by noise alone.
 
-    Noise is that of the repeats, where a record stands for several; else the validation loss's own standard error.
+    The noise is that of the repeats where a record stands for several, else the validation loss's own standard error.
     """
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:

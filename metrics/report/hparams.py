@@ -1,4 +1,4 @@
-"""The sweep for TensorBoard's HParams tab: each run's settings and its figures, in one table.
+"""Writes each run's settings and figures for TensorBoard's HParams tab, which shows them in one table.
 
 The tab finds a run's metrics in the same folder as its settings, so each run gets a folder of its own here, beside
 the scalars that it wrote while it trained.
@@ -47,7 +47,7 @@ def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A folder's name that no other run has."""
+    """Return a folder's name that no other run has."""
     plain = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name).lstrip(".") or "run"
     free, count = plain, 1
     while free in taken:

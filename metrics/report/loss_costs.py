@@ -1,4 +1,4 @@
-"""What each run needed to get to the loss that all comparable runs got to, as text."""
+"""The cost of each run until the loss that all comparable runs reached, as tables."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from efficientbench.metrics.report.table import ABSENT, Table
 
 
 def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """One table for each size and set of runs that can be compared, of the runs that validated."""
+    """Return a table for each size and set of comparable runs, of those that validated."""
     groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
-    for shown, record in zip(unique_names(records), records, strict=True):
+    for name, record in zip(unique_names(records), records, strict=True):
         if any(point.loss is not None for point in record.quality_curve):
-            groups.setdefault((record.size, group(record)), []).append((shown, record))
+            groups.setdefault((record.size, group(record)), []).append((name, record))
     return [_table(size, members) for (size, _), members in groups.items() if len(members) > 1]
 
 
@@ -26,15 +26,15 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
     target = lowest_common_loss([record for _, record in members], Z_95)
     rows: list[tuple[str, ...]] = []
     reasons: list[str] = []
-    for shown, record in members:
+    for name, record in members:
         try:
             cost = cost_to_loss(record, target)
         except MetricsError as error:
             reasons.append(str(error))
-            rows.append((shown, ABSENT, ABSENT, ABSENT))
+            rows.append((name, ABSENT, ABSENT, ABSENT))
             continue
         low, high = _shifted(record, target, -Z_95), _shifted(record, target, Z_95)
-        rows.append((shown, *(_cell(field, cost, low, high) for field in ("tokens", "time_s", "energy_j"))))
+        rows.append((name, *(_cell(field, cost, low, high) for field in ("tokens", "time_s", "energy_j"))))
         if cost.energy_j is None:
             why = record.unavailable.get("energy_j", "the energy until a validation is not known")
             reasons.append(f"joules: {why}")
@@ -44,7 +44,7 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
 
 
 def _shifted(record: RunRecord, target: float, shift: float) -> Cost | None:
-    """An end of the interval; None where the run was not seen there."""
+    """Return an end of the interval; None where the run has no validation there."""
     try:
         return cost_to_loss(record, target, shift)
     except MetricsError:

@@ -1,4 +1,4 @@
-"""`report.md`: the table, and all that must be said beside it."""
+"""Writes `report.md`: the table of results, and all that a reader must know beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_markdown(
 
 
 def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
-    """The whole text."""
+    """Return the whole text."""
     parts = ["# EfficientBench report", markdown_table(results_table(records))]
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
     if failures:

@@ -1,8 +1,8 @@
-"""The five metrics laid out as in the tables of EfficientLLM (arXiv 2505.13840, tables 3 to 5).
+"""Lays the five metrics out as in the tables of EfficientLLM (arXiv 2505.13840, tables 3 to 5).
 
 Method, parameters, the setting that the table names (micro batch size, context length, top k), PPL, AMU, AL, TT, AEC
 and GPU hours stand as they do there. PCU, which the paper leaves out of its pretraining tables, stands beside AMU.
-Behind them come J/token and the ranks by both, since a table of mean power alone ranks a slow, idle device as thrifty.
+J/token and the ranks by both follow, since a table of mean power alone ranks a slow, idle device as thrifty.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LAYOUTS = (
 
 
 def paper_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """The paper's tables, each with the runs that belong to it; runs of other variants in a table of their own."""
+    """Return the paper's tables, each with its runs; runs of other variants get a table of their own."""
     known = {variant for layout in _LAYOUTS for variant in layout.methods}
     others = {record.variant: record.variant for record in records if record.variant not in known}
     rest = _Layout("Other runs", others, "Context Length", lambda record: f"{record.seq_len:,}", False)
@@ -171,7 +171,7 @@ class Ranked:
 
 
 def rank(records: Sequence[RunRecord]) -> list[Ranked]:
-    """The runs that have both figures, by J/token. Ranks mean something among runs that can be compared."""
+    """Rank the runs that have both figures, by J/token. Ranks are meaningful among comparable runs only."""
     measured = [record for record in records if _per_token(record) > 0 and _power(record) > 0]
     by_token = sorted(measured, key=_per_token)
     by_power = sorted(measured, key=_power)
@@ -187,7 +187,7 @@ def rank(records: Sequence[RunRecord]) -> list[Ranked]:
 
 
 def disagreements(records: Sequence[RunRecord]) -> list[str]:
-    """One sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy."""
+    """Return a sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy."""
     ranked = [item.record for item in rank(records)]
     per_token, power, noise = (
         np.array([figure(record) for record in ranked]) for figure in (_per_token, _power, _noise)
@@ -210,12 +210,12 @@ def disagreements(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
-    """Whether `less` is below `more` by more than the noise of both runs' step times."""
+    """Return whether `less` is below `more` by more than the noise of both runs' step times."""
     return less * (1 + (_noise(one) + _noise(other))) < more
 
 
 def _noise(record: RunRecord) -> float:
-    """Of the run's step times, relative; noise that is not known may be of any size."""
+    """Return the relative noise of the run's step times; noise that is not known may be of any size."""
     noise = relative_interval(record)
     return math.inf if noise is None else noise
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from efficientbench.metrics.monitoring.measurement import SensorState
-from efficientbench.metrics.records.environment import collect_environment, tell_sensors
+from efficientbench.metrics.records.environment import collect_environment, sensor_states
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -46,7 +46,7 @@ def test_sensors_that_say_the_same_are_told_once() -> None:
     fine = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.1)
     slow = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.4)
     dead = SensorState("nvml", "gpu", "nvml: GPU is lost", ("power_w",), {"energy_j": "too old"})
-    told = tell_sensors([fine, slow, dead])
+    told = sensor_states([fine, slow, dead])
     assert [entry["ranks"] for entry in told] == [2, 1]
     assert told[0]["sample_interval_s"] == 0.4
     assert told[0]["unavailable"] == {"energy_j": "too old"}
