@@ -110,7 +110,8 @@ def cut_steps(path: Path, step: int) -> None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    content = path.read_bytes()
+    # Only a file that holds something is read: /dev/full never ends.
+    content = path.read_bytes() if path.stat().st_size else b""
     end = content.rfind(b"\n") + 1
     if end < len(content):
         os.truncate(path, end)
