@@ -11,11 +11,15 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.columns import write_csv
-from efficientbench.metrics.report.failures import FailedRun, load_failures
+from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.environments import environments
+from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
+from efficientbench.metrics.report.headline import absences, notes, results_table
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
-from efficientbench.metrics.report.html.page import write_html
-from efficientbench.metrics.report.markdown import write_markdown
-from efficientbench.metrics.report.paper import paper_markdown
+from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.table import escape, markdown_table
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,44 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     records, damaged = load_records(folder)
     if not records:
         raise MetricsError(_nothing(folder, damaged))
-    html, markdown, csv = folder / "report.html", folder / "report.md", folder / "report.csv"
     rows, failures = combine_repeats(records), load_failures(folder)
-    write_html(rows, damaged, html, failures)
-    write_markdown(rows, damaged, markdown, failures)
-    write_csv(rows, csv)
+    write_whole(folder / "report.html", page(rows, damaged, failures))
+    write_whole(folder / "report.md", markdown(rows, damaged, failures))
+    write_csv(rows, folder / "report.csv")
     write_hparams(records, folder / HPARAMS_FOLDER)
-    written = [html, markdown, folder / HPARAMS_FOLDER, csv]
+    names = ["report.html", "report.md", HPARAMS_FOLDER, "report.csv"]
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows))
-        written.insert(0, folder / "paper.md")
-    return Report(rows, failures, damaged, written)
+        names.insert(0, "paper.md")
+    return Report(rows, failures, damaged, [folder / name for name in names])
 
 
 def _nothing(folder: Path, damaged: Sequence[str]) -> str:
     if damaged:
         return f"{folder}: none of the {len(damaged)} records below it can be read; the first: {damaged[0]}"
     return f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
+
+
+def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
+    """Return the text of report.md: the table of results, and all that a reader must know beside it."""
+    parts = ["# EfficientBench report", markdown_table(results_table(records))]
+    parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
+    if failures:
+        table = failures_table(failures)
+        parts += [f"## {table.title}", markdown_table(table)]
+    for table in cost_tables(records):
+        parts += [f"## Cost, {escape(table.title)}", markdown_table(table), *map(escape, table.notes)]
+    missing = [f"- {escape(str(absence))}" for absence in absences(records)]
+    if missing:
+        parts += ["## What is n/a, and why", "\n".join(missing)]
+    tables = paper_tables(records)
+    energy = [sentence for table in tables for sentence in table.notes if sentence != NO_ENERGY]
+    if energy:
+        parts += ["## Energy: J/token against AEC", "\n".join(f"- {escape(line)}" for line in dict.fromkeys(energy))]
+    parts.append("## Where the runs happened")
+    for found in environments(records):
+        facts = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in found.facts.items())
+        parts += [f"**{escape(', '.join(found.runs))}**", facts]
+    if damaged:
+        parts += ["## Records that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
+    return "\n\n".join(parts) + "\n"

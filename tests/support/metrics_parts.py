@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
@@ -103,3 +108,16 @@ def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part
         "unavailable": {name: why for name, why in absent.unavailable.items() if given.get(name) is None},
     }
     return RunRecord(**{**fields, **given})
+
+
+def printed(show: Callable[..., None], *content: Any, width: int = 160) -> str:
+    """Return what a function prints on a console of that width."""
+    output = io.StringIO()
+    show(*content, Console(file=output, width=width))
+    return output.getvalue()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

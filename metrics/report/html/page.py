@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.metrics.analysis.conditions import differing
-from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import DESCRIPTIONS, names
 from efficientbench.metrics.report.comparison import noise_floors
@@ -60,13 +59,6 @@ class _Plots:
 
     def __bool__(self) -> bool:
         return bool(self.figures)
-
-
-def write_html(
-    records: Sequence[RunRecord], damaged: Sequence[str], path: Path, failures: Sequence[FailedRun] = ()
-) -> None:
-    """Write the report as one page that needs nothing beside it. Raises MetricsError where it cannot be written."""
-    write_whole(path, page(records, damaged, failures))
 
 
 def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:

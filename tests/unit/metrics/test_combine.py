@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
 import pytest
-from support.metrics_parts import make_record
+from support.metrics_parts import make_record, read_csv
 
 from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.device_use import Disturbance
@@ -53,8 +52,7 @@ def test_the_reports_show_a_row_for_each_group(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_record(repeat(seed, float(seed), 4.0 + seed / 10), tmp_path / "gqa_1.5B" / f"seed_{seed}" / "record.json")
     build_report(tmp_path)
-    with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_csv(tmp_path / "report.csv")
     assert (row["repeats"], row["al_s"]) == ("2", "1.5")
     assert "validation_loss: 0.07" in row["repeat_std"]
     assert "gqa_1.5B × 2" in (tmp_path / "report.md").read_text(encoding="utf-8")

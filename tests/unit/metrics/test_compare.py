@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from support.metrics_parts import make_record
+from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.analysis.compare import compare
@@ -242,12 +240,10 @@ def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_printed_names_everything() -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
     twin = group_of(run_of("rope", al_s=0.108))
     first = group_of(run_of(quality_curve=curve(0.0)))
     second = group_of(run_of("mla", attention="mla", dtype="fp32", learning_rate=0.2, quality_curve=curve(0.5)))
-    print_comparison(compare(first, second, ["dtype"], 6.0, [twin]), console)
-    text = console.export_text()
+    text = printed(print_comparison, compare(first, second, ["dtype"], 6.0, [twin]))
     for shown in (
         "A: gqa_1.5B, B: mla_1.5B, on",
         "model: attention.kind gqa → mla",
@@ -264,9 +260,8 @@ def test_what_is_printed_names_everything() -> None:
 
 
 def test_repeats_are_printed_in_the_unit_that_they_name() -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
-    print_spread(group_of(*(run_of(seed=seed, peak_memory_device_bytes=540_000_000) for seed in (1, 2))), console)
-    [row] = [line for line in console.export_text().splitlines() if line.startswith("peak, device, GB")]
+    repeats = group_of(*(run_of(seed=seed, peak_memory_device_bytes=540_000_000) for seed in (1, 2)))
+    [row] = [line for line in printed(print_spread, repeats).splitlines() if line.startswith("peak, device, GB")]
     assert row.split()[3:7] == ["0.54", "0.54", "to", "0.54"]
 
 

@@ -6,14 +6,13 @@ last steps; tables with a header only; "MoE" runs of a dense model; one to six s
 
 from __future__ import annotations
 
-import csv
 import itertools
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor, make_record
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record, read_csv
 from support.nvml_replica import Driver, Gpu
 
 from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
@@ -103,8 +102,7 @@ def test_throughput_does_not_grow_with_the_length_of_a_run() -> None:
 def test_a_report_has_its_rows_even_of_runs_that_measured_nothing(tmp_path: Path) -> None:
     records = [make_record({"run": f"run_{i}", "status": "failed"}) for i in range(3)]
     write_csv(records, tmp_path / "report.csv")
-    with (tmp_path / "report.csv").open(newline="") as file:
-        assert [row["run"] for row in csv.DictReader(file)] == ["run_0", "run_1", "run_2"]
+    assert [row["run"] for row in read_csv(tmp_path / "report.csv")] == ["run_0", "run_1", "run_2"]
 
 
 def test_a_run_called_moe_trains_experts() -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from support.metrics_parts import make_record
+from support.metrics_parts import make_record, printed, read_csv
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
-from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import DESCRIPTIONS, names, write_csv
 from efficientbench.metrics.report.headline import print_results
-from efficientbench.metrics.report.markdown import markdown
 
 SETTLED_COLUMNS = """
 run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
@@ -27,12 +23,6 @@ al_s_p50, al_s_p90, al_s_p99, al_s_ci_low, al_s_ci_high, tt_tokens_per_param_s, 
 aec_w, power_w_sum, energy_j, energy_j_per_token, energy_scope, mfu, mfu_full_square, hfu, peak_memory_allocated_bytes,
 peak_memory_reserved_bytes, peak_memory_device_bytes, train_loss, validation_loss, perplexity, bits_per_byte
 """
-
-
-def printed(records: list, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    print_results(records, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_columns_keep_their_places(tmp_path: Path) -> None:
@@ -49,8 +39,7 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
     first = make_record({"energy_j": energy, "smoke": True}, reason="no sensor, it says, was there")
     second = make_record({"run": "mqa_1.5B", "al_s": 0.5})
     write_csv([first, second], tmp_path / "out" / "report.csv")
-    with (tmp_path / "out" / "report.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "out" / "report.csv")
     assert [row["run"] for row in rows] == ["gqa_1.5B", "mqa_1.5B"]
     assert float(rows[0]["energy_j"]) == energy
     assert rows[0]["smoke"] == "true"
@@ -65,7 +54,7 @@ def test_the_table_says_na_and_each_reason_once() -> None:
         make_record(measured, reason="no power sensor"),
         make_record({**measured, "run": "mqa_1.5B", "mfu": 0.413}, reason="no power sensor"),
     ]
-    text = printed(records, 100)
+    text = printed(print_results, records, width=100)
     assert "250.0" in text
     assert "±2.0%" in text
     assert "41.3%" in text
@@ -76,14 +65,16 @@ def test_the_table_says_na_and_each_reason_once() -> None:
 
 
 def test_a_reason_that_holds_for_some_runs_names_them() -> None:
-    text = printed([make_record({"mfu": 0.5}, "nothing"), make_record({"run": "mqa_1.5B"}, "other")], 200)
+    text = printed(
+        print_results, [make_record({"mfu": 0.5}, "nothing"), make_record({"run": "mqa_1.5B"}, "other")], width=200
+    )
     assert "(mqa_1.5B): other" in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_every_column_is_there_whole_at_any_width(width: int) -> None:
     record = make_record({"al_s": 12.5, "validation_loss": 3.25, "perplexity": 25.8, "smoke": True})
-    text = printed([record], width)
+    text = printed(print_results, [record], width=width)
     assert max(map(len, text.splitlines())) <= width
     for title in ("tokens/s", "AL ms", "TT tok/param/s", "AMU GB", "PCU", "AEC W", "J/token", "MFU", "val loss", "ppl"):
         assert title in text
@@ -93,19 +84,21 @@ def test_every_column_is_there_whole_at_any_width(width: int) -> None:
 
 
 def test_smoke_and_unfinished_runs_are_named_as_such() -> None:
-    text = printed([make_record({"smoke": True}), make_record({"run": "mqa", "status": "stopped"})], 120)
+    text = printed(
+        print_results, [make_record({"smoke": True}), make_record({"run": "mqa", "status": "stopped"})], width=120
+    )
     assert "gqa_1.5B (smoke)" in text
     assert "mqa (stopped)" in text
     assert "do not stand for the named one's" in text
-    assert "do not stand" not in printed([make_record()], 120)
+    assert "do not stand" not in printed(print_results, [make_record()], width=120)
 
 
 def test_markup_in_a_name_is_printed_as_it_is() -> None:
-    assert "[red]gqa[/red]" in printed([make_record({"run": "[red]gqa[/red]"})], 120)
+    assert "[red]gqa[/red]" in printed(print_results, [make_record({"run": "[red]gqa[/red]"})], width=120)
 
 
 def test_no_record_is_said() -> None:
-    assert "No run has a record yet" in printed([], 80)
+    assert "No run has a record yet" in printed(print_results, [], width=80)
 
 
 def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
@@ -185,8 +178,7 @@ def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) 
         "config": {"training": {"recompute": "full"}},
     }
     write_csv([make_record(measured), make_record(reason="no step was measured")], tmp_path / "report.csv")
-    with (tmp_path / "report.csv").open(newline="") as file:
-        full, bare = csv.DictReader(file)
+    full, bare = read_csv(tmp_path / "report.csv")
     assert full["model"] == "gqa_1.5B"
     assert full["gradient_accumulation_steps"] == "2"
     assert full["global_batch_size_tokens"] == "16384"
@@ -207,7 +199,7 @@ def test_a_sparse_attention_that_reads_more_than_dense_is_flagged() -> None:
     more = make_record({"run": "nsa_1.5B", "keys_read_per_query": 1294.6, "dense_keys_per_query": 1024.5})
     fewer = make_record({"run": "nsa_3B", "keys_read_per_query": 900.0, "dense_keys_per_query": 1024.5})
     dense = make_record({"run": "gqa_3B", "keys_read_per_query": 1024.5, "dense_keys_per_query": 1024.5})
-    text = printed([more, fewer, dense], 200)
+    text = printed(print_results, [more, fewer, dense], width=200)
     assert "nsa_1.5B: sparse in name alone at sequence 2,048, where a query reads 1,295 keys" in text
     assert "nsa_3B:" not in text
     assert "gqa_3B:" not in text

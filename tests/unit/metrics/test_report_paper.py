@@ -1,16 +1,18 @@
-"""The paper's layout, and where its ranking by mean power misleads."""
+"""The paper's layout, where its ranking by mean power misleads, and the table of failed runs."""
 
 from __future__ import annotations
 
-import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from support.metrics_parts import make_record
+from support.metrics_parts import make_record, printed, read_csv
 from support.synthetic_runs import matrix_runs
 
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, write_record
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.failures import FailedRun, load_failures, print_failures
 from efficientbench.metrics.report.paper import (
     AGREE,
     NO_ENERGY,
@@ -83,11 +85,9 @@ def test_runs_without_energy_are_laid_out_and_not_ranked(variant: str) -> None:
 
 
 def test_it_is_printed_whole_and_written_as_markdown() -> None:
-    console = Console(file=io.StringIO(), width=90)
-    print_paper(matrix_runs(), console)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "AEC ranks nsa_1.5B" in " ".join(printed.split())
-    assert "…" not in printed
+    text = printed(print_paper, matrix_runs(), width=90)
+    assert "AEC ranks nsa_1.5B" in " ".join(text.split())
+    assert "…" not in text
     text = paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
     assert r"gqa\|&lt;b&gt;" in text
 
@@ -106,3 +106,35 @@ def test_noise_that_is_not_known_sets_no_two_runs_apart() -> None:
     runs = [cell("gqa", 652.7, 0.1, **unknown), cell("nsa", 598.0, 0.5, **unknown)]
     assert disagreements(runs) == []
     assert [item.tied_by_token for item in rank(runs)] == [False, True]
+
+
+def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:
+    write_record(make_record({}), tmp_path / "gqa_1.5B" / RECORD_NAME)
+    reason = "loss is <nan> | after\nthe step"
+    for folder, content in (
+        ("mqa_3B", json.dumps({"kind": "non_finite", "rank": 1, "step": 7, "reason": reason, "checkpoint": None})),
+        ("mla_3B", json.dumps({"kind": "time_limit", "rank": None, "step": None, "reason": "too long"})),
+        ("mqa_3B/previous/20260101", json.dumps({"kind": "crash", "reason": "long ago"})),
+        ("nsa_3B", "{"),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "failure.json").write_text(content, encoding="utf-8")
+    late = FailedRun("mla_3B", "time_limit", None, "too long")
+    assert load_failures(tmp_path) == [late, FailedRun("mqa_3B", "non_finite", 7, f"rank 1: {reason}")]
+    assert build_report(tmp_path).failures == load_failures(tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| mqa_3B | non finite | 7 | rank 1: loss is &lt;nan&gt; \\| after the step |" in text
+    assert "| mla_3B | time limit | n/a | too long |" in text
+    assert "rank 1: loss is &lt;nan&gt; | after the step" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "rank 1: loss is <nan> | after the step" in printed(print_failures, load_failures(tmp_path), width=100)
+
+
+def test_a_smaller_micro_batch_is_told(tmp_path: Path) -> None:
+    record = make_record({"micro_batch_size": 1, "config": {"training": {"micro_batch_size_asked": 4}}})
+    write_record(record, tmp_path / RECORD_NAME)
+    build_report(tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "(micro-batch 1 for 4)" in text
+    assert "memory did not suffice" in text
+    (row,) = read_csv(tmp_path / "report.csv")
+    assert (row["micro_batch_size"], row["micro_batch_size_asked"]) == ("1", "4")
