@@ -10,7 +10,7 @@ from pathlib import PurePath
 from efficientbench.config.schema import RunConfig
 from efficientbench.export.architectures import CLASSES, Architecture
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import SHOWN, cell
+from efficientbench.metrics.report.headline import HEADLINE, cell
 from efficientbench.metrics.report.table import ABSENT
 
 FRONT_MATTER = """---
@@ -83,9 +83,9 @@ def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:
         ("status of the run", record.status),
         ("definitions of the figures", record.formula_id),
     ]
-    for shown in SHOWN[1:]:
-        reason = f": {record.unavailable[shown.metric]}" if getattr(record, shown.metric) is None else ""
-        facts.append((f"whole run: {shown.title}", cell(shown, record) + reason))
+    for column in HEADLINE[1:]:
+        reason = f": {record.unavailable[column.metric]}" if getattr(record, column.metric) is None else ""
+        facts.append((f"whole run: {column.title}", cell(column, record) + reason))
     return facts
 
 

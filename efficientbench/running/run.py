@@ -26,7 +26,7 @@ from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.supervision import USER_MISTAKE
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
-from efficientbench.metrics.records.record import LEFT_OUT, read_record
+from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora
@@ -203,7 +203,7 @@ def _show(folder: OutputFolder) -> None:
     console.print()
     print_results([read_record(folder.record)], console)
     # What reports of the suite leave out, as a traced run, is reported alone.
-    suite = _shown(folder.path if folder.path.name in LEFT_OUT else folder.path.parent)
+    suite = _shown(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
     console.print(f"record       {_shown(folder.record)}", highlight=False, soft_wrap=True)
     console.print(f"steps        {_shown(folder.steps)}", highlight=False, soft_wrap=True)
     console.print(f"logs         {_shown(folder.log)}", highlight=False, soft_wrap=True)

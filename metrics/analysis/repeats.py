@@ -18,7 +18,14 @@ from efficientbench.metrics.definitions import (
 )
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Z_95
-from efficientbench.metrics.records.record import LEFT_OUT, RECORD_NAME, Metrics, RunRecord, load_records, read_record
+from efficientbench.metrics.records.record import (
+    RECORD_NAME,
+    SKIPPED_FOLDERS,
+    Metrics,
+    RunRecord,
+    load_records,
+    read_record,
+)
 from efficientbench.metrics.records.record_parts import QualityPoint
 
 _NAMES = ("variant", "size", "label")
@@ -147,11 +154,11 @@ def load_neighbours(*folders: Path) -> list[Group]:
     """
     own = {folder.resolve() for folder in folders}
     around = {path for folder in own for path in folder.parent.iterdir() if path.is_dir()} - own
-    beside = {path for path in around if path.name not in LEFT_OUT}
+    beside = {path for path in around if path.name not in SKIPPED_FOLDERS}
     records = []
     for path in sorted(beside):
         for file in (path / RECORD_NAME, *sorted(path.glob(f"*/{RECORD_NAME}"))):
-            if file.is_file() and file.parent.name not in LEFT_OUT:
+            if file.is_file() and file.parent.name not in SKIPPED_FOLDERS:
                 with suppress(MetricsError):
                     records.append(read_record(file))
     return group_repeats(records)

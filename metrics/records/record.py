@@ -16,7 +16,7 @@ from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, 
 
 SCHEMA_VERSION: Literal[2] = 2
 RECORD_NAME = "record.json"
-LEFT_OUT = ("previous", "profile")
+SKIPPED_FOLDERS = ("previous", "profile")
 """Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
 MOST_OUTLIERS = 100
 """The largest number of steps that a record lists; a run with more has other troubles than single steps."""
@@ -280,5 +280,7 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
 
 
 def current_files(folder: Path, name: str) -> list[Path]:
-    """Return the files of that name below a folder, in order, without those below one of LEFT_OUT."""
-    return [path for path in sorted(folder.rglob(name)) if not set(LEFT_OUT) & set(path.relative_to(folder).parts)]
+    """Return the files of that name below a folder, in order, without those below one of SKIPPED_FOLDERS."""
+    return [
+        path for path in sorted(folder.rglob(name)) if not set(SKIPPED_FOLDERS) & set(path.relative_to(folder).parts)
+    ]

@@ -28,7 +28,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Shown:
+class HeadlineColumn:
     """One figure."""
 
     title: str
@@ -54,28 +54,28 @@ def _percent(value: float) -> str:
     return f"{value:.1%}"
 
 
-SHOWN = (
-    Shown("params", "parameters", count),
-    Shown("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", "higher"),
-    Shown("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}", "lower"),
-    Shown("±95%", "al_s_ci_high", _percent),
-    Shown("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}", "higher"),
-    Shown("AMU GB", "amu_gb", lambda value: f"{value:,.2f}", "lower"),
-    Shown("PCU", "pcu", _percent, "higher"),
-    Shown("AEC W", "aec_w", lambda value: f"{value:,.0f}"),
-    Shown("J/token", "energy_j_per_token", _three_digits, "lower"),
-    Shown("MFU", "mfu", _percent, "higher"),
-    Shown("val loss", "validation_loss", lambda value: f"{value:.3f}", "lower"),
-    Shown("ppl", "perplexity", lambda value: f"{value:,.1f}", "lower"),
-    Shown("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}", "lower"),
+HEADLINE = (
+    HeadlineColumn("params", "parameters", count),
+    HeadlineColumn("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", "higher"),
+    HeadlineColumn("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}", "lower"),
+    HeadlineColumn("±95%", "al_s_ci_high", _percent),
+    HeadlineColumn("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}", "higher"),
+    HeadlineColumn("AMU GB", "amu_gb", lambda value: f"{value:,.2f}", "lower"),
+    HeadlineColumn("PCU", "pcu", _percent, "higher"),
+    HeadlineColumn("AEC W", "aec_w", lambda value: f"{value:,.0f}"),
+    HeadlineColumn("J/token", "energy_j_per_token", _three_digits, "lower"),
+    HeadlineColumn("MFU", "mfu", _percent, "higher"),
+    HeadlineColumn("val loss", "validation_loss", lambda value: f"{value:.3f}", "lower"),
+    HeadlineColumn("ppl", "perplexity", lambda value: f"{value:,.1f}", "lower"),
+    HeadlineColumn("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}", "lower"),
 )
 
 
 def results_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all reports: one row a run."""
     named = zip(unique_names(records), records, strict=True)
-    rows = [(own, *(cell(column, record) for column in SHOWN)) for own, record in named]
-    return Table(("run", *(column.title for column in SHOWN)), rows)
+    rows = [(own, *(cell(column, record) for column in HEADLINE)) for own, record in named]
+    return Table(("run", *(column.title for column in HEADLINE)), rows)
 
 
 def print_results(records: Sequence[RunRecord], console: Console) -> None:
@@ -111,7 +111,7 @@ def unique_names(records: Sequence[RunRecord]) -> list[str]:
     return unique
 
 
-def cell(column: Shown, record: RunRecord) -> str:
+def cell(column: HeadlineColumn, record: RunRecord) -> str:
     """Return the figure as text, or 'n/a'."""
     value = getattr(record, column.metric)
     if value is None:
@@ -149,7 +149,7 @@ class Absence:
         return f"{ABSENT} {', '.join(self.titles)}{where}: {self.reason}"
 
 
-def absences(records: Sequence[RunRecord], columns: Sequence[Shown] = SHOWN) -> list[Absence]:
+def absences(records: Sequence[RunRecord], columns: Sequence[HeadlineColumn] = HEADLINE) -> list[Absence]:
     """Return each reason for an n/a once."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for record in records:

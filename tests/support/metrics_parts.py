@@ -1,4 +1,4 @@
-"""Parts that several tests of `metrics` use: a clock moved by hand, a sensor that plays a trace, a record."""
+"""Parts that several tests of `metrics` share: a clock moved by hand, a sensor that plays a trace, a record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Signal = Callable[[float], float]
 
 @dataclass
 class TraceSensor(Sensor):
-    """Plays signals given as functions of time, for one device or several, and dies when told to."""
+    """Plays signals given as functions of time, for one device or several, and fails at `dies_at_s`."""
 
     clock: HandClock
     uuids: tuple[str, ...] = ("GPU-0",)
@@ -78,7 +78,7 @@ class TraceSensor(Sensor):
 
 
 def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part of this test") -> RunRecord:
-    """A record in which nothing was measured but what `values` gives, by field."""
+    """Return a record in which nothing was measured but the fields in `values`."""
     given = dict(values or {})
     absent = nothing_measured(reason)
     fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Records as a GPU node would leave them: power, MFU, experts, series over time, a stopped and a failed run.
+"""Makes records as a GPU node would write them: power, MFU, experts, timelines, a stopped and a failed run.
 
 The figures are made up: plausible, and consistent with each other, so that reports can be looked at.
 """
@@ -38,7 +38,7 @@ _PEAKS = {"allocated": 0.8, "reserved": 0.95, "device": 1.02}
 
 
 def matrix_runs() -> list[RunRecord]:
-    """One record for each of the 21 runs of the matrix; one of them stopped, one failed."""
+    """Return one record for each of the 21 runs of the matrix; one of them stopped, one failed."""
     cells = [(variant, size) for variant in ("mqa", "gqa", "mla", "nsa") for size in SIZES]
     cells += [(variant, "1.5B") for variant in ("rope", "absolute", "learnable_absolute", "relative", "none")]
     cells += [("dense", "1.5B"), ("dense", "3B"), ("moe", "0.5Bx8"), ("moe", "1.5Bx8")]
@@ -49,7 +49,7 @@ def matrix_runs() -> list[RunRecord]:
 
 
 def failed_run(variant: str, size: str) -> RunRecord:
-    """A run that ended before it could measure."""
+    """Return the record of a run that ended before it could measure."""
     reason = "rank 3 ended: CUDA out of memory. Tried to allocate 5.80 GiB"
     absent = nothing_measured(reason)
     facts = {"variant": variant, "size": size, "run": f"{variant}_{size}", "status": "failed", **_FACTS}
@@ -78,7 +78,7 @@ _FACTS: dict[str, Any] = {
 
 
 def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> RunRecord:
-    """A record of one node of four GPUs, with all that a run can measure there."""
+    """Return a record of one node of four GPUs, with all that a run can measure there."""
     chance = random.Random(f"{variant}{size}{seed}")
     slow, large, power, loss_factor = VARIANTS[variant]
     backbone = size.partition("x")[0]
@@ -136,7 +136,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
 
 
 def _step_times(times: list[float]) -> dict[str, Any]:
-    """The figures of a run's step times."""
+    """Return the figures of a run's step times."""
     mean_s = sum(times) / len(times)
     deviation = math.sqrt(sum((time - mean_s) ** 2 for time in times) / (len(times) - 1))
     margin = 2.4 * deviation / math.sqrt(len(times))
@@ -155,7 +155,7 @@ def _disturbance(window_s: float) -> Disturbance:
 
 
 def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
-    """Eight experts in each of 24 layers, of which each token goes to two."""
+    """Return the load of eight experts in each of 24 layers, of which each token goes to two."""
     counts = [[round(tokens / 4 * chance.uniform(0.7, 1.4)) for _ in range(8)] for _ in range(24)]
     loads = list(load_imbalance(counts))
     return {
@@ -166,7 +166,7 @@ def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
 
 
 def _model(variant: str) -> dict[str, Any]:
-    """What tells the models apart: gqa, rope and dense are three names of one."""
+    """Return the part of the configuration in which models differ: gqa, rope and dense are three names of one."""
     attention = variant if variant in ("mqa", "mla", "nsa") else "gqa"
     position = variant if variant in ("absolute", "learnable_absolute", "relative", "none") else "rope"
     moe = {"experts": 8, "top_k": 2} if variant == "moe" else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from efficientbench.metrics.definitions import t_quantile_95
-from efficientbench.metrics.report.headline import SHOWN
+from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.html.svg import (
     CHARACTER,
     Figure,
@@ -55,7 +55,7 @@ class _Bar:
 
 def metric_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot a bar for each run, with the interval where one is known."""
-    forms = {column.metric: column.text for column in SHOWN}
+    forms = {column.metric: column.text for column in HEADLINE}
     figures = []
     for metric, title in _TITLES.items():
         values = [_bar(run, metric) for run in runs]

@@ -9,7 +9,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from efficientbench.metrics.analysis.conditions import group
-from efficientbench.metrics.report.headline import SHOWN, Shown
+from efficientbench.metrics.report.headline import HEADLINE, HeadlineColumn
 from efficientbench.metrics.report.html.svg import (
     Figure,
     Labels,
@@ -45,7 +45,7 @@ class Point:
 
 def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot the validation loss against energy, throughput and memory."""
-    columns = {column.metric: column for column in SHOWN}
+    columns = {column.metric: column for column in HEADLINE}
     figures = []
     for metric, title, label in (
         ("energy_j_per_token", "Loss against energy", "J/token"),
@@ -64,7 +64,7 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     return figures
 
 
-def _points(runs: Sequence[Run], column: Shown) -> list[Point]:
+def _points(runs: Sequence[Run], column: HeadlineColumn) -> list[Point]:
     points = []
     for run in runs:
         cost, loss = getattr(run.record, column.metric), run.record.validation_loss

@@ -17,9 +17,9 @@ from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
 from efficientbench.metrics.report.headline import (
-    SHOWN,
+    HEADLINE,
     Absence,
-    Shown,
+    HeadlineColumn,
     absences,
     cell,
     notes,
@@ -92,10 +92,10 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "summary": _summary(records),
         "notes": notes(records),
-        "shown": SHOWN,
+        "headline": HEADLINE,
         "meaning": _meaning,
         "key": key,
-        "results": [(run, [_cell(column, run, reasons) for column in SHOWN]) for run in runs],
+        "results": [(run, [_cell(column, run, reasons) for column in HEADLINE]) for run in runs],
         "legend": {run.record.variant: run for run in runs}.values(),
         "differing": differing(records),
         "cost": cost_figures(runs),
@@ -136,7 +136,7 @@ def _meaning(metric: str) -> str:
     return f"{metric}: {column.meaning}" + (f" ({column.unit})" if column.unit else "")
 
 
-def _cell(column: Shown, run: Run, reasons: Sequence[Absence]) -> _Cell:
+def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> _Cell:
     value = getattr(run.record, column.metric)
     if value is None:
         reason = run.record.unavailable[column.metric]

@@ -74,7 +74,7 @@ def test_slow_steps_are_named_with_their_causes() -> None:
     )
 
 
-def test_losses_that_noise_alone_sets_apart_are_told() -> None:
+def test_losses_that_noise_alone_sets_apart_are_noted() -> None:
     figures = {"validation_loss_se": 0.01}
     runs = [
         make_record({"run": run, "validation_loss": loss, **figures, **further})

@@ -209,7 +209,7 @@ def test_repeats_give_the_costs_interval_and_the_seeds_noise() -> None:
     assert compare(first, worse).speed_only is None
 
 
-def test_without_repeats_speed_only_says_what_is_not_known() -> None:
+def test_without_repeats_speed_only_names_the_unknown_noise() -> None:
     comparison = compare(group_of(run_of()), group_of(run_of("mla", attention="mla", validation_loss=4.01)))
     assert comparison.speed_only == (
         "the validation losses differ by 0.01, no more than the validation loss's own standard error (the noise "
@@ -239,7 +239,7 @@ def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
         load_group(suite / "nowhere")
 
 
-def test_what_is_printed_names_everything() -> None:
+def test_a_printed_comparison_names_everything() -> None:
     twin = group_of(run_of("rope", al_s=0.108))
     first = group_of(run_of(quality_curve=curve(0.0)))
     second = group_of(run_of("mla", attention="mla", dtype="fp32", learning_rate=0.2, quality_curve=curve(0.5)))

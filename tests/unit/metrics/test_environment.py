@@ -42,13 +42,13 @@ def test_the_commit_and_whether_the_tree_differs_from_it(tmp_path: Path) -> None
     assert collect_environment([], tmp_path)["uncommitted_changes"] is True
 
 
-def test_sensors_that_say_the_same_are_told_once() -> None:
+def test_equal_sensors_share_an_entry() -> None:
     fine = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.1)
     slow = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.4)
     dead = SensorState("nvml", "gpu", "nvml: GPU is lost", ("power_w",), {"energy_j": "too old"})
-    told = sensor_states([fine, slow, dead])
-    assert [entry["ranks"] for entry in told] == [2, 1]
-    assert told[0]["sample_interval_s"] == 0.4
-    assert told[0]["unavailable"] == {"energy_j": "too old"}
-    assert (told[1]["failure"], told[1]["sample_interval_s"]) == ("nvml: GPU is lost", None)
-    assert json.loads(json.dumps(told)) == told
+    entries = sensor_states([fine, slow, dead])
+    assert [entry["ranks"] for entry in entries] == [2, 1]
+    assert entries[0]["sample_interval_s"] == 0.4
+    assert entries[0]["unavailable"] == {"energy_j": "too old"}
+    assert (entries[1]["failure"], entries[1]["sample_interval_s"]) == ("nvml: GPU is lost", None)
+    assert json.loads(json.dumps(entries)) == entries

@@ -46,7 +46,7 @@ def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str])
     assert "10 measured" in capsys.readouterr().out
 
 
-def test_a_trainer_that_counts_no_tokens_is_told_so() -> None:
+def test_a_trainer_that_counts_no_tokens_is_refused() -> None:
     callback = EfficiencyCallback(sensors=[])
     arguments = SimpleNamespace(include_num_input_tokens_seen="no", process_index=0)
     state = SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True)

@@ -162,7 +162,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         read_steps(path)
 
 
-def test_a_full_disk_is_said() -> None:
+def test_a_full_disk_is_refused() -> None:
     log = StepLog(Path("/dev/full"))
     with pytest.raises(MetricsError, match="No space left"):
         log.write("step", {"step": 1})

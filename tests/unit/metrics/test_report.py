@@ -48,7 +48,7 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
     assert rows[1]["al_s"] == "0.5"
 
 
-def test_the_table_says_na_and_each_reason_once() -> None:
+def test_the_table_has_na_and_each_reason_once() -> None:
     measured = {"al_s": 0.25, "al_s_ci_low": 0.245, "al_s_ci_high": 0.255, "tokens_per_s": 8192.0}
     records = [
         make_record(measured, reason="no power sensor"),
@@ -97,7 +97,7 @@ def test_markup_in_a_name_is_printed_as_it_is() -> None:
     assert "[red]gqa[/red]" in printed(print_results, [make_record({"run": "[red]gqa[/red]"})], width=120)
 
 
-def test_no_record_is_said() -> None:
+def test_without_a_record_the_table_is_one_sentence() -> None:
     assert "No run has a record yet" in printed(print_results, [], width=80)
 
 
@@ -229,7 +229,7 @@ def test_a_folder_without_a_readable_record_is_refused(content: str | None, mess
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_file_in_place_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     write_record(make_record(), tmp_path / "record.json")
     with pytest.raises(MetricsError, match="is a file; give the folder"):
         build_report(tmp_path / "record.json")

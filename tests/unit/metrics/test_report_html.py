@@ -95,7 +95,7 @@ def test_each_run_is_a_row_whose_columns_can_be_sorted(matrix_page: str) -> None
     assert len([a for a in parsed.all("th") if a.get("aria-sort") == "none"]) == 14
 
 
-def test_what_is_absent_is_told_with_its_reason(matrix_page: str) -> None:
+def test_absent_figures_have_their_reason(matrix_page: str) -> None:
     assert "CUDA out of memory" in matrix_page
     assert "rank 3 ended" in matrix_page
     assert "moe_1.5Bx8 (failed)" in matrix_page
@@ -112,7 +112,7 @@ def test_the_slowest_outliers_are_named_and_the_others_counted() -> None:
     assert "and 2 more" in content
 
 
-def test_a_kernel_that_fell_back_is_told() -> None:
+def test_a_kernel_that_fell_back_is_listed() -> None:
     content = page([make_record({"fallback_kernels": {"attention": "<no> flex"}})], [])
     assert "attention: &lt;no&gt; flex" in content
 
@@ -149,7 +149,7 @@ def test_text_of_a_record_stays_text() -> None:
     assert "".join(parsed.text["script"]).strip() == script.strip()
     assert parsed.all("img") == []
     assert not [name for _, attributes in parsed.elements for name in attributes if name.startswith("on")]
-    assert "alert(1)" in "".join(parsed.text["h3"])  # it is told, as text
+    assert "alert(1)" in "".join(parsed.text["h3"])  # as text
 
 
 def test_a_single_bare_record_makes_a_page_too() -> None:
@@ -165,7 +165,7 @@ def test_runs_without_spread_or_with_equal_figures_are_drawn() -> None:
     assert "nan" not in content.split("<main>")[1].split("<footer>")[0]
 
 
-def test_many_runs_are_all_in_the_table_and_the_plots_say_what_they_leave_out() -> None:
+def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
     records = [make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)]
     content = page(records, [])
     assert "run 59" in content

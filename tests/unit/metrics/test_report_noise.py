@@ -1,4 +1,4 @@
-"""What a report says of noise and of the cost of a loss."""
+"""The noise floor and the cost of a loss in reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 
 
-def test_identical_models_under_several_names_tell_the_noise_floor() -> None:
+def test_identical_models_under_several_names_set_the_noise_floor() -> None:
     runs = matrix_runs()
     floors = {floor.names: floor for floor in noise_floors(runs)}
     assert set(floors) == {("gqa_1.5B", "rope_1.5B", "dense_1.5B"), ("gqa_3B", "dense_3B")}
@@ -33,7 +33,7 @@ def test_identical_models_under_several_names_tell_the_noise_floor() -> None:
     assert f"tokens/s {floor.largest['tokens_per_s']:.2%}" in page(runs, [])
 
 
-def test_the_same_model_on_another_device_tells_no_noise_floor() -> None:
+def test_the_same_model_on_another_device_sets_no_noise_floor() -> None:
     other = gpu_run("dense", "1.5B", steps=20).model_copy(update={"device_name": "NVIDIA A100-SXM4-80GB"})
     assert noise_floors([gpu_run("gqa", "1.5B", steps=20), other]) == []
 
@@ -47,16 +47,16 @@ def test_a_sweep_of_one_models_settings_is_searched_once_and_not_by_pairs() -> N
     ]
     begin_s = time.process_time()
     floors = noise_floors(runs)
-    # Each held against all before it they would take seconds.
+    # Compared with all before it, each of them would take seconds.
     assert time.process_time() - begin_s < 1
     assert [floor.names for floor in floors] == [(f"a_{rate}", f"b_{rate}") for rate in range(300)]
 
 
-def test_identical_models_without_a_figure_tell_no_noise_floor() -> None:
+def test_identical_models_without_a_figure_set_no_noise_floor() -> None:
     assert noise_floors([make_record({"run": "a"}), make_record({"run": "b"})]) == []
 
 
-def test_repeats_are_told_apart_and_their_spread_is_shown() -> None:
+def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     runs = [gpu_run("gqa", "0.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
     assert unique_names(runs) == ["gqa_0.5B seed 1", "gqa_0.5B seed 2", "gqa_0.5B seed 3"]
     assert unique_names([runs[0], runs[0], make_record()]) == ["gqa_0.5B seed 1", "gqa_0.5B seed 1 #2", "gqa_1.5B"]
@@ -86,7 +86,7 @@ def test_the_cost_of_a_loss_is_that_of_each_run_with_its_interval() -> None:
             assert number(low) <= number(middle) <= number(high)
 
 
-def test_a_run_that_cannot_tell_its_cost_says_why() -> None:
+def test_a_run_without_a_cost_has_the_reason() -> None:
     def without_energy(record: RunRecord) -> RunRecord:
         curve = [replace(point, energy_j=None) for point in record.quality_curve]
         return record.model_copy(update={"quality_curve": curve, "unavailable": {"energy_j": "no power sensor"}})

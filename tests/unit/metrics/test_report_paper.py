@@ -27,7 +27,7 @@ TOKENS_PER_STEP = 4096
 
 
 def cell(variant: str, power_w: float, step_s: float, interval: float = 0.01, **more: Any) -> RunRecord:
-    """A run by its power and step time, as a cell of the paper's tables tells them."""
+    """A run by its power and step time, as in a cell of the paper's tables."""
     return make_record(
         {
             **{"run": f"{variant}_1.5B", "variant": variant, "aec_w": power_w, "al_s": step_s, "energy_scope": "gpu"},
@@ -129,7 +129,7 @@ def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:
     assert "rank 1: loss is <nan> | after the step" in printed(print_failures, load_failures(tmp_path), width=100)
 
 
-def test_a_smaller_micro_batch_is_told(tmp_path: Path) -> None:
+def test_a_smaller_micro_batch_is_noted(tmp_path: Path) -> None:
     record = make_record({"micro_batch_size": 1, "config": {"training": {"micro_batch_size_asked": 4}}})
     write_record(record, tmp_path / RECORD_NAME)
     build_report(tmp_path)

@@ -1,4 +1,4 @@
-"""What a run wrote before it was interrupted is cut back to the step that it goes on from."""
+"""A resumed run's files are cut back to the step that it resumes from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
             log.write("step", {"step": step, "loss": 9.0 - step})
             if step % 2 == 0:
                 log.write("evaluation", {"step": step, "loss": 1.0})
-        # A run that was stopped has told its costs; they are told again at the end.
+        # A stopped run has written its costs; it writes them again at its end.
         log.write("quality", {"step": 2, "train_s": 0.5})
     with path.open("ab") as file:
         file.write(b'{"kind": "step", "st')
@@ -80,7 +80,7 @@ def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:
 
 
 def killed_at(change: int, folder: Path) -> bool:
-    """Cut the scalars in a process that SIGKILL ends at its so-many-th change of a file; whether it came to that."""
+    """Cut the scalars in a process that kills itself at change number `change` of a file; return whether it did."""
     child = os.fork()
     if child == 0:
         changes = itertools.count(1)

@@ -91,7 +91,7 @@ def test_the_summary_makes_a_record() -> None:
     assert record.unavailable["peak_memory_allocated_bytes"] == "no allocator sensor was in use"
 
 
-def test_an_unknown_peak_gives_no_mfu_and_says_why() -> None:
+def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
     facts = dataclasses.replace(FACTS, peak_flops=None, peak_flops_source="a CPU has no row in the table")
     summary = summarize(measured(), facts, QUALITY)
     for name in ("mfu", "mfu_full_square", "hfu", "peak_flops"):
@@ -144,7 +144,7 @@ def test_a_quality_that_is_no_number_has_a_reason(quality: Quality, reasons: dic
         assert re.search(reason, summary.unavailable[name]), summary.unavailable[name]
 
 
-def test_experts_are_told_apart_from_a_model_without() -> None:
+def test_experts_differ_from_a_model_without() -> None:
     given = summarize(
         measured(), FACTS, Quality(auxiliary_loss=1.25, tokens_per_expert=((2, 2), (3, 1), (4, 0)))
     ).values
@@ -185,7 +185,7 @@ def test_numbers_belong_to_steps() -> None:
         find_outliers([1, 2], [1.0])
 
 
-def test_a_step_during_which_others_used_the_device_says_so() -> None:
+def test_a_step_during_which_others_used_the_device_has_that_cause() -> None:
     disturbances = [Disturbance("GPU-0", 2.5, 3.0, "process 7 (blender)"), Disturbance("GPU-0", 2.9, 5.5, "process 9")]
     found = disturbed_steps([6, 7, 8, 9], [0.0, 2.0, 4.0, 6.0], [1.0, 1.0, 1.0, 1.0], disturbances)
     assert found == {
