@@ -1,7 +1,6 @@
 """Writes `report.csv`, one row a run at full precision, and describes its columns.
 
-COLUMNS.md and the page's glossary come from the same table; `python -m efficientbench.metrics.report.columns` writes
-COLUMNS.md.
+The glossary of report.html and the page docs/columns.md come from the same descriptions.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RunRecord, columns
 from efficientbench.metrics.report.table import ABSENT
 
