@@ -149,7 +149,7 @@ def report(
     made = build_report(folder, paper)
     print_paper(made.records, Console()) if paper else print_results(made.records, Console())
     print_failures(made.failures, Console())
-    for line in made.damaged:
+    for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:
         print(path)

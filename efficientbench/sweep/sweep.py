@@ -191,7 +191,7 @@ def _report(suite: Path) -> None:
         return
     print_results(made.records, Console())
     print_failures(made.failures, Console())
-    for line in made.damaged:
+    for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:
         print(path)

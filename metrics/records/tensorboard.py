@@ -37,7 +37,7 @@ def cut_scalars(folder: Path, step: int, tokens: int) -> None:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
-        raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+        raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
     # TensorBoard reads every file that has "tfevents" in its name.
     beside = folder / ".partial"
     try:
@@ -68,7 +68,7 @@ class TensorBoardLog:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
-            raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+            raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
         try:

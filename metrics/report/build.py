@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from efficientbench.metrics.analysis.repeats import combine_repeats
@@ -29,8 +30,8 @@ class Report:
     records: list[RunRecord]
     """One for each run, and for each group of repeats."""
     failures: list[FailedRun]
-    damaged: list[str]
-    """A message for each file that is no record."""
+    warnings: list[str]
+    """A message for each file that is no record, and for what the report lacks."""
     written: list[Path]
 
 
@@ -47,12 +48,16 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     write_whole(folder / "report.html", page(rows, damaged, failures))
     write_whole(folder / "report.md", markdown(rows, damaged, failures))
     write_csv(rows, folder / "report.csv")
-    write_hparams(records, folder / HPARAMS_FOLDER)
-    names = ["report.html", "report.md", HPARAMS_FOLDER, "report.csv"]
+    names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
+    if find_spec("tensorboard") is not None:
+        write_hparams(records, folder / HPARAMS_FOLDER)
+        names.insert(2, HPARAMS_FOLDER)
+    else:
+        warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows))
         names.insert(0, "paper.md")
-    return Report(rows, failures, damaged, [folder / name for name in names])
+    return Report(rows, failures, warnings, [folder / name for name in names])
 
 
 def _nothing(folder: Path, damaged: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
     """Write one subfolder a run, replacing what an earlier report wrote there.
 
     Raises:
-        MetricsError: tensorboard is not installed, or the folder cannot be written.
+        MetricsError: the folder cannot be written.
     """
     if any(path.is_file() and ".tfevents." not in path.name for path in folder.rglob("*")):
         raise MetricsError(f"{folder}: holds files that no report wrote; move them away, since a report's go there")
@@ -58,14 +58,11 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _write_run(record: RunRecord, folder: Path) -> None:
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import metadata, plugin_data_pb2
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError:
-        raise MetricsError("the package tensorboard is not installed (pip install tensorboard)") from None
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
     values, _ = row(record)
     begin_s = _seconds(record.started_at)

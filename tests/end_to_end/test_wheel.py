@@ -98,6 +98,7 @@ def test_the_base_plans_and_reports_and_names_the_extra_for_the_rest(
     done = run("efficientbench", "report", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").is_file()
+    assert done.stderr == "warning: hparams/ needs TensorBoard: pip install 'efficientbench[metrics]'\n"
 
 
 def test_metrics_measure_a_loop_without_torch(install: Callable[[str], Run]) -> None:
