@@ -119,8 +119,9 @@ def prepare(
     """Download a dataset, tokenize it and show its statistics; after an interruption, the same command goes on."""
     from efficientbench.data_tools.download import DownloadRequest
     from efficientbench.data_tools.download.listing import default_config
+    from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
     from efficientbench.data_tools.manifest import summary
-    from efficientbench.data_tools.prepare import prepare_dataset, statistics_lines
+    from efficientbench.data_tools.prepare import prepare_dataset
 
     folder = output or _data_folder(repository)
     prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
@@ -136,7 +137,7 @@ def prepare(
             on_part=_show_parts,
         )
         print(summary(corpus))
-        for line in statistics_lines(prefix):
+        for line in describe_pair(prefix, tokenizer_of(prefix, None), documents=0):
             print(line)
 
 

@@ -109,7 +109,7 @@ class Engine:
 
     @cached_property
     def encoding(self) -> Any:
-        """tiktoken's `Encoding`; None where it cannot be used."""
+        """Tiktoken's `Encoding`; None where it cannot be used."""
         if self.pattern is None:
             return None
         return tiktoken.Encoding(str(self.folder), pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens={})
@@ -181,7 +181,7 @@ def _engine(
 
 
 def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int], str | None]:
-    """tiktoken's pattern and ranks; or why it has none that would do what this tokenizer does."""
+    """Tiktoken's pattern and ranks; or why it has none that would do what this tokenizer does."""
     model = spec["model"]
     if model["type"] != "BPE" or model.get("dropout") or model.get("continuing_subword_prefix"):
         return None, {}, "its model is not plain byte-pair encoding"

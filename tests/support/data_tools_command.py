@@ -17,6 +17,7 @@ def start(endpoint: str, *words: str, token: str = "") -> subprocess.Popen[str]:
         "PYTHONSAFEPATH": "1",
         "HF_ENDPOINT": endpoint,
         "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "300",  # a busy machine is no silent server
         "HF_TOKEN": token,
         "COLUMNS": "100",
     }

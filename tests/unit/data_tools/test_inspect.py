@@ -6,10 +6,8 @@ import json
 import math
 import random
 import resource
-import statistics
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +20,9 @@ from support.repository import ROOT
 from efficientbench.data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.inspection import describe_pair, pair_statistics, tokenizer_of
 from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -157,15 +155,3 @@ def test_one_document_of_a_million_costs_what_one_of_a_thousand_costs(tmp_path: 
         # The large index alone has 4,883 pages and 20 MB.
         assert faults < 200
         assert memory_bytes < 200_000
-
-    opened = {size: IndexedDocuments(tmp_path / str(size)) for size in sizes}
-    times_s: dict[int, list[float]] = {size: [] for size in sizes}
-    chosen = random.Random(0)
-    for _ in range(3000):
-        for size in sizes:
-            number = chosen.randrange(size)
-            begin_s = time.perf_counter()
-            opened[size][number]
-            times_s[size].append(time.perf_counter() - begin_s)
-    # Faults of pages that nobody had read before are in it; a search through the index would take 1,000 times as long.
-    assert statistics.median(times_s[sizes[1]]) < 5 * statistics.median(times_s[sizes[0]])

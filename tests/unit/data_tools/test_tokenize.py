@@ -12,14 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.repository import ROOT
-from support.text_files import TEXTS, decoded, jsonl, left_in, pair, write_kind
+from support.text_files import TEXTS, decoded, jsonl, left_in, pair, read_documents, write_kind
 
 from efficientbench.data_tools import inputs
-from efficientbench.data_tools.documents import read_documents
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import load_tokenizer
 
@@ -93,7 +92,7 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     source = tmp_path / "data.jsonl"
     source.write_bytes(jsonl(texts))
     corpus = tokenize_files([source], tmp_path / "tokens", tokenizer)
-    assert list(read_documents(source)) == texts
+    assert read_documents(source) == texts
     assert decoded(corpus.prefix, tokenizer) == texts
     assert corpus.token_bytes_path is not None
     lengths = np.load(corpus.token_bytes_path)

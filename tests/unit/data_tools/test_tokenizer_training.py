@@ -150,8 +150,7 @@ def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
 
 @given(text=st.text(st.sampled_from("aZéß漢١2³ \t\n\r\u00a0\u3000'’slLtdv.,!_-🙂e\u0301\x00"), max_size=40))
 def test_splits_as_gpt4s_tokenizer_does(text: str) -> None:
-    """tiktoken's own pattern, by the engine that it is written for; but for white space at the very end of a text,
-    which newer versions of that pattern keep in one piece."""
+    """Compare with tiktoken's own pattern, but for white space at the end, which newer versions of it do not cut."""
     text += "x"
     splitter = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
     assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == re.findall(gpt4_pattern(), text)
