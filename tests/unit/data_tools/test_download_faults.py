@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from support.downloads import SAMPLE, download, hub_of_this_process, parquet, partials
 from support.hub_server import Fault, HubState, git_blob_sha1
 
-from efficientbench.data_tools.download.hub_requests import Patience, retry_after_s
+from efficientbench.data_tools.download.hub_requests import retry_after_s
 from efficientbench.data_tools.errors import DataError
 
 
@@ -80,11 +80,6 @@ def test_the_ways_to_ask_for_a_wait() -> None:
     assert retry_after_s({"RateLimit": '"api";r=0;t=55'}) == 55
     assert retry_after_s({"RateLimit": '"api";r=3;t=55'}) is None
     assert retry_after_s({}) is None
-
-
-def test_the_waits_grow_and_end() -> None:
-    patience = Patience(first_wait_s=1, longest_wait_s=5)
-    assert [patience.wait_s(failures, None) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
 
 
 @pytest.mark.parametrize("length", [10, 1_000_000])

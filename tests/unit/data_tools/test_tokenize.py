@@ -20,7 +20,6 @@ from efficientbench.data_tools.indexed import bin_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -98,16 +97,6 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     lengths = np.load(corpus.token_bytes_path)
     tokens = np.fromfile(bin_path(corpus.prefix), np.uint16)
     assert lengths[tokens].sum() == corpus.utf8_bytes == sum(len(text.encode()) for text in texts)
-
-
-def test_megatron_reads_the_pair(tmp_path: Path, tokenizer: Path) -> None:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS)], tmp_path / "tokens", tokenizer, workers=2)
-    dataset = IndexedDataset(str(corpus.prefix))
-    backend = load_tokenizer(tokenizer).backend
-    assert [backend.decode(dataset[i][:-1], skip_special_tokens=False) for i in range(len(dataset))] == TEXTS
-    assert dataset.document_indices.tolist() == list(range(len(TEXTS) + 1))
 
 
 def command(*words: str | Path) -> subprocess.CompletedProcess[str]:

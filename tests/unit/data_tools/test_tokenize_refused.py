@@ -176,7 +176,7 @@ def test_what_is_finished_is_left_alone(tmp_path: Path, tokenizer: Path) -> None
     with pytest.raises(DataError, match="begun with other tokenizer"):
         tokenize_files([source], prefix, tmp_path / "other")
     manifest_path(prefix).unlink()
-    with pytest.raises(DataError, match=r"tokens\.bin is there already, and was not made here"):
+    with pytest.raises(DataError, match=r"tokens\.bin exists already, and this command did not make it"):
         tokenize_files([source], prefix, tokenizer)
 
 

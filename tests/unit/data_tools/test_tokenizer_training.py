@@ -143,7 +143,7 @@ def test_mistakes_leave_nothing(
 
 def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists already"):
         train_on_files([str(inputs)], 300, tmp_path, [], "text")
     assert (tmp_path / "mine").read_text() == "x"
 
