@@ -181,7 +181,7 @@ def _json_type(value: object) -> str:
 
 
 def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
-    """The text of a piece; the bytes of a character that the piece cuts in two; where a byte is not UTF-8, if any."""
+    """Return a piece's text, the bytes of a character cut at its end, and the place of a byte that is not UTF-8."""
     try:
         return piece.decode(), b"", None
     except UnicodeDecodeError as error:

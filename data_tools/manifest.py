@@ -159,7 +159,7 @@ def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
         )
 
 
-def load_record(manifest: Path) -> TokenizeRecord | None:
+def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
     """Read how the corpus of a manifest was made; return None if it was not made from files.
 
     Raises:
@@ -179,7 +179,7 @@ def load_record(manifest: Path) -> TokenizeRecord | None:
 def summary(corpus: Corpus) -> str:
     """Return a few lines that describe a corpus for people."""
     lines = [f"{corpus.prefix}: {corpus.documents:,} documents of {corpus.tokens:,} tokens"]
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     if record is not None:
         lines.append(f"{record.bytes_per_token:.3f} bytes of text per token, encoded by {record.engine}")
         if record.engine_reason:

@@ -39,7 +39,7 @@ from efficientbench.data_tools.manifest import (
     InputRecord,
     TokenizeRecord,
     load_corpus,
-    load_record,
+    load_tokenize_record,
     manifest_path,
     pair_fingerprint,
     save_corpus,
@@ -194,7 +194,7 @@ def _begin(job: _Job) -> None:
 def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
     """Return the corpus that is complete already; raise a DataError if this job would make another one."""
     corpus = load_corpus(manifest_path(job.prefix))
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     if record is None:
         raise DataError(f"{job.prefix} exists already, and was not made from files: choose another name")
     made = {

@@ -13,7 +13,7 @@ from efficientbench.data_tools.manifest import (
     Corpus,
     check_counts,
     load_corpus,
-    load_record,
+    load_tokenize_record,
     manifest_path,
     pair_fingerprint,
 )
@@ -49,7 +49,7 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
     check_counts(corpus, header)
     token_counts(prefix, corpus.vocab_size)
     found = {path.suffix[1:]: file_checksums(path) for path in (idx_path(prefix), bin_path(prefix))}
-    record = load_record(manifest)
+    record = load_tokenize_record(manifest)
     if record is not None:
         for path in (idx_path(prefix), bin_path(prefix)):
             _compare(path, found[path.suffix[1:]], record.files[path.suffix[1:]])

@@ -27,8 +27,6 @@ from efficientbench.data_tools.download.transfer import Transfer
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock
 
-DEFAULT_NUM_FILES = 200
-DEFAULT_MAX_WORKERS = 3
 _STOP_WAIT_S = 1.0
 """The longest wait for transfers to stop. A silent server may keep them; what has arrived is on the disk."""
 
@@ -48,9 +46,9 @@ class DownloadRequest:
     documents of any other dataset."""
     revision: str | None = None
     """A branch, tag or commit; None for FineWeb-Edu's v1.2.0 and any other dataset's main branch."""
-    num_files: int = DEFAULT_NUM_FILES
+    num_files: int = 200
     """At most so many files, the first by path."""
-    max_workers: int = DEFAULT_MAX_WORKERS
+    max_workers: int = 3
     """Files that are downloaded at once."""
 
 

@@ -50,7 +50,7 @@ def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     assert code == {signal.SIGINT: 130}.get(end, -end), error
     assert out == ""
     if end == signal.SIGINT:
-        assert error.splitlines()[-1] == "interrupted: the same command goes on where this one was"
+        assert error.splitlines()[-1] == "interrupted: the same command continues from here"
     kept = partial_sizes(tmp_path)
     assert len([path for path in SAMPLE if (tmp_path / path).exists()]) == 1
     hub.requests.clear()

@@ -6,16 +6,14 @@ import json
 import math
 import random
 import resource
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.data_tools_command import run
 from support.pairs import write_equal_documents
-from support.repository import ROOT
 
 from efficientbench.data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
@@ -98,22 +96,17 @@ def test_histogram_of_the_shortest(lengths: list[int], ranges: list[tuple[int, i
 
 
 def test_the_command(corpus: Corpus, texts: list[str], tmp_path: Path) -> None:
-    def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "data_tools", "inspect", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-    shown = inspect(bin_path(corpus.prefix), "--documents", 1)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert f"documents           200\ntokens              {corpus.tokens:,} (uint16, " in shown.stdout
-    assert texts[0][:400] in shown.stdout
-    assert texts[1][:400] not in shown.stdout
+    code, out, error = run("inspect", bin_path(corpus.prefix), "--documents", 1)
+    assert (code, error) == (0, "")
+    assert f"documents           200\ntokens              {corpus.tokens:,} (uint16, " in out
+    assert texts[0][:400] in out
+    assert texts[1][:400] not in out
     broken = tmp_path / "broken"
     bin_path(broken).write_bytes(bin_path(corpus.prefix).read_bytes())
     idx_path(broken).write_bytes(idx_path(corpus.prefix).read_bytes()[:-1])
-    failed = inspect(broken)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.startswith(f"error: {idx_path(broken)}: byte ")
-    assert failed.stderr.count("\n") == 1
+    code, out, error = run("inspect", broken)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"error: {idx_path(broken)}: byte ")
 
 
 def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
