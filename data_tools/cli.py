@@ -1,4 +1,4 @@
-"""The command line. Bodies are thin, and import what they need when called, so that help and mistakes answer fast."""
+"""The command line. Commands import what they need when called, so that `--help` and mistakes take no time."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def tokenize(
     workers: Workers = CPUS,
     max_rejects: MaxRejects = 0.01,
 ) -> None:
-    """Turn text into tokens on disk; after an interruption, the same command goes on."""
+    """Turn text into tokens on disk; after an interruption, the same command continues."""
     from efficientbench.data_tools.manifest import summary
     from efficientbench.data_tools.tokenize import tokenize_files
 
-    with _continued_by_the_next_call():
+    with _interruption_explained():
         corpus = tokenize_files(
             inputs,
             output,
@@ -88,11 +88,11 @@ def download(
     max_workers: MaxWorkers = 3,
     output: DataFolder = None,
 ) -> None:
-    """Download a dataset from the hub; what lies here already is kept, what is half here is continued."""
+    """Download a dataset from the hub; finished files are kept, and interrupted ones continued."""
     from efficientbench.data_tools.download import DownloadRequest, download_dataset
 
     folder = output or _data_folder(repository)
-    with _continued_by_the_next_call():
+    with _interruption_explained():
         files = download_dataset(DownloadRequest(repository, folder, config, revision, num_files, max_workers))
     size_gb = sum(file.stat().st_size for file in files) / 1e9
     print(f"{len(files):,} files of {repository}, {size_gb:,.2f} GB, in {folder}")
@@ -116,15 +116,16 @@ def prepare(
     max_rejects: MaxRejects = 0.01,
     to_jsonl: Annotated[bool, typer.Option("--to-jsonl", help="keep a JSONL copy too, in FOLDER-jsonl")] = False,
 ) -> None:
-    """Download a dataset, tokenize it and show its statistics; after an interruption, the same command goes on."""
+    """Download a dataset, tokenize it and show its statistics; after an interruption, the same command continues."""
     from efficientbench.data_tools.download import DownloadRequest
     from efficientbench.data_tools.download.listing import default_config
+    from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
     from efficientbench.data_tools.manifest import summary
-    from efficientbench.data_tools.prepare import prepare_dataset, statistics_lines
+    from efficientbench.data_tools.prepare import prepare_dataset
 
     folder = output or _data_folder(repository)
     prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
-    with _continued_by_the_next_call():
+    with _interruption_explained():
         corpus = prepare_dataset(
             DownloadRequest(repository, folder, config, revision, num_files, max_workers),
             prefix,
@@ -136,7 +137,7 @@ def prepare(
             on_part=_show_parts,
         )
         print(summary(corpus))
-        for line in statistics_lines(prefix):
+        for line in describe_pair(prefix, tokenizer_of(prefix, None), documents=0):
             print(line)
 
 
@@ -148,7 +149,7 @@ def inspect(
         str | None, typer.Option("--tokenizer", help="folder or name; by default the one that made the pair")
     ] = None,
 ) -> None:
-    """Show what a .bin/.idx pair holds: figures, lengths of its documents, the first of them as text."""
+    """Describe a .bin/.idx pair: figures, lengths of its documents, the first of them as text."""
     from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
 
     prefix = _without_suffix(prefix)
@@ -167,7 +168,7 @@ def train_tokenizer(
     ] = None,
     text_key: Annotated[str, typer.Option("--text-key", help="the key or column of the text")] = "text",
 ) -> None:
-    """Train a byte-level BPE tokenizer, and tell how well it compresses text that it has not seen."""
+    """Train a byte-level BPE tokenizer, and measure how well it compresses text that it has not seen."""
     from efficientbench.data_tools.tokenizer_training import describe_training, train_on_files
 
     for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key)):
@@ -179,7 +180,7 @@ def verify(
     prefix: Prefix,
     tokenizer: Annotated[str | None, typer.Option(help="for a pair without manifest: the one that made it")] = None,
 ) -> None:
-    """Check a .bin/.idx pair; what is damaged is named with the byte where it goes wrong."""
+    """Check a .bin/.idx pair; name the first byte that is damaged."""
     from efficientbench.data_tools.tokenizer import load_tokenizer
     from efficientbench.data_tools.verify import verify_pair
 
@@ -206,11 +207,11 @@ def _without_suffix(prefix: Path) -> Path:
 
 
 @contextmanager
-def _continued_by_the_next_call() -> Iterator[None]:
+def _interruption_explained() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one was", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
@@ -219,8 +220,8 @@ _DATA_MODULES = {"fsspec", "huggingface_hub", "pyarrow", "tiktoken", "tokenizers
 
 
 def main() -> None:
-    """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
-    # Others are heard from warnings up: HTTP libraries log every address, and some are signed, which is a secret.
+    """Run the command line; print a user's mistake on stderr, with exit code 2 and no traceback."""
+    # Only warnings of other packages: HTTP libraries log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
     try:

@@ -2,15 +2,13 @@
 
 A corpus lies in a folder `corpus-KEY`: `tokens.bin`, `tokens.idx`, the tokenizer, the byte length of every token, and
 `tokens.manifest.json`. KEY is a checksum of all that decides its content. The manifest is written last: a folder
-without one is not finished, and whoever asks for the same corpus again goes on from what is there.
+without one is not finished, and the next call for the same corpus continues from what it holds.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
-import io
 import json
 import logging
 import os
@@ -25,18 +23,25 @@ import numpy as np
 from efficientbench.data_tools.documents import TEXT_KEY
 from efficientbench.data_tools.embedded import embedded_checksum, embedded_documents
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import exclusive_lock, file_checksums, remembered_sha256, write_file
+from efficientbench.data_tools.files import (
+    disk_errors_explained,
+    exclusive_lock,
+    file_checksums,
+    remembered_sha256,
+    write_file,
+)
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.indexed_documents import token_counts
 from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
 from efficientbench.data_tools.manifest import (
     FORMAT_VERSION,
     Corpus,
+    check_counts,
     load_corpus,
     manifest_path,
     pair_fingerprint,
     save_corpus,
 )
-from efficientbench.data_tools.statistics import token_counts
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import (
     TRAINING_RULES,
@@ -57,16 +62,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _TextSource:
-    """Text that can be read more than once.
-
-    documents: those that a tokenizer is trained on, in an order that makes the first ones stand for all.
-    files: what is tokenized; None for the embedded sample, which is first written to a file.
-    """
+    """Text that can be read more than once."""
 
     label: str
     checksum: str
     documents: Callable[[], Iterable[str]]
+    """The documents to train a tokenizer on, in an order in which the first ones represent all."""
     files: list[Path] | None
+    """The files to tokenize; None for the embedded sample, which has to be written to a file first."""
 
 
 def prepare_corpus(
@@ -76,20 +79,23 @@ def prepare_corpus(
     embedded_vocab_size: int,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """The corpus of `source`, made under `folder` unless it lies there already.
-
-    source: a file, folder or glob of parquet, JSONL and text; or an already tokenized pair (its prefix, `.bin` or
-        `.idx`), used where it lies; None for the embedded sample.
-    tokenizer: a folder or a name on the hub; None for one of at most `embedded_vocab_size` tokens that is trained on
-        the source. A tokenized pair needs it only where no manifest lies beside it.
-    on_part: is told how many parts of the text are tokenized, of how many.
+    """Return the corpus of `source`; make it under `folder` unless it lies there already.
 
     Processes that call this at once with the same folder wait for the one that makes the corpus, and share it.
 
+    Args:
+        source: A file, folder or glob of parquet, JSONL and text; or an already tokenized pair (its prefix, `.bin` or
+            `.idx`), used where it lies; None for the embedded sample.
+        tokenizer: A folder or a name on the hub; None to train one of at most `embedded_vocab_size` tokens on the
+            source. A tokenized pair needs it only if no manifest lies beside it.
+        folder: The cache of prepared corpora.
+        embedded_vocab_size: The size of a tokenizer that is trained.
+        on_part: Called with the number of tokenized parts, and of all parts.
+
     Raises:
-        DataError: whatever about source, tokenizer or folder keeps the corpus from being made.
+        DataError: the source, the tokenizer or the folder cannot be used.
     """
-    try:
+    with disk_errors_explained(folder):
         prefix = _pair_prefix(source)
         if prefix is not None:
             return _adopt_pair(prefix, tokenizer, folder)
@@ -98,28 +104,37 @@ def prepare_corpus(
             tokenizer_key = f"{TRAINING_RULES} {embedded_vocab_size}"
         else:
             tokenizer_key = folder_checksum(tokenizer_folder(tokenizer))
-    except OSError as error:
-        raise _disk_error(error, folder) from None
+        return _make_once(
+            folder,
+            f"{text.checksum} {tokenizer_key}",
+            text.label,
+            lambda target: _tokenize(text, tokenizer, embedded_vocab_size, target, on_part),
+        )
 
-    def make(target: Path) -> None:
-        files, chosen = text.files, tokenizer
-        if files is None:
-            files = [target / "sample.jsonl"]
-            write_file(files[0], b"".join(json.dumps({TEXT_KEY: each}).encode() + b"\n" for each in text.documents()))
-        if chosen is None:
-            chosen = str(target / "trained")
-            if not Path(chosen).is_dir():
-                train_tokenizer(text.documents(), embedded_vocab_size, Path(chosen))
-        workers = len(os.sched_getaffinity(0))
-        tokenize_files(files, target / _PREFIX, chosen, workers=workers, source=text.label, on_part=on_part)
-        shutil.rmtree(target / "trained", ignore_errors=True)  # a copy lies beside the tokens
 
-    return _once(folder, f"{text.checksum} {tokenizer_key}", text.label, make)
+def _tokenize(
+    text: _TextSource,
+    tokenizer: str | None,
+    embedded_vocab_size: int,
+    target: Path,
+    on_part: Callable[[int, int], None],
+) -> None:
+    """Make the corpus of `text` in the folder `target`."""
+    files = text.files
+    if files is None:
+        files = [target / "sample.jsonl"]
+        write_file(files[0], b"".join(json.dumps({TEXT_KEY: each}).encode() + b"\n" for each in text.documents()))
+    trained = target / "trained"
+    if tokenizer is None and not trained.is_dir():
+        train_tokenizer(text.documents(), embedded_vocab_size, trained)
+    workers = len(os.sched_getaffinity(0))
+    tokenize_files(files, target / _PREFIX, tokenizer or trained, workers=workers, source=text.label, on_part=on_part)
+    shutil.rmtree(trained, ignore_errors=True)  # a copy lies beside the tokens
 
 
 def _embedded_source() -> _TextSource:
     label = f"embedded sample (Python {sys.version_info.major}.{sys.version_info.minor} documentation)"
-    # Read once for training and tokenizing both: parsing the library costs more than either.
+    # Cached for training and tokenizing: parsing the library costs more than either.
     return _TextSource(label, embedded_checksum(), functools.cache(lambda: list(embedded_documents())), None)
 
 
@@ -132,15 +147,15 @@ def _file_source(source: Path, folder: Path) -> _TextSource:
         drawn = documents_in_turn(cut_into_parts(paths, TEXT_KEY), TEXT_KEY)
         return (document for document in drawn if isinstance(document, str))
 
-    # How a file is read is part of what it says: the same bytes may be JSONL or plain text.
+    # The suffix decides how a file is read: the same bytes may be JSONL or plain text.
     kinds = (path.name.partition(".")[2] for path in paths)
     key = " ".join(f"{kind} {digest}" for kind, digest in zip(kinds, remembered_sha256(paths, folder), strict=True))
     return _TextSource(str(source), key, documents, paths)
 
 
 def _pair_prefix(source: Path | None) -> Path | None:
-    """The prefix, where `source` names a `.bin/.idx` pair in any of the three ways."""
-    # A folder as `.` or `/` has no name that a suffix could follow.
+    """Return the prefix if `source` is a `.bin/.idx` pair: its prefix or one of its files."""
+    # A folder such as `.` or `/` has no name that a suffix could follow.
     if source is None or not source.name:
         return None
     if source.suffix in (".bin", ".idx"):
@@ -150,10 +165,10 @@ def _pair_prefix(source: Path | None) -> Path | None:
 
 
 def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
-    """The corpus of an already tokenized pair: from its manifest, else from the pair and the tokenizer given."""
+    """Return the corpus of an already tokenized pair, from its manifest, else from the pair and the tokenizer."""
     check_indexed(prefix)
     if manifest_path(prefix).is_file():
-        corpus = _checked(manifest_path(prefix))
+        corpus = _checked_corpus(manifest_path(prefix))
         if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != corpus.tokenizer_fingerprint:
             raise DataError(
                 f"{prefix} was made with another tokenizer than {tokenizer}: leave the tokenizer out, or give the "
@@ -165,7 +180,7 @@ def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
             f"{prefix}: no {manifest_path(prefix).name} lies beside this tokenized corpus, so it is not known what "
             "its tokens mean: give the tokenizer that made it"
         )
-    # Reading all of a large pair for a checksum at every call would take too long.
+    # Sizes and times, since a checksum of a large pair would take too long at every call.
     stats = [path.stat() for path in (bin_path(prefix), idx_path(prefix))]
     state = " ".join(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)
     key = f"{prefix.absolute()} {state} {folder_checksum(tokenizer_folder(tokenizer))}"
@@ -173,66 +188,53 @@ def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
     def make(target: Path) -> None:
         loaded = load_tokenizer(tokenizer)
         loaded.save(target / "tokenizer")
-        _describe(prefix, loaded, target)
+        _write_manifest(prefix, loaded, target)
 
-    return _once(folder, key, str(prefix), make)
+    return _make_once(folder, key, str(prefix), make)
 
 
-def _once(folder: Path, key: str, label: str, make: Callable[[Path], None]) -> Corpus:
-    """The corpus in `folder` under `key`; `make(its folder)` makes it, or goes on with it, if it is not there yet."""
+def _make_once(folder: Path, key: str, label: str, make: Callable[[Path], None]) -> Corpus:
+    """Return the corpus in `folder` under `key`; if it is not complete, call `make(its folder)`."""
     key = hashlib.sha256(f"{FORMAT_VERSION} {key}".encode()).hexdigest()[:16]
     target = folder / f"corpus-{key}"
     manifest = manifest_path(target / _PREFIX)
-    try:
-        if (corpus := _finished(manifest)) is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(folder / f"{target.name}.lock"):
-                if (corpus := _finished(manifest)) is None:
-                    logger.info("preparing %s in %s", label, target)
-                    if manifest.exists():  # of a corpus that was damaged since
-                        shutil.rmtree(target)
-                    target.mkdir(exist_ok=True)
-                    make(target)
-                    corpus = load_corpus(manifest)
-    except OSError as error:
-        raise _disk_error(error, folder) from None
+    if (corpus := _complete_corpus(manifest)) is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / f"{target.name}.lock"):
+            # Another process may have made it while this one waited.
+            if (corpus := _complete_corpus(manifest)) is None:
+                logger.info("preparing %s in %s", label, target)
+                if manifest.exists():  # of a corpus that was damaged since
+                    shutil.rmtree(target)
+                target.mkdir(exist_ok=True)
+                make(target)
+                corpus = load_corpus(manifest)
     return replace(corpus, source=label)  # the same text may have been prepared from a file of another name
 
 
-def _finished(manifest: Path) -> Corpus | None:
+def _complete_corpus(manifest: Path) -> Corpus | None:
     if not manifest.is_file():
         return None
     try:
-        return _checked(manifest)
+        return _checked_corpus(manifest)
     except DataError as error:
         logger.warning("a prepared corpus is damaged and will be made again: %s", error)
         return None
 
 
-def _checked(manifest: Path) -> Corpus:
-    """The manifest's corpus, after a look at whether its pair is still the one that it describes."""
+def _checked_corpus(manifest: Path) -> Corpus:
+    """Load the manifest's corpus, and check that its pair is still the one that the manifest describes."""
     corpus = load_corpus(manifest)
-    header = check_indexed(corpus.prefix)
-    if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
-        raise DataError(
-            f"{corpus.prefix} holds {header.documents:,} documents of {header.tokens:,} tokens, but {manifest} says "
-            f"{corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; prepare the corpus again"
-        )
+    check_counts(corpus, check_indexed(corpus.prefix))
     return corpus
 
 
-def _describe(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
-    """Check a foreign pair whole, and write its token lengths and its manifest into `target`, beside the tokenizer."""
+def _write_manifest(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
+    """Check all of a foreign pair, and write its token lengths and its manifest into `target`."""
     header = check_indexed(prefix)
     counts = token_counts(prefix, tokenizer.vocab_size)
     lengths = tokenizer.token_bytes()
-    lengths_path = utf8_bytes = None
-    if lengths is not None:
-        lengths_path = target / "token_bytes.npy"
-        buffer = io.BytesIO()
-        np.save(buffer, lengths)
-        write_file(lengths_path, buffer.getvalue())
-        utf8_bytes = int(counts @ lengths.astype(np.int64))
+    utf8_bytes = None if lengths is None else int(counts @ lengths.astype(np.int64))
     checksums = {"idx": file_checksums(idx_path(prefix)), "bin": file_checksums(bin_path(prefix))}
     corpus = Corpus(
         prefix=prefix,
@@ -241,7 +243,7 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
         tokens=header.tokens,
         documents=header.documents,
         utf8_bytes=utf8_bytes,
-        token_bytes_path=lengths_path,
+        token_bytes_path=tokenizer.save_token_bytes(target / "token_bytes.npy"),
         tokenizer_folder=target / "tokenizer",
         tokenizer_fingerprint=tokenizer.fingerprint,
         fingerprint=pair_fingerprint(checksums),
@@ -249,16 +251,3 @@ def _describe(prefix: Path, tokenizer: TextTokenizer, target: Path) -> None:
         manifest=manifest_path(target / _PREFIX),
     )
     save_corpus(corpus)
-
-
-def _disk_error(error: OSError, folder: Path) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        free_mb = shutil.disk_usage(existing).free / 1e6
-        return DataError(
-            f"no space left in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; what is "
-            "finished is kept"
-        )
-    return DataError(
-        f"the corpus cannot be prepared in {folder}: {error.filename or folder}: {error.strerror or error}"
-    )

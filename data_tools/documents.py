@@ -1,4 +1,4 @@
-"""Documents from the parts of files: what is usable, and what is not and why."""
+"""Reads the documents of one part of a file, and names each one that is not usable."""
 
 from __future__ import annotations
 
@@ -6,43 +6,51 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.inputs import PART_BYTES, Part, cut_into_parts, find_inputs
+from efficientbench.data_tools.inputs import PART_BYTES, Part
 
 TEXT_KEY = "text"
+"""The key (JSONL) or the column (parquet) of the text, by default."""
+
 TEXT_DOCUMENT_CHARACTERS = 4096
-# Why a document is not usable; counts are kept under these names.
+"""Characters from which on a document of a plain text file may end."""
+
 BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8 = "bad JSON", "no text field", "empty", "invalid UTF-8"
+"""Why a document is not usable; manifests count documents under these names."""
 
 _BOM = b"\xef\xbb\xbf"
-_ROWS = 1000  # of parquet, at once
+_PARQUET_ROWS = 1000
+"""Rows of a parquet file that are read at once, at most."""
+
 _LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
+"""Bytes of a plain text line that are read at once."""
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A document that is not usable: `line` counts from 1 (a parquet file's rows too), `detail` is for people."""
+    """A document that is not usable."""
 
     line: int
+    """Counted from 1; of a parquet file, the row."""
     reason: str
+    """One of the names above."""
     detail: str
+    """The reason in words for people."""
 
 
 class PartReader:
-    """Iterates over one part's documents, a string each, or the `Reject` that stands for an unusable one.
+    """Iterates over one part's documents: a string, or a `Reject` for a document that is not usable.
 
-    Lines count from the part's own first line; once all is read, `lines` is how many the part has.
+    Lines count from the part's own first line. After the iteration, `lines` is the number of lines in the part.
 
-    A plain text file does not say where its documents end, so it is cut into documents of about
+    A plain text file does not mark where its documents end, so it is cut into documents of about
     `TEXT_DOCUMENT_CHARACTERS` characters: at the first blank line from there on; else, from twice that length on, at
-    the next line end; else, in a line that is longer still, where the limit falls; and between parts. Blank lines of
-    JSONL, and pieces of text without any visible character, are no documents. Memory stays bounded by the longest
-    document.
+    the next line end; else, in a line that is longer still, at that length; and between parts. Blank lines of JSONL,
+    and pieces of text without any visible character, are no documents. Memory is bounded by the longest document.
 
     Raises (while it iterates):
         DataError: the file is cut short or damaged as a whole, so that documents cannot be told apart.
@@ -108,7 +116,7 @@ class PartReader:
             with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 groups = [file.metadata.row_group(group) for group in range(begin, end)]
                 row_bytes = sum(group.total_byte_size for group in groups) // max(1, sum(g.num_rows for g in groups))
-                rows = max(1, min(_ROWS, PART_BYTES // max(1, row_bytes)))
+                rows = max(1, min(_PARQUET_ROWS, PART_BYTES // max(1, row_bytes)))
                 for batch in file.iter_batches(rows, range(begin, end), [self._key], use_threads=False):
                     # As bytes: arrow would fail for a whole batch where one value is not UTF-8.
                     for value in batch.column(0).cast(pa.large_binary()).to_pylist():
@@ -120,40 +128,8 @@ class PartReader:
             raise DataError(f"{self._part.path} cannot be read as parquet: {first_line(error)}") from None
 
 
-def read_documents(*inputs: str | Path, text_key: str = TEXT_KEY) -> Iterator[str]:
-    """Yield the documents of files, folders and globs, as `PartReader` does; empty ones are left out.
-
-    Raises:
-        DataError: an input is missing, of an unknown kind or empty; and, while the documents are read: one of them is
-            not usable (with file:line), or none is there.
-    """
-    paths = find_inputs(inputs)
-    for path in paths:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty")
-    return _strict(paths, cut_into_parts(paths, text_key), text_key)
-
-
-def _strict(paths: list[Path], parts: Iterable[Part], text_key: str) -> Iterator[str]:
-    found = False
-    path, before = None, 0  # lines of the file in the parts before
-    for part in parts:
-        if part.path != path:
-            path, before = part.path, 0
-        reader = PartReader(part, text_key)
-        for document in reader:
-            if isinstance(document, str):
-                found = True
-                yield document
-            elif document.reason != EMPTY:
-                raise DataError(f"{path}:{before + document.line}: {document.detail}")
-        before += reader.lines
-    if not found:
-        raise DataError(f"{', '.join(map(str, paths))} holds no usable document: every text in it is empty")
-
-
 def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:
-    """The text of one JSON object."""
+    """Return the text of one JSON object."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -205,7 +181,7 @@ def _json_type(value: object) -> str:
 
 
 def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
-    """The text of a piece; the bytes of a character that the piece cuts in two; where a byte is not UTF-8, if any."""
+    """Return a piece's text, the bytes of a character cut at its end, and the place of a byte that is not UTF-8."""
     try:
         return piece.decode(), b"", None
     except UnicodeDecodeError as error:
@@ -215,7 +191,7 @@ def _decode_piece(piece: bytes) -> tuple[str, bytes, int | None]:
 
 
 def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
-    """The lines that begin in a part, with their ends; lines of more than `max_bytes` (-1: none) in several pieces.
+    """Yield the lines that begin in a part; split a line of more than `max_bytes` (-1: no limit) into pieces.
 
     Raises:
         DataError: the file is compressed, and damaged or cut short.

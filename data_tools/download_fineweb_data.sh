@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Downloads FineWeb-Edu, or another dataset of the Hugging Face hub; sets up first if need be.
+# Downloads FineWeb-Edu, or another dataset of the Hugging Face hub; sets up the environment first if necessary.
 #
 #   bash data_tools/download_fineweb_data.sh [DATASET] [--config NAME] [--num-files N] [--output FOLDER] ...
 #
-# Call it again after whatever stopped it: it goes on at the byte. `--help` tells all options.
+# Call it again after an interruption: it continues. `--help` lists all options.
 set -euo pipefail
 
 # shellcheck source=launchers/bootstrap.sh

@@ -21,18 +21,20 @@ from efficientbench.data_tools.errors import DataError
 MIN_DOCUMENT_CHARACTERS = 120
 MIN_SAMPLE_BYTES = 200_000
 SHUFFLE_SEED = 1234
-# Tests hold no prose; the rest are foreign packages that may lie inside the library's folder.
+
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+"""Tests, which contain no prose, and foreign packages inside the library's folder."""
+
 _TOPICS_FILE = ("pydoc_data", "topics.py")
 
-# The nodes whose bodies can hold further docstrings.
 _Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+"""The nodes that can have a docstring, and contain further ones."""
 
 
 def embedded_documents() -> Iterator[str]:
     """Yield the sample's documents, cleaned of indentation, without duplicates, in a fixed shuffled order.
 
-    The same Python version with the same parts installed gives the same documents, wherever it is installed. The
+    The same Python version with the same parts installed yields the same documents, wherever it is installed. The
     shuffle makes any split by position into training and validation data come from one distribution.
 
     Raises:
@@ -44,7 +46,7 @@ def embedded_documents() -> Iterator[str]:
     if total_bytes < MIN_SAMPLE_BYTES:
         raise DataError(
             f"the embedded sample needs {MIN_SAMPLE_BYTES:,} bytes of documentation from the Python installation, but "
-            f"{_library_folder()} gives {total_bytes:,}: install the complete standard library with its sources (on "
+            f"{_library_folder()} has {total_bytes:,}: install the complete standard library with its sources (on "
             "Debian: libpython3-stdlib), use another Python, or give a text of your own (JSONL or .txt)"
         )
     random.Random(SHUFFLE_SEED).shuffle(documents)
@@ -52,7 +54,7 @@ def embedded_documents() -> Iterator[str]:
 
 
 def embedded_checksum() -> str:
-    """SHA-256 (hex) of everything that decides what `embedded_documents` yields; takes a fraction of its time."""
+    """Return the SHA-256 (hex) of all that decides what `embedded_documents` yields, in a fraction of its time."""
     digest = hashlib.sha256(f"{MIN_DOCUMENT_CHARACTERS} {SHUFFLE_SEED}".encode())
     for path in _library_sources():
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -64,7 +66,7 @@ def _library_folder() -> Path:
 
 
 def _library_sources() -> list[Path]:
-    """The standard library's source files, ordered by their path inside the library's folder."""
+    """Return the standard library's source files, ordered by their path inside the library's folder."""
     folder = _library_folder()
     sources = []
     for name in sorted(sys.stdlib_module_names):
@@ -80,7 +82,7 @@ def _raw_documents() -> Iterator[str]:
 
 
 def _topic_texts(path: Path) -> Iterator[str]:
-    """The values of the one dictionary that the topics file assigns, ordered by topic."""
+    """Yield the values of the one dictionary that the topics file assigns, ordered by topic."""
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Dict):
             topics = ast.literal_eval(node.value)
@@ -92,10 +94,10 @@ def _docstrings(path: Path) -> Iterator[str]:
     if b'"""' not in source and b"'''" not in source:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in old modules are not the reader's concern
+        warnings.simplefilter("ignore")  # old modules have invalid escapes
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # the library holds a few files that are broken on purpose
+        except (SyntaxError, ValueError):  # a few files of the library are broken on purpose
             return
     pending: list[ast.AST] = [tree]
     while pending:
@@ -108,5 +110,5 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _clean(text: str) -> str:
-    # Lone surrogates, which escapes in a docstring may make, have no UTF-8 form.
+    # Escapes in a docstring may make lone surrogates, which have no UTF-8 form.
     return inspect.cleandoc(text).strip().encode("utf-8", "ignore").decode()

@@ -1,4 +1,4 @@
-"""Text to ids: `tiktoken`'s engine where it gives a tokenizer's own ids, else `tokenizers` itself."""
+"""Encodes text as ids: with `tiktoken` if it gives a tokenizer's own ids, else with `tokenizers` itself."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import tiktoken
 from efficientbench.data_tools.errors import first_line
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
-# GPT-2's split, which `tokenizers` has built in.
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Scripts whose normal forms every version of Unicode since Python 3.10's has in common, so that what Python holds for
-# normalized is left as it is by any other library too.
+"""GPT-2's split, which `tokenizers` has built in."""
+
 _SETTLED = re.compile(
     "[\u0000-\u06ff\u0900-\u09ff\u0e00-\u0eff\u1e00-\u20bf\u2100-\u2bff\u3000-\u312f\u3200-\ua48f\uac00-\ud7a3"
     "\uf900-\ufaff\ufe00-\ufe1f\uff00-\uffff\U0001f000-\U0001faff]*"
 )
-# What engines disagree about, where they do: kinds of white space, digits, case, combining and decomposed characters,
-# names of special tokens, long runs, and what has no width.
+"""Scripts whose normal forms are the same in every version of Unicode since Python 3.10's, so that Python and every
+other library agree on what is normalized."""
+
 HARD_STRINGS = (
     "Hello  world \n\n\n  a\t\tb \r\n c\r\rd \u00a0\u2003 e\u3000f\u0085g\u2028h\x1ci\x0b\x0cj ",
     "I'll we'VE they're IT'S 'tis don''t 'S 's\u017f 'LL\u017f K\u212a \u0130\u0131",
@@ -44,31 +44,32 @@ HARD_STRINGS = (
     "def f(x):\n\tif x != 0:\n\t\treturn {'a': [1, -2]}  # ***\n\n",
     " " * 300 + "x" + "\n" * 300 + "-" * 300 + "ab" * 300,
 )
+"""Texts on which engines disagree, if they do: kinds of white space, digits, case, combining and decomposed
+characters, names of special tokens, long runs, and characters without width."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How to make ids from text, in a form that another process can be given.
-
-    folder: where the tokenizer lies, for texts that only `tokenizers` itself can encode.
-    pattern, ranks: tiktoken's, the regular expression that splits text, and the id of every token by its bytes; None
-        where tiktoken cannot be used, and then `reason` says why not.
-    normalizer: the tokenizer's own; None where it has none.
-    normalizer_is_nfc: it does what NFC does, and no more.
-    special, matched: strings of added tokens; the special ones are ordinary text, the others are found in text first,
-        as the tokenizer asks for.
-    """
+    """Encodes text; it can be pickled for another process."""
 
     folder: Path
+    """The tokenizer's folder, for texts that only `tokenizers` itself can encode."""
     pattern: str | None
+    """The regular expression with which tiktoken splits text; None if tiktoken cannot be used."""
     ranks: dict[bytes, int]
+    """The id of every token by its bytes, for tiktoken; empty if it cannot be used."""
     reason: str | None
+    """Why tiktoken cannot be used; None if it can."""
     normalizer: Any
+    """The tokenizer's own; None if it has none."""
     normalizer_is_nfc: bool
+    """Whether the normalizer does what NFC does, and no more."""
     special: tuple[str, ...]
+    """Strings of special added tokens, which are ordinary text."""
     matched: tuple[str, ...]
+    """Strings of other added tokens, which the tokenizer finds in text first."""
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Engine:
         return f"{library} {version(library)}"
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text without lone surrogates, uint32 [tokens]. Nothing is added."""
+        """Return the ids of a text without lone surrogates, uint32 [tokens]. Nothing is added."""
         if self.encoding is None or any(string in text for string in self.matched):
             return self._encode_with_tokenizers(text)
         normalized = self._normalize(text)
@@ -93,7 +94,7 @@ class Engine:
             return self._encode_with_tokenizers(text)
 
     def count_special(self, text: str) -> Counter[str]:
-        """How often the names of special tokens stand in a text."""
+        """Count how often the names of special tokens occur in a text."""
         if not self.special or self._special_start not in text:
             return Counter()
         return Counter(self._special_pattern.findall(text))
@@ -109,7 +110,7 @@ class Engine:
 
     @cached_property
     def encoding(self) -> Any:
-        """tiktoken's `Encoding`; None where it cannot be used."""
+        """Tiktoken's `Encoding`; None if it cannot be used."""
         if self.pattern is None:
             return None
         return tiktoken.Encoding(str(self.folder), pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens={})
@@ -128,14 +129,14 @@ class Engine:
 
 
 def _is_nfc(text: str) -> bool:
-    """Whether a text surely is in normal form C, found out faster than by normalizing it."""
+    """Return whether a text surely is in normal form C, faster than by normalizing it."""
     return text.isascii() or (_SETTLED.fullmatch(text) is not None and unicodedata.is_normalized("NFC", text))
 
 
 def choose_engine(tokenizer: TextTokenizer, folder: Path, sample: Iterable[str]) -> Engine:
-    """The fastest engine that gives the tokenizer's own ids on `HARD_STRINGS` and on a sample of the input's text.
+    """Return the fastest engine that gives the tokenizer's own ids on `HARD_STRINGS` and on a sample of the input.
 
-    Where that is not tiktoken's, a warning says why. The tokenizer has been saved in `folder`.
+    If that is not tiktoken, log a warning with the reason. The tokenizer has been saved in `folder`.
     """
     spec = tokenizer.spec
     engine = _engine(tokenizer, spec, folder, *_tiktoken_parts(spec))
@@ -149,7 +150,7 @@ def choose_engine(tokenizer: TextTokenizer, folder: Path, sample: Iterable[str])
 
 
 def _difference(engine: Engine, tokenizer: TextTokenizer, texts: list[str]) -> str | None:
-    """Where an engine does not do what the tokenizer does; None where all is the same."""
+    """Return the first difference between an engine and its tokenizer, or None."""
     for text, expected in zip(texts, tokenizer.encode_batch(texts), strict=True):
         try:
             ids = engine.encode(text).tolist()
@@ -181,7 +182,7 @@ def _engine(
 
 
 def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int], str | None]:
-    """tiktoken's pattern and ranks; or why it has none that would do what this tokenizer does."""
+    """Return tiktoken's pattern and ranks, or why it cannot do what this tokenizer does."""
     model = spec["model"]
     if model["type"] != "BPE" or model.get("dropout") or model.get("continuing_subword_prefix"):
         return None, {}, "its model is not plain byte-pair encoding"
@@ -210,7 +211,7 @@ def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int],
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
-    """The regular expression that splits text into what is then taken as bytes; None where that is not all."""
+    """Return the regular expression that splits text before its bytes are merged; None if there is more to it."""
     parts = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
     last = parts[-1]
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -227,7 +228,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str | None:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = iter(range(0x100, 0x200))
-    return [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
+    """Return the character that stands for each byte in a byte-level vocabulary: itself if it is visible."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]

@@ -1,12 +1,12 @@
-"""The one error of this package that is meant for people."""
+"""The error that users see."""
 
 from __future__ import annotations
 
 
 class DataError(ValueError):
-    """Data that cannot be used. `str()` is the whole message: what is wrong, where (file:line), what would be right."""
+    """Data cannot be used. The message says what is wrong, where (file:line), and what would be right."""
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for a message of one line."""
+    """Return the first line of a foreign error's message."""
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,8 +1,8 @@
-"""Checksums, locks, and files that appear only when they are complete."""
+"""Checksums, locks, and files and folders that appear only when they are complete."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -11,83 +11,125 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-BLOCK_BYTES = 1 << 20  # that checksums are made of
+from efficientbench.data_tools.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+"""Bytes of a file that are read at once, and that share one CRC-32."""
 
 logger = logging.getLogger(__name__)
 
 
-def checksum(*paths: Path) -> str:
-    """SHA-256 (hex) of the files' contents, in the order given; their names do not count."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.stat().st_size.to_bytes(8, "little"))
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+def beside(path: Path, suffix: str) -> Path:
+    """Return the path `PATH.SUFFIX` of a file that lies beside `path`."""
+    return path.with_name(f"{path.name}.{suffix}")
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write `content` beside `path`, flush it to the disk, and give it its name."""
-    partial = path.with_name(path.name + ".partial")
+@contextmanager
+def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[bytes]]:
+    """Open a partial file beside `path` for writing; flush it to the disk and rename it to `path` at the end.
+
+    An error removes the partial file and leaves `path` as it was.
+    """
+    partial = beside(path, partial_suffix)
     try:
         with partial.open("wb") as stream:
-            stream.write(content)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)  # what a full disk has left of it
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """Make an empty partial folder beside `folder`; let it replace `folder` at the end, or remove it after an error."""
+    partial = beside(folder, "partial")
+    shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left one
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, which appears or changes only when all of it is on the disk."""
+    with complete_file(path) as stream:
+        stream.write(content)
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a process that was stopped had begun to write."""
+    """Remove the partial files and folders that a killed process left in `folder`."""
     for path in folder.glob("*.partial"):
-        if path.is_dir() and not path.is_symlink():
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def disk_errors_explained(folder: Path) -> Iterator[None]:
+    """Raise a DataError for an OSError of the body; for a full disk it says how much space `folder` has."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DataError(f"{error.filename or folder}: {error.strerror or error}") from None
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        free_mb = shutil.disk_usage(existing).free / 1e6
+        problem = "no space left" if error.errno == errno.ENOSPC else error.strerror
+        raise DataError(
+            f"{problem} in {folder} ({free_mb:,.1f} MB are free): free some, or choose another folder; what is "
+            "finished is kept, and the same command continues from there"
+        ) from None
+
+
 @dataclass(frozen=True)
 class FileChecksums:
-    """A file's size, its SHA-256 (hex), and the CRC-32 (hex) of every `BLOCK_BYTES`, which tell where it is damaged."""
+    """Checksums of a file's content."""
 
     size_bytes: int
     sha256: str
+    """SHA-256 (hex) of the whole content."""
     crc32_per_mib: list[str]
+    """CRC-32 (hex) of every `BLOCK_BYTES`; they show where a file is damaged."""
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 (hex) of a file's content, as `sha256sum` gives it."""
+    """Return the SHA-256 (hex) of a file's content, as `sha256sum` prints it."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(BLOCK_BYTES):
-            digest.update(block)
+    for block in file_blocks(path):
+        digest.update(block)
     return digest.hexdigest()
 
 
-def file_checksums(path: Path) -> FileChecksums:
-    """The checksums of a file's content."""
+def file_blocks(path: Path) -> Iterator[bytes]:
+    """Yield a file's content in blocks of `BLOCK_BYTES`; the last may be shorter."""
     with path.open("rb") as stream:
-        return _checksums(iter(lambda: stream.read(BLOCK_BYTES), b""))
+        while block := stream.read(BLOCK_BYTES):
+            yield block
 
 
-def write_blocks(path: Path, blocks: Iterable[bytes]) -> FileChecksums:
-    """Write blocks of any size to `path`, flush them to the disk, and give the checksums of what was written."""
-    with path.open("wb") as stream:
-        written = _checksums(_tee(blocks, stream))
-        stream.flush()
-        os.fsync(stream.fileno())
-    return written
+def file_checksums(path: Path) -> FileChecksums:
+    """Return the checksums of a file's content."""
+    return _checksums(file_blocks(path))
 
 
-def _tee(blocks: Iterable[bytes], stream: IO[bytes]) -> Iterator[bytes]:
-    """Write blocks, and yield the same bytes in pieces of `BLOCK_BYTES`, but for the last."""
+def write_blocks(stream: IO[bytes], blocks: Iterable[bytes]) -> FileChecksums:
+    """Write blocks of any size, and return the checksums of all of them together."""
+    return _checksums(_write_and_regroup(stream, blocks))
+
+
+def _write_and_regroup(stream: IO[bytes], blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Write blocks, and yield the same bytes in blocks of `BLOCK_BYTES`; the last may be shorter."""
     rest = b""
     for block in blocks:
         stream.write(block)
@@ -99,7 +141,7 @@ def _tee(blocks: Iterable[bytes], stream: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _checksums(blocks: Iterator[bytes]) -> FileChecksums:
+def _checksums(blocks: Iterable[bytes]) -> FileChecksums:
     digest = hashlib.sha256()
     size = 0
     crcs = []
@@ -110,7 +152,7 @@ def _checksums(blocks: Iterator[bytes]) -> FileChecksums:
     return FileChecksums(size, digest.hexdigest(), crcs)
 
 
-@contextlib.contextmanager
+@contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; wait while another process holds it. The system frees it when its holder dies."""
     with path.open("a") as stream:
@@ -123,12 +165,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
-    """SHA-256 (hex) of each file's content, in the order of `paths`; one that kept size and time is not read again.
+    """Return each file's SHA-256 (hex), in the order of `paths`; read only files whose size or time changed.
 
-    What was read lies in `folder/checksums.json`; processes that ask at once wait for each other.
+    `folder/checksums.json` remembers them. Processes that call this at once wait for each other.
 
     Raises:
-        OSError: a file cannot be read, or the folder not be written.
+        OSError: a file cannot be read, or the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     memory = folder / "checksums.json"

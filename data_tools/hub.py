@@ -1,4 +1,4 @@
-"""The Hugging Face hub: files by a repository's name, kept in the hub's own local cache (`HF_HOME`)."""
+"""Downloads a model repository's files from the Hugging Face hub into its own local cache (`HF_HOME`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _TIMEOUT_S = 10
 
 
 def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
-    """The local folder of a model repository's files that match; the cache serves where the hub cannot.
+    """Return the local folder of a model repository's files that match; from the cache if the hub is unreachable.
 
-    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured.
+    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` apply.
 
     Raises:
-        DataError: no such name, or neither hub nor cache can give it.
+        DataError: no such name, or neither the hub nor the cache has it.
     """
-    # Imported here: whoever has a folder needs no hub.
+    # Imported here: a tokenizer in a folder needs no hub.
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        # Asked first, since snapshot_download waits without end for a network that swallows what is sent to it.
+        # A request with a timeout comes first: snapshot_download waits for ever on a network that drops packets.
         HfApi().model_info(name, timeout=_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except HFValidationError:
@@ -33,19 +33,19 @@ def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
         raise DataError(
             f"{name!r} is no folder here, and the Hugging Face hub has no such name (or wants a token for it: HF_TOKEN)"
         ) from None
-    except Exception as error:  # its errors have no common class, nor have those of the HTTP library below it
+    except Exception as error:  # neither its errors nor those of its HTTP library have a common class
         reason = without_secrets(first_line(error))
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=True))
     except Exception:  # as above
         raise DataError(
-            f"{name!r} is no folder here, and cannot be had from the Hugging Face hub ({reason}), nor is it in the "
-            "hub's local cache: give the path of a folder"
+            f"{name!r} is no folder here, and cannot be downloaded from the Hugging Face hub ({reason}), nor is it in "
+            "the hub's local cache: give the path of a folder"
         ) from None
 
 
 def without_secrets(text: str) -> str:
-    """A foreign message, without the token that a server may have sent back, and without the user in an address."""
+    """Return a foreign message without the user's token, which a server may repeat, and without users in addresses."""
     from huggingface_hub import get_token
 
     token = get_token()

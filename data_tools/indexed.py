@@ -1,4 +1,4 @@
-"""Megatron's indexed format: `PREFIX.bin` holds the tokens of all documents, `PREFIX.idx` says where each lies.
+"""Megatron's indexed format: `PREFIX.bin` contains the tokens of all documents, `PREFIX.idx` their positions.
 
 `.idx`, little-endian: magic (9 bytes), version (uint64, 1), dtype code (uint8), S = number of sequences (uint64),
 D = number of document indices (uint64), then lengths int32 [S] in tokens, pointers int64 [S] in bytes of the `.bin`,
@@ -21,14 +21,17 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION_BYTE, _DTYPE_BYTE, _SEQUENCES_BYTE, _DOCUMENTS_BYTE = 9, 17, 18, 26
-# The format's codes of the dtypes that can hold tokens (6 and 7 are floating-point numbers).
+
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-_CHUNK = 1 << 20  # entries of the index that are checked at once
+"""The format's codes of the dtypes that can hold tokens; 6 and 7 are floating-point numbers."""
+
+_CHUNK = 1 << 20
+"""Entries of the index that are checked at once."""
 
 
 @dataclass(frozen=True)
 class IndexedHeader:
-    """What a checked pair holds."""
+    """What a checked pair contains."""
 
     dtype: np.dtype
     sequences: int
@@ -37,24 +40,24 @@ class IndexedHeader:
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file of the tokens."""
+    """Return the path of the tokens."""
     return prefix.with_name(prefix.name + ".bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """The file of the index."""
+    """Return the path of the index."""
     return prefix.with_name(prefix.name + ".idx")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest dtype for a vocabulary, by Megatron's own rule: uint16 below 65,500 tokens, else int32."""
+    """Return the smallest dtype for a vocabulary, by Megatron's own rule: uint16 below 65,500 tokens, else int32."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
 def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dtype: np.dtype) -> Iterator[bytes]:
-    """The bytes of an `.idx`, block by block. `lengths()` gives the documents' lengths in tokens, int32, in arrays.
+    """Yield the bytes of an `.idx`, block by block; `lengths()` returns the documents' lengths in arrays of int32.
 
-    It is called twice, so that an index of any size needs no memory of its own size.
+    It is called twice, so that memory stays bounded for an index of any size.
     """
     code = next(code for code, known in DTYPES.items() if known == dtype)
     yield _HEADER.pack(MAGIC, VERSION, code, documents, documents + 1)
@@ -70,7 +73,7 @@ def index_blocks(lengths: Callable[[], Iterable[np.ndarray]], documents: int, dt
 
 
 def _pieces(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same numbers, a bounded number of them at a time."""
+    """Yield the same numbers, a bounded number of them at a time."""
     for array in arrays:
         for first in range(0, len(array), _CHUNK):
             yield array[first : first + _CHUNK]
@@ -104,7 +107,7 @@ def check_indexed(prefix: Path) -> IndexedHeader:
 
 
 def map_index(index: Path) -> tuple[np.dtype, np.memmap, np.memmap, np.memmap]:
-    """The dtype of the tokens; and mapped: lengths int32 [S], pointers int64 [S], document indices int64 [D].
+    """Return the tokens' dtype, and memory-mapped lengths int32 [S], pointers int64 [S], document indices int64 [D].
 
     Only the header is read.
 
@@ -120,7 +123,7 @@ def map_index(index: Path) -> tuple[np.dtype, np.memmap, np.memmap, np.memmap]:
 
 
 def _read_header(index: Path) -> tuple[np.dtype, int, int]:
-    """The dtype and the numbers of sequences and of document indices, checked against the file's size."""
+    """Return the dtype, and the numbers of sequences and document indices, checked against the file's size."""
     size = index.stat().st_size
     if size < _HEADER.size:
         raise DataError(f"{index}: byte {size}: it ends inside its header of {_HEADER.size} bytes; tokenize again")
@@ -154,14 +157,14 @@ def _entries(index: Path, dtype: type[np.integer], count: int, offset: int) -> n
 def _check_sequences(
     index: Path, lengths: np.memmap, pointers: np.memmap, dtype: np.dtype, tokens_file: Path
 ) -> tuple[int, int]:
-    """The number of tokens, and the byte of the `.bin` at which the furthest sequence ends."""
+    """Return the number of tokens, and the byte of the `.bin` at which the last sequence ends."""
     bin_bytes = tokens_file.stat().st_size
     tokens = used_bytes = 0
     for first in range(0, len(lengths), _CHUNK):
         length = lengths[first : first + _CHUNK].astype(np.int64)
         pointer = pointers[first : first + _CHUNK]
         end = pointer + length * dtype.itemsize
-        for wrong, array_, what in (
+        for wrong, entries, what in (
             (length < 0, lengths, "the length is negative"),
             ((pointer < 0) | (pointer > bin_bytes), pointers, f"the pointer lies outside {tokens_file.name}"),
             (end > bin_bytes, pointers, f"the sequence ends past the end of {tokens_file.name}"),
@@ -169,7 +172,7 @@ def _check_sequences(
             if wrong.any():
                 row = first + int(wrong.argmax())
                 raise DataError(
-                    f"{index}: byte {array_.offset + row * array_.itemsize:,}: sequence {row:,}: {what} "
+                    f"{index}: byte {entries.offset + row * entries.itemsize:,}: sequence {row:,}: {what} "
                     f"({bin_bytes:,} bytes); pointer {pointers[row]:,}, length {lengths[row]:,} tokens of "
                     f"{dtype.itemsize} bytes; tokenize again"
                 )
@@ -201,7 +204,7 @@ def check_layout(prefix: Path) -> None:
 
 
 def _check_documents(index: Path, starts: np.memmap, sequences: int) -> None:
-    """Document indices rise from 0 to the number of sequences."""
+    """Check that document indices rise from 0 to the number of sequences."""
     for first in range(0, len(starts), _CHUNK):
         # One entry more than the chunk, so that the step from one chunk to the next is checked too.
         part = starts[first : first + _CHUNK + 1]

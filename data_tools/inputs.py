@@ -1,6 +1,6 @@
-"""Input files: found in folders and by globs, and cut into parts that are read, and tokenized, by themselves.
+"""Finds input files in folders and by globs, and cuts them into parts that can be read independently.
 
-Where a file is cut depends on the file alone, never on how many processes read it.
+The cuts depend on the file alone, not on the number of processes that read it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ PARQUET_SUFFIXES = (".parquet",)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), text ({', '.join(TEXT_SUFFIXES)}), each also with "
 KNOWN_SUFFIXES += f"{' or '.join(COMPRESSED_SUFFIXES)}, and {PARQUET_SUFFIXES[0]}"
-# About a second of work: enough parts to share out evenly, and little to do again after a kill.
+
 PART_BYTES = 8 << 20
+"""Bytes of a part: about a second of work, so that processes share evenly, and a kill costs little."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,16 @@ class Part:
     """
 
     path: Path
-    kind: str  # "jsonl", "text" or "parquet"
-    compression: str | None  # "gz" or "zst"
+    kind: str
+    """`jsonl`, `text` or `parquet`."""
+    compression: str | None
+    """`gz` or `zst`."""
     begin: int
     end: int | None
 
 
 def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
-    """The files that are meant by files, folders (all that is below them) and globs; each once, in a fixed order.
+    """Return the files that paths, folders (with all below them) and globs name; each once, in a fixed order.
 
     Raises:
         DataError: one of the inputs names nothing, or a file of an unknown kind.
@@ -55,7 +58,7 @@ def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
 def _find(given: Path) -> list[Path]:
     if given.is_dir():
         below = (path for path in given.rglob("*") if _kind(path) is not None and path.is_file())
-        paths = sorted(path for path in below if not _is_ours(path.relative_to(given)))
+        paths = sorted(path for path in below if not _is_output(path.relative_to(given)))
         if not paths:
             raise DataError(f"{given} holds no file of a known kind: {KNOWN_SUFFIXES}")
         return paths
@@ -70,8 +73,8 @@ def _find(given: Path) -> list[Path]:
     return paths
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file lies beside a tokenized pair, or among its parts: made here, and no text."""
+def _is_output(path: Path) -> bool:
+    """Return whether tokenizing made the file, beside a pair or among its parts: it is no text."""
     if path.name.endswith((".rejects.jsonl", ".manifest.json")):
         return True
     return any(folder.name.endswith((".parts", ".tokenizer")) for folder in path.parents)
@@ -81,13 +84,13 @@ def _check_file(path: Path) -> None:
     if not path.exists():
         raise DataError(f"{path}: no such file")
     if not path.is_file():
-        raise DataError(f"{path} is not a regular file: it must be read twice, so a pipe will not do")
+        raise DataError(f"{path} is not a regular file: it must be read twice, which a pipe does not allow")
     if _kind(path) is None:
         raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {KNOWN_SUFFIXES}")
 
 
 def _kind(path: Path) -> tuple[str, str | None] | None:
-    """("jsonl", "gz") for `a.jsonl.gz`; None for what is not known."""
+    """Return the kind and the compression, ("jsonl", "gz") for `a.jsonl.gz`; None for unknown kinds."""
     name = path.name.lower()
     compression = next((suffix for suffix in COMPRESSED_SUFFIXES if name.endswith(suffix)), None)
     suffix = Path(name.removesuffix(compression or "")).suffix
@@ -100,7 +103,7 @@ def _kind(path: Path) -> tuple[str, str | None] | None:
 
 
 def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
-    """The parts of all files, in their order.
+    """Return the parts of all files, in their order.
 
     Raises:
         DataError: a parquet file cannot be read, or has no column `text_key` of strings.
@@ -124,7 +127,7 @@ def cut_into_parts(paths: Sequence[Path], text_key: str) -> list[Part]:
 
 
 def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
-    """Runs of row groups whose text takes about `PART_BYTES`."""
+    """Return runs of row groups whose text takes about `PART_BYTES`."""
     # Imported here: it takes a while, and only parquet needs it.
     import pyarrow as pa
     import pyarrow.parquet as pq

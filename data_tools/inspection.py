@@ -1,4 +1,4 @@
-"""What a `.bin/.idx` pair holds, for people: its documents as text, how long they are, how often its tokens occur."""
+"""Describes a `.bin/.idx` pair for people: figures, a histogram of document lengths, and documents as text."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from pathlib import Path
 import numpy as np
 
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments, token_counts
 from efficientbench.data_tools.manifest import load_corpus, manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
-from efficientbench.data_tools.statistics import entropy_nats, token_counts
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 _SHOWN_CHARACTERS = 400
+"""Characters of a document that are printed at most."""
+
 _BAR_WIDTH = 40
+"""Characters of the longest bar of the histogram."""
 
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """A pair in figures.
-
-    lengths: tokens of each document, end-of-document token included, int64 [documents].
-    counts: how often each token occurs, int64 [vocabulary].
-    bytes_per_token: UTF-8 bytes of text for each token, end-of-document tokens counted; None where it cannot be
-        known, and then `bytes_reason` says why.
-    """
+    """A pair in figures."""
 
     lengths: np.ndarray
+    """Tokens of each document, end-of-document token included, int64 [documents]."""
     counts: np.ndarray
+    """How often each token occurs, int64 [vocabulary]."""
     bytes_per_token: float | None
+    """UTF-8 bytes of text per token, end-of-document tokens counted; None if it is unknown."""
     bytes_reason: str | None
+    """Why `bytes_per_token` is unknown; None if it is known."""
 
     @property
     def unigram_entropy_nats(self) -> float:
-        """Entropy of the token frequencies, per token: the loss of a model without context."""
-        return entropy_nats(self.counts)
+        """Entropy of the token frequencies, -sum p ln p, per token: the loss of a model without context."""
+        frequencies = self.counts[self.counts > 0] / self.counts.sum()
+        return float(-(frequencies * np.log(frequencies)).sum())
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """(shortest, longest, documents) for lengths in doubling ranges: 0, 1, 2 to 3, 4 to 7, …"""
+        """Return (shortest, longest, documents) for lengths in doubling ranges: 0, 1, 2 to 3, 4 to 7 and so on."""
         ranges = np.frexp(self.lengths.astype(np.float64))[1]
         documents = np.bincount(ranges)
         first = int(ranges.min())
@@ -49,7 +50,7 @@ class PairStatistics:
 
 
 def tokenizer_of(prefix: Path, given: str | None) -> TextTokenizer | None:
-    """The tokenizer that was given, else the one that the manifest beside the pair names, else None.
+    """Load the tokenizer `given`, else the one that the manifest beside the pair names; return None without either.
 
     Raises:
         DataError: it cannot be loaded, or the manifest is damaged.
@@ -83,7 +84,7 @@ def pair_statistics(prefix: Path, tokenizer: TextTokenizer | None) -> PairStatis
 
 
 def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int) -> Iterator[str]:
-    """Lines for people: figures, the histogram of lengths, and the first `documents` documents.
+    """Yield lines for people: figures, the histogram of lengths, and the first `documents` documents.
 
     Raises:
         DataError: as `pair_statistics` does.

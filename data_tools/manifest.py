@@ -13,41 +13,40 @@ from typing import Any
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import FileChecksums, write_file
+from efficientbench.data_tools.indexed import IndexedHeader
 
-FORMAT_VERSION = 1  # of a corpus folder's content; raising it makes every corpus anew
+FORMAT_VERSION = 1
+"""The version of a corpus folder's content; a new version makes every corpus again."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenized corpus on disk.
-
-    prefix: path of the `.bin/.idx` pair without its suffix.
-    vocab_size: of the tokenizer: the largest id + 1.
-    eod_id: the token that ends each document.
-    tokens, documents: what the pair holds; end-of-document tokens count.
-    utf8_bytes: length of the documents' text; None where the pair came without its text and its tokenizer is not
-        byte-level, so that it cannot be known.
-    token_bytes_path: `.npy`, int32 [vocab_size], UTF-8 length of each token; None where the tokenizer is not
-        byte-level.
-    tokenizer_folder: the corpus's own copy of the tokenizer, in the form that loads fast.
-    tokenizer_fingerprint: `TextTokenizer.fingerprint` of the tokenizer that made the tokens.
-    fingerprint: SHA-256 (hex) of the pair's content.
-    source: where the text came from, for people.
-    manifest: the file from which `load_corpus` gives this corpus to another process.
-    """
+    """A tokenized corpus on disk."""
 
     prefix: Path
+    """Path of the `.bin/.idx` pair without its suffix."""
     vocab_size: int
+    """The tokenizer's largest id + 1."""
     eod_id: int
+    """The token that ends each document."""
     tokens: int
+    """Tokens of the pair, end-of-document tokens included."""
     documents: int
     utf8_bytes: int | None
+    """Length of the documents' text; None if it is unknown, since the pair came without its text and its tokenizer is
+    not byte-level."""
     token_bytes_path: Path | None
+    """`.npy`, int32 [vocab_size], UTF-8 length of each token; None if the tokenizer is not byte-level."""
     tokenizer_folder: Path
+    """The corpus's own copy of the tokenizer, in the form that loads fast."""
     tokenizer_fingerprint: str
+    """`TextTokenizer.fingerprint` of the tokenizer that made the tokens."""
     fingerprint: str
+    """SHA-256 (hex) of the pair's content."""
     source: str
+    """Where the text came from, for people."""
     manifest: Path
+    """The file from which `load_corpus` reads this corpus in another process."""
 
 
 _FIELDS = tuple(field.name for field in fields(Corpus) if field.name != "manifest")
@@ -55,58 +54,62 @@ _PATHS = ("prefix", "token_bytes_path", "tokenizer_folder")
 
 
 def manifest_path(prefix: Path) -> Path:
-    """Where the manifest of a pair lies."""
+    """Return the path of a pair's manifest."""
     return prefix.with_name(prefix.name + ".manifest.json")
 
 
 @dataclass(frozen=True)
 class InputRecord:
-    """An input file, with its SHA-256 (hex) and what it gave."""
+    """An input file of a corpus."""
 
     path: str
     size_bytes: int
     sha256: str
+    """SHA-256 (hex) of its content."""
     documents: int
+    """Documents of the file that are in the corpus."""
     rejected: int
+    """Documents of the file that were not usable."""
 
 
 @dataclass(frozen=True)
 class TokenizeRecord:
-    """How a corpus was made from files; the manifest has it under `tokenized`.
-
-    engine, engine_reason: what encoded, and why it was not tiktoken, where it was not.
-    bytes_per_token: UTF-8 bytes of text for each token, end-of-document tokens included.
-    rejected: how many documents were left out, by reason.
-    special_token_strings: how often names of special tokens occurred in the text, where they are ordinary text.
-    files: checksums of the pair, under `bin` and `idx`.
-    """
+    """How a corpus was made from files; the manifest has it under `tokenized`."""
 
     inputs: list[InputRecord]
     text_key: str
+    """The key (JSONL) or the column (parquet) of the text."""
     engine: str
+    """The library that encoded, with its version."""
     engine_reason: str | None
+    """Why it was not tiktoken; None if it was."""
     bytes_per_token: float
+    """UTF-8 bytes of text per token, end-of-document tokens included."""
     rejected: dict[str, int]
+    """Number of documents left out, by reason."""
     special_token_strings: dict[str, int]
+    """How often names of special tokens occur in the text, where they are ordinary text."""
     files: dict[str, FileChecksums]
+    """Checksums of the pair, under `bin` and `idx`."""
     versions: dict[str, str]
+    """Versions of all that may decide how text becomes tokens."""
 
 
 def versions() -> dict[str, str]:
-    """Of what may decide how text becomes tokens."""
+    """Return the versions of all that may decide how text becomes tokens."""
     libraries = {name: version(name) for name in ("tokenizers", "tiktoken", "pyarrow", "numpy")}
     return {"python": platform.python_version(), "unicode": unicodedata.unidata_version, **libraries}
 
 
 def pair_fingerprint(files: dict[str, FileChecksums]) -> str:
-    """`Corpus.fingerprint` of a pair with these checksums."""
+    """Return `Corpus.fingerprint` of a pair with these checksums."""
     return hashlib.sha256(f"{files['idx'].sha256} {files['bin'].sha256}".encode()).hexdigest()
 
 
 def save_corpus(corpus: Corpus, record: TokenizeRecord | None = None) -> None:
-    """Write the manifest, with the record of how it was made where there is one.
+    """Write the manifest, with the record of how the corpus was made if there is one.
 
-    Paths inside its folder are kept relative, so that the folder can be moved.
+    Paths inside its folder are relative, so that the folder can be moved.
     """
     folder = corpus.manifest.parent
     content: dict[str, Any] = {"format_version": FORMAT_VERSION}
@@ -121,7 +124,7 @@ def save_corpus(corpus: Corpus, record: TokenizeRecord | None = None) -> None:
 
 
 def load_corpus(manifest: Path) -> Corpus:
-    """The corpus that a manifest describes.
+    """Read the corpus that a manifest describes.
 
     Raises:
         DataError: the manifest is missing or damaged, or a file that it names is missing.
@@ -147,8 +150,17 @@ def load_corpus(manifest: Path) -> Corpus:
     return corpus
 
 
-def load_record(manifest: Path) -> TokenizeRecord | None:
-    """How the corpus of a manifest was made; None where it was not made from files.
+def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
+    """Raise a DataError if a pair does not hold as many documents and tokens as its manifest says."""
+    if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
+        raise DataError(
+            f"{corpus.prefix} holds {header.documents:,} documents of {header.tokens:,} tokens, but {corpus.manifest} "
+            f"says {corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize again"
+        )
+
+
+def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
+    """Read how the corpus of a manifest was made; return None if it was not made from files.
 
     Raises:
         DataError: the manifest is missing or damaged.
@@ -165,9 +177,9 @@ def load_record(manifest: Path) -> TokenizeRecord | None:
 
 
 def summary(corpus: Corpus) -> str:
-    """A corpus in a few lines, for people."""
+    """Return a few lines that describe a corpus for people."""
     lines = [f"{corpus.prefix}: {corpus.documents:,} documents of {corpus.tokens:,} tokens"]
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     if record is not None:
         lines.append(f"{record.bytes_per_token:.3f} bytes of text per token, encoded by {record.engine}")
         if record.engine_reason:

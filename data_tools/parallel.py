@@ -1,137 +1,108 @@
-"""Tasks shared out to processes that end with the one that started them."""
+"""Worker processes that end with the process that started them."""
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, TypeVar
 
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import write_file
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class Workers(Generic[Task, Result]):
-    """Fresh interpreters that do tasks: `with Workers(Kind, count) as workers: workers.run(arguments, tasks)`.
+class Workers:
+    """Fresh interpreters that call a function: `with Workers(count, Kind) as workers: workers.run(function, ...)`.
 
-    Each makes one `Kind(*arguments)`, and calls that with one task after another. They start at once, so that what
-    they import is there when `run` is called. A count below 2 stands for this process itself.
+    They start at once and import the module of `Kind`, so that they are ready when `run` is called. With a count
+    below 2, this process itself does the work.
     """
 
-    def __init__(self, kind: Callable[..., Callable[[Task], Result]], count: int) -> None:
-        self._kind = kind
-        self._processes: dict[Connection, SpawnProcess] = {}
-        context = multiprocessing.get_context("spawn")
-        for _ in range(count if count > 1 else 0):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, kind), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes[ours] = process
+    def __init__(self, count: int, kind: type) -> None:
+        self._pool = None
+        if count > 1:
+            self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _start_worker)
+            for _ in range(count):
+                self._pool.submit(_import_module_of, kind)
+            # A private name: the public method that ends workers came with Python 3.14.
+            self._processes = list(self._pool._processes.values())
 
-    def __enter__(self) -> Workers[Task, Result]:
+    def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._processes.values():
-            process.terminate()
-        for pipe, process in self._processes.items():
-            process.join()
-            pipe.close()
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            for process in self._processes:
+                process.terminate()
+            self._pool.shutdown(cancel_futures=True)
 
-    def run(self, arguments: tuple[Any, ...], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-        """Yield every task with what was made of it, as they get done.
+    def run(
+        self, function: Callable[[Task], Result], file: Path, tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Yield every task with the function's result, as they are finished.
+
+        The function, pickled, is written to `file`. Each worker reads it once: sent with every task, a function of
+        some megabytes would fill the pool's queue, which hangs in Python 3.10 and 3.11 when a worker dies then.
 
         Raises:
-            DataError: a worker died. A DataError or an OSError of a task is raised here as it is.
-            RuntimeError: a task raised anything else.
+            DataError: a worker process died. Errors of the function are raised as they are.
         """
-        if not self._processes:
-            work = self._kind(*arguments)
+        if self._pool is None:
             for task in tasks:
-                yield task, work(task)
+                yield task, function(task)
             return
-        waiting = list(range(len(tasks)))[::-1]
-        busy: dict[Connection, int] = {}
-        for pipe in self._processes:
-            self._send(pipe, arguments)
-            self._next(pipe, waiting, tasks, busy)
-        while busy:
-            for pipe in [pipe for pipe in connection.wait(list(busy)) if isinstance(pipe, Connection)]:
-                result = self._receive(pipe)
-                number = busy.pop(pipe)
-                self._next(pipe, waiting, tasks, busy)
-                yield tasks[number], result
-
-    def _next(self, pipe: Connection, waiting: list[int], tasks: Sequence[Task], busy: dict[Connection, int]) -> None:
-        if waiting:
-            busy[pipe] = waiting.pop()
-            self._send(pipe, tasks[busy[pipe]])
-
-    def _send(self, pipe: Connection, message: object) -> None:
+        write_file(file, pickle.dumps(function))
         try:
-            pipe.send(message)
-        except ConnectionError:
-            raise self._death(pipe) from None
+            futures: dict[Future[Result], Task] = {self._pool.submit(_call, file, task): task for task in tasks}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BrokenProcessPool:
+            self._pool.shutdown()
+            raise DataError(
+                f"a worker process died ({self._cause_of_death()}); what is finished is kept, and the same command "
+                "continues from there"
+            ) from None
 
-    def _receive(self, pipe: Connection) -> Result:
-        try:
-            result, error = pipe.recv()
-        except (EOFError, ConnectionError):
-            raise self._death(pipe) from None
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]
-
-    def _death(self, pipe: Connection) -> DataError:
-        process = self._processes[pipe]
-        process.join()
-        code = process.exitcode or 0
-        cause = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        cause += ", which the system sends when memory runs out" if code == -signal.SIGKILL else ""
-        return DataError(
-            f"a worker process died ({cause}); what is finished is kept, and the same command goes on from there"
-        )
+    def _cause_of_death(self) -> str:
+        # The pool itself ends the other workers, with SIGTERM.
+        codes = [process.exitcode or 0 for process in self._processes]
+        code = next((code for code in codes if code not in (0, -signal.SIGTERM)), -signal.SIGTERM)
+        if code == -signal.SIGKILL:
+            return "SIGKILL, which the system sends when memory runs out"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _serve(pipe: Connection, kind: Callable[..., Callable[[Any], Any]]) -> None:
-    """A worker's life: it is told tasks until nobody is there to tell more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent sees to it
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process is a core's worth of work
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process already has a core's worth of work
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    work = None
-    while True:
-        try:
-            message = pipe.recv()
-        except EOFError:
-            return
-        if work is None:
-            work = kind(*message)
-            continue
-        result = None
-        error: Exception | None = None
-        try:
-            result = work(message)
-        except (DataError, OSError) as told:
-            error = told
-        except Exception:
-            error = RuntimeError(traceback.format_exc())
-        pipe.send((result, error))
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+    assert parent is not None
+    parent.join()
     os._exit(1)
+
+
+def _import_module_of(kind: type) -> None:
+    """Do nothing: unpickling the argument has imported its module."""
+
+
+def _call(file: Path, task: Any) -> Any:
+    return _function(file)(task)
+
+
+@functools.cache
+def _function(file: Path) -> Callable[[Any], Any]:
+    return pickle.loads(file.read_bytes())  # type: ignore[no-any-return]

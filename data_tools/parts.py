@@ -1,7 +1,7 @@
-"""The tokens of one part of the input on disk, and pairs put together from parts.
+"""The tokens of one part of the input on disk, and the pair that is put together from all parts.
 
-A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, one document each), `NUMBER.rejects.jsonl`, and last of
-all `NUMBER.json`, which says that the part is whole and what it holds. All are written beside, flushed and renamed.
+A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.rejects.jsonl`, and
+`NUMBER.json` with its `PartCounts`. The last is written last: a part that has one is complete.
 """
 
 from __future__ import annotations
@@ -9,32 +9,39 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
 from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.engine import Engine
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.files import FileChecksums, complete_file, file_blocks, write_blocks, write_file
+from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks
 from efficientbench.data_tools.inputs import Part
 
 _FLUSH_TOKENS = 1 << 20
+"""Tokens that are gathered in memory before they are written."""
 
 
 @dataclass(frozen=True)
 class PartCounts:
-    """What a finished part holds. `lines` counts what its piece of the file has, blank lines included."""
+    """What a finished part holds."""
 
     documents: int
     tokens: int
+    """End-of-document tokens included."""
     utf8_bytes: int
     lines: int
+    """Lines of the input in this part, blank ones included."""
     rejected: dict[str, int]
+    """Number of unusable documents by reason."""
     special_token_strings: dict[str, int]
+    """How often the names of special tokens occur in the text."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +54,19 @@ class InputState:
 
     @staticmethod
     def of(path: Path) -> InputState:
-        """The file's state now."""
+        """Return the file's state now."""
         stat = path.stat()
         return InputState(path, stat.st_size, stat.st_mtime_ns)
 
     def check_unchanged(self) -> None:
-        """Raise DataError where the file is no longer what it was."""
+        """Raise a DataError if the file has another size or time now."""
         if InputState.of(self.path) != self:
             raise DataError(f"{self.path} changed while it was read: nothing of it was kept; begin again")
 
 
 @dataclass(frozen=True)
-class PartWork:
-    """Makes parts in `folder`; an object of this class is what a worker process is given."""
+class PartTokenizer:
+    """Tokenizes parts into `folder`; worker processes unpickle it."""
 
     folder: Path
     engine: Engine
@@ -68,27 +75,21 @@ class PartWork:
     text_key: str
 
     def __call__(self, task: tuple[int, Part, InputState]) -> PartCounts:
-        """Tokenize one part and write it. Its number decides its name."""
+        """Tokenize one part, and write its files, which its number names."""
         number, part, state = task
-        paths = [self.folder / f"{number:06}.{suffix}" for suffix in ("bin", "lengths", "rejects.jsonl")]
-        # A name of its own, so that a process that outlives its parent for a moment spoils no other's file.
-        partial = [path.with_name(f"{path.name}.{os.getpid()}.partial") for path in paths]
-        try:
-            with partial[0].open("wb") as tokens, partial[1].open("wb") as lengths, partial[2].open("wb") as rejects:
-                counts = self._write(part, tokens, lengths, rejects)
-                for stream in (tokens, lengths, rejects):
-                    stream.flush()
-                    os.fsync(stream.fileno())
+        # The process id, since a worker may outlive its parent for a moment, beside the next run's workers.
+        suffix = f"{os.getpid()}.partial"
+        with ExitStack() as stack:
+            tokens, lengths, rejects = (
+                stack.enter_context(complete_file(_part_file(self.folder, number, kind), suffix))
+                for kind in ("bin", "lengths", "rejects.jsonl")
+            )
+            counts = self._write(part, tokens, lengths, rejects)
             state.check_unchanged()
-            for path, written in zip(paths, partial, strict=True):
-                os.replace(written, path)
-            write_file(self.folder / f"{number:06}.json", json.dumps(asdict(counts)).encode())
-        finally:
-            for path in partial:
-                path.unlink(missing_ok=True)
+        write_file(_part_file(self.folder, number, "json"), json.dumps(asdict(counts)).encode())
         return counts
 
-    def _write(self, part: Part, tokens: BinaryIO, lengths: BinaryIO, rejects: BinaryIO) -> PartCounts:
+    def _write(self, part: Part, tokens: IO[bytes], lengths: IO[bytes], rejects: IO[bytes]) -> PartCounts:
         reader = PartReader(part, self.text_key)
         rejected: Counter[str] = Counter()
         special: Counter[str] = Counter()
@@ -120,22 +121,46 @@ class PartWork:
 
 
 def finished_part(folder: Path, number: int, dtype: np.dtype) -> PartCounts | None:
-    """What the part of this number holds; None where it is not whole, and has to be made."""
+    """Return what the part of this number holds; None if it is not complete, and has to be made."""
     try:
-        counts = PartCounts(**json.loads((folder / f"{number:06}.json").read_bytes()))
-        sizes = [(folder / f"{number:06}.{suffix}").stat().st_size for suffix in ("bin", "lengths")]
+        counts = PartCounts(**json.loads(_part_file(folder, number, "json").read_bytes()))
+        sizes = [_part_file(folder, number, kind).stat().st_size for kind in ("bin", "lengths")]
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return counts if sizes == [counts.tokens * dtype.itemsize, counts.documents * 4] else None
 
 
-def part_lengths(folder: Path, number: int) -> np.ndarray:
-    """The documents' lengths in tokens, int32 [documents]."""
-    return np.fromfile(folder / f"{number:06}.lengths", np.int32)
+def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> dict[str, FileChecksums]:
+    """Write the pair from its parts, and return the checksums of both files, under `bin` and `idx`."""
+    numbers = range(len(counts))
+
+    def lengths() -> Iterator[np.ndarray]:
+        return (np.fromfile(_part_file(folder, number, "lengths"), np.int32) for number in numbers)
+
+    blocks = (block for number in numbers for block in file_blocks(_part_file(folder, number, "bin")))
+    documents = sum(count.documents for count in counts)
+    # Both files are on the disk before one of them gets its name.
+    with complete_file(bin_path(prefix)) as tokens, complete_file(idx_path(prefix)) as index:
+        written = {"bin": write_blocks(tokens, blocks)}
+        written["idx"] = write_blocks(index, index_blocks(lengths, documents, dtype))
+    return written
 
 
-def part_rejects(folder: Path, number: int) -> Iterator[Reject]:
-    """What the part could not use."""
-    with (folder / f"{number:06}.rejects.jsonl").open("rb") as stream:
-        for line in stream:
-            yield Reject(**json.loads(line))
+def merge_rejects(folder: Path, parts: Sequence[Part], counts: Sequence[PartCounts], path: Path) -> str | None:
+    """Write the list of unusable documents, with lines counted in the whole files; return the first of them."""
+    first = None
+    lines: Counter[Path] = Counter()  # of each file, in the parts before
+    with complete_file(path) as stream:
+        for number, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            with _part_file(folder, number, "rejects.jsonl").open("rb") as rejects:
+                for reject in (Reject(**json.loads(row)) for row in rejects):
+                    line = lines[part.path] + reject.line
+                    first = first or f"{part.path}:{line}: {reject.detail}"
+                    row = {"file": str(part.path.absolute()), "line": line, "reason": reject.reason}
+                    stream.write(json.dumps({**row, "detail": reject.detail}).encode() + b"\n")
+            lines[part.path] += count.lines
+    return first
+
+
+def _part_file(folder: Path, number: int, kind: str) -> Path:
+    return folder / f"{number:06}.{kind}"

@@ -1,17 +1,23 @@
-"""From a dataset on the hub to tokens on disk and their statistics, in one call."""
+"""From a dataset on the hub to tokens on disk, and to a JSONL copy of its parquet files, in one call."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from efficientbench.data_tools.documents import TEXT_KEY
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
-from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
-from efficientbench.data_tools.jsonl_copy import jsonl_copy
+from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.files import complete_file, exclusive_lock
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.data_tools.tokenize import MAX_REJECTS, tokenize_files
+
+_ROWS_AT_ONCE = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +33,22 @@ def prepare_dataset(
     jsonl_folder: Path | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Download a dataset, tokenize it into the pair `prefix`, and keep a JSONL copy of parquet files where wanted.
+    """Download a dataset, tokenize it into the pair `prefix`, and copy its parquet files as JSONL if wanted.
 
-    jsonl_folder: where the copies go, under the files' paths in the dataset; None for no copies.
-    text_key, workers, max_rejects, on_part: as `tokenize_files` has them.
+    Each step keeps what is finished, so that a call after an interruption continues.
 
-    Each step keeps what it finds finished, so that a call after an interruption goes on.
+    Args:
+        request: The dataset and where its files go.
+        prefix: The pair's path without suffix.
+        tokenizer: As in `tokenize_files`, like the next three.
+        text_key: The key or column of the text.
+        workers: Processes that tokenize.
+        max_rejects: The fraction of all documents that may be unusable.
+        jsonl_folder: Where the copies go, under the files' paths in the dataset; None for no copies.
+        on_part: Called with the number of tokenized parts, and of all parts.
 
     Raises:
-        DataError: what keeps one of the steps from its end.
+        DataError: one of the steps cannot be completed.
         OSError: the disk refuses a copy.
     """
     files = download_dataset(request)
@@ -47,11 +60,49 @@ def prepare_dataset(
             if file.suffix != ".parquet":
                 continue
             target = (jsonl_folder / file.relative_to(request.folder)).with_suffix(".jsonl")
-            if jsonl_copy(file, target):
+            if copy_as_jsonl(file, target):
                 logger.info("copied to %s", target)
     return corpus
 
 
-def statistics_lines(prefix: Path) -> Iterator[str]:
-    """A prepared pair in figures and a histogram, for people."""
-    return describe_pair(prefix, tokenizer_of(prefix, None), documents=0)
+def copy_as_jsonl(parquet: Path, target: Path) -> bool:
+    """Write the rows of a parquet file, with all columns, as JSONL; return False if `target` is its copy already.
+
+    A copy has the time of its source's last change, so a changed source is copied again.
+
+    Raises:
+        DataError: the file cannot be read, or contains text that is not UTF-8.
+        OSError: the disk refuses.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(target.parent / ".lock"):
+        source = parquet.stat()
+        if target.exists() and target.stat().st_mtime_ns == source.st_mtime_ns:
+            return False
+        with complete_file(target) as stream:
+            for row in _rows(parquet):
+                stream.write((json.dumps(_finite(row), ensure_ascii=False, default=str) + "\n").encode())
+            stream.flush()  # a later write would change the time
+            os.utime(stream.fileno(), ns=(source.st_atime_ns, source.st_mtime_ns))
+    return True
+
+
+def _rows(parquet: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(parquet) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{parquet} cannot be written as JSONL: {first_line(error)}") from None
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with null in place of NaN and infinity, at any depth: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value

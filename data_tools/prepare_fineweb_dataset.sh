@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Downloads FineWeb-Edu (or another dataset of the Hugging Face hub), tokenizes it and shows its statistics; sets up
-# first if need be.
+# the environment first if necessary.
 #
 #   bash data_tools/prepare_fineweb_dataset.sh [DATASET] [--config NAME] [--num-files N] [--tokenizer NAME] [--to-jsonl] ...
 #
-# Call it again after whatever stopped it: it goes on where it was. `--help` tells all options.
+# Call it again after an interruption: it continues. `--help` lists all options.
 set -euo pipefail
 
 # shellcheck source=launchers/bootstrap.sh

@@ -1,14 +1,12 @@
-"""Files of text to a tokenized corpus: the same bytes from any number of processes, and from a run that was killed.
+"""Files of text to a tokenized corpus: the same bytes from any number of processes, and after any number of kills.
 
-While it is made, finished parts lie in the folder `PREFIX.parts`; a run that finds them there goes on from them. Then
-`PREFIX.bin` and `PREFIX.idx` are put together (which for a moment takes twice their space), and
-`PREFIX.manifest.json` is written last: what has one is complete.
+Finished parts lie in the folder `PREFIX.parts` until all are made; a later run continues from them. Then they are
+merged into `PREFIX.bin` and `PREFIX.idx` (which takes twice their space for a moment). `PREFIX.manifest.json` is
+written last: a pair that has one is complete.
 """
 
 from __future__ import annotations
 
-import errno
-import io
 import itertools
 import json
 import logging
@@ -26,7 +24,14 @@ import numpy as np
 from efficientbench.data_tools.documents import TEXT_KEY, PartReader
 from efficientbench.data_tools.engine import Engine, choose_engine
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import exclusive_lock, remove_partial, sha256, write_file
+from efficientbench.data_tools.files import (
+    beside,
+    disk_errors_explained,
+    exclusive_lock,
+    remove_partial,
+    sha256,
+    write_file,
+)
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, token_dtype
 from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.manifest import (
@@ -34,29 +39,41 @@ from efficientbench.data_tools.manifest import (
     InputRecord,
     TokenizeRecord,
     load_corpus,
-    load_record,
+    load_tokenize_record,
     manifest_path,
     pair_fingerprint,
     save_corpus,
     versions,
 )
-from efficientbench.data_tools.merge import beside, merge_pair, merge_rejects
 from efficientbench.data_tools.parallel import Workers
-from efficientbench.data_tools.parts import InputState, PartCounts, PartWork, finished_part
+from efficientbench.data_tools.parts import (
+    InputState,
+    PartCounts,
+    PartTokenizer,
+    finished_part,
+    merge_pair,
+    merge_rejects,
+)
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_REJECTS = 0.01
-# What of the input the engines are compared on.
+"""The fraction of all documents that may be unusable, by default."""
+
 _SAMPLE_PARTS = 8
+"""Parts of the input on which the engines are compared."""
+
 _SAMPLE_DOCUMENTS = 20
+"""Documents of each part of the sample, from its beginning."""
+
 _SAMPLE_CHARACTERS = 4_000
+"""Characters of each document of the sample, from its beginning."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One call: the files that it reads, cut into parts, and where what it makes lies."""
+    """One call of `tokenize_files`: the files that it reads, cut into parts, and the pair that it makes."""
 
     prefix: Path
     inputs: dict[Path, InputState]
@@ -75,7 +92,7 @@ class _Job:
         return token_dtype(self.tokenizer.vocab_size)
 
     def content(self) -> dict[str, Any]:
-        """All that decides the result."""
+        """Return all that decides the result."""
         return {
             "tokenizer": self.tokenizer.fingerprint,
             "text key": self.text_key,
@@ -95,15 +112,19 @@ def tokenize_files(
     source: str | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
-    """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or go on with that.
+    """Tokenize files, folders and globs of parquet, JSONL and text into the pair `prefix`, or continue that.
 
-    tokenizer: a folder, or a name on the hub. Documents end with its end-of-document token. It lies beside the pair
-        afterwards, as does the length of its tokens.
-    max_rejects: the fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
-    source: where the text came from, for people; by default the names of its files.
-    on_part: is told how many parts are finished, of how many.
+    A pair that is complete, and made from the same files, is left as it is.
 
-    Where all is there already, made from the same files, nothing is done.
+    Args:
+        inputs: Paths and globs.
+        prefix: The pair's path without suffix; its tokenizer and the length of its tokens will lie beside it.
+        tokenizer: A folder, or a name on the hub. Documents end with its end-of-document token.
+        text_key: The key (JSONL) or the column (parquet) of the text.
+        workers: Processes that tokenize.
+        max_rejects: The fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
+        source: Where the text came from, for people; by default the names of its files.
+        on_part: Called with the number of finished parts, and of all parts.
 
     Raises:
         DataError: an input cannot be used or changed since the parts were made, or too many documents are not usable;
@@ -111,24 +132,24 @@ def tokenize_files(
     """
     if not prefix.name:
         raise DataError(f"{prefix} is a folder: give the path of the pair, without suffix")
-    try:
+    with disk_errors_explained(prefix.parent):
         paths = find_inputs(inputs)
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(beside(prefix, "lock")):
             states = {path: InputState.of(path) for path in paths}
             parts = cut_into_parts(paths, text_key)
-            is_finished = manifest_path(prefix).exists()
+            is_complete = manifest_path(prefix).exists()
             try:
-                # Started first, so that they are ready when the tokenizer is.
-                with Workers(PartWork, 0 if is_finished else min(workers, len(parts))) as processes:
+                # Before the tokenizer is loaded, so that the workers start meanwhile.
+                with Workers(0 if is_complete else min(workers, len(parts)), PartTokenizer) as processes:
                     names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
                     loaded = load_tokenizer(tokenizer)
                     job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
-                    return _finished(job, max_rejects) if is_finished else _make(job, processes, max_rejects, on_part)
+                    if is_complete:
+                        return _complete_corpus(job, max_rejects)
+                    return _make_corpus(job, processes, max_rejects, on_part)
             finally:
                 remove_partial(beside(prefix, "parts"))
-    except OSError as error:
-        raise _disk_error(error, prefix) from None
 
 
 def _checksums(paths: list[Path]) -> dict[Path, str]:
@@ -136,51 +157,46 @@ def _checksums(paths: list[Path]) -> dict[Path, str]:
         return dict(zip(paths, pool.map(sha256, paths), strict=True))
 
 
-def _make(
-    job: _Job,
-    workers: Workers[tuple[int, Part, InputState], PartCounts],
-    max_rejects: float,
-    on_part: Callable[[int, int], None],
-) -> Corpus:
+def _make_corpus(job: _Job, workers: Workers, max_rejects: float, on_part: Callable[[int, int], None]) -> Corpus:
     _begin(job)
     engine = choose_engine(job.tokenizer, job.folder / "tokenizer", _sample(job))
     counts = [finished_part(job.folder, number, job.dtype) for number in range(len(job.parts))]
     missing = [number for number, count in enumerate(counts) if count is None]
     done = len(counts) - len(missing)
     if missing and done:
-        logger.info("going on from %d finished parts of %d", done, len(counts))
-    arguments = (job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key)
+        logger.info("continuing from %d finished parts of %d", done, len(counts))
+    tokenize_part = PartTokenizer(job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key)
     tasks = [(number, job.parts[number], job.inputs[job.parts[number].path]) for number in missing]
-    for task, count in workers.run(arguments, tasks):
-        counts[task[0]] = count
+    for (number, _, _), count in workers.run(tokenize_part, job.folder / "tokenize_part.pickle", tasks):
+        counts[number] = count
         done += 1
         on_part(done, len(counts))
     for state in job.inputs.values():
         state.check_unchanged()
-    return _finish(job, engine, [count for count in counts if count is not None], max_rejects)
+    return _merge(job, engine, [count for count in counts if count is not None], max_rejects)
 
 
 def _begin(job: _Job) -> None:
-    """Make the parts' folder, or see to it that what lies there belongs to this job."""
+    """Make the folder of the parts, or check that the one that exists belongs to this job."""
     plan = job.folder / "plan.json"
     if not plan.exists():
         shutil.rmtree(job.folder, ignore_errors=True)
         if found := [path for path in (bin_path(job.prefix), idx_path(job.prefix)) if path.exists()]:
-            raise DataError(f"{found[0]} is there already, and was not made here: choose another name")
+            raise DataError(f"{found[0]} exists already, and this command did not make it: choose another name")
         job.folder.mkdir()
         write_file(plan, json.dumps(job.content()).encode())
-    _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin anew")
+    _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin again")
     remove_partial(job.folder)
     if not (job.folder / "tokenizer").is_dir():
         job.tokenizer.save(job.folder / "tokenizer")
 
 
-def _finished(job: _Job, max_rejects: float) -> Corpus:
-    """The corpus that is there already, if it is the one that was asked for."""
+def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
+    """Return the corpus that is complete already; raise a DataError if this job would make another one."""
     corpus = load_corpus(manifest_path(job.prefix))
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     if record is None:
-        raise DataError(f"{job.prefix} is there already, and was not made from files: choose another name")
+        raise DataError(f"{job.prefix} exists already, and was not made from files: choose another name")
     made = {
         "tokenizer": corpus.tokenizer_fingerprint,
         "text key": record.text_key,
@@ -200,7 +216,7 @@ def _finished(job: _Job, max_rejects: float) -> Corpus:
 
 
 def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
-    """Raise DataError where something else than this job has made what is there."""
+    """Raise a DataError if what `made` records is not what this job makes."""
     wanted = job.content()
     now = dict(wanted["inputs"])
     for path, digest in made["inputs"]:
@@ -212,7 +228,7 @@ def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
 
 
 def _sample(job: _Job) -> list[str]:
-    """Text from the beginnings of a few of the input's parts, on which engines can be compared."""
+    """Return text from the beginnings of a few parts, on which engines can be compared."""
     texts = []
     for part in job.parts[:: max(1, len(job.parts) // _SAMPLE_PARTS)][:_SAMPLE_PARTS]:
         documents = itertools.islice(PartReader(part, job.text_key), _SAMPLE_DOCUMENTS)
@@ -220,17 +236,11 @@ def _sample(job: _Job) -> list[str]:
     return texts
 
 
-def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
-    """Put the parts together, and write all that lies beside the pair, the manifest last."""
-    records = _inputs(job, counts, max_rejects)
+def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
+    """Write the pair from its parts, and all that lies beside it, the manifest last."""
+    records = _input_records(job, counts, max_rejects)
     pair = merge_pair(job.folder, counts, job.prefix, job.dtype)
-    lengths = job.tokenizer.token_bytes()
-    lengths_path = None
-    if lengths is not None:
-        lengths_path = beside(job.prefix, "token_bytes.npy")
-        buffer = io.BytesIO()
-        np.save(buffer, lengths)
-        write_file(lengths_path, buffer.getvalue())
+    lengths_path = job.tokenizer.save_token_bytes(beside(job.prefix, "token_bytes.npy"))
     folder = beside(job.prefix, "tokenizer")
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(job.folder / "tokenizer", folder)
@@ -266,8 +276,8 @@ def _finish(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: fl
     return corpus
 
 
-def _inputs(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
-    """What each input gave; raises DataError where too much of it is unusable."""
+def _input_records(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[InputRecord]:
+    """Return what each input contained; raise a DataError if too many documents are unusable."""
     rejects = beside(job.prefix, "rejects.jsonl")
     first = merge_rejects(job.folder, job.parts, counts, rejects)
     documents: Counter[Path] = Counter()
@@ -292,14 +302,3 @@ def _inputs(job: _Job, counts: list[PartCounts], max_rejects: float) -> list[Inp
 
 def _total(counts: Iterable[dict[str, int]]) -> Counter[str]:
     return sum(map(Counter, counts), Counter())
-
-
-def _disk_error(error: OSError, prefix: Path) -> DataError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        free_mb = shutil.disk_usage(prefix.parent).free / 1e6
-        what = "no space left" if error.errno == errno.ENOSPC else error.strerror
-        return DataError(
-            f"{what} in {prefix.parent} ({free_mb:,.1f} MB are free): finished parts are kept; make room, and "
-            "the same command goes on from there"
-        )
-    return DataError(f"{error.filename or prefix}: {error.strerror or error}")

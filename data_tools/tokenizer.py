@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +15,28 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.files import checksum, write_file
+from efficientbench.data_tools.files import complete_folder, sha256, write_file
 from efficientbench.data_tools.hub import fetch_from_hub
 
 END_OF_DOCUMENT = "<|endoftext|>"
-# Words with one leading character, up to three digits, punctuation with its line ends, white space: the way in which
-# GPT-4's tokenizer splits text before it merges bytes.
+"""The token that ends each document, where the tokenizer has it."""
+
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-MIN_VOCAB_SIZE = 257  # every byte, and the end of a document
-# Merges settle long before this: more text costs time and changes little.
-MAX_TRAINING_CHARACTERS = 64_000_000
-# All of training that decides its result, besides the text and the vocabulary's size.
-TRAINING_RULES = f"byte-level BPE {SPLIT_PATTERN} {END_OF_DOCUMENT} {MAX_TRAINING_CHARACTERS}"
+"""How text is split before bytes are merged, as GPT-4's tokenizer does it: words with one leading character, up to
+three digits, punctuation with its line ends, and white space."""
 
-# What a tokenizer's folder may consist of; nothing else in it matters, or is fetched from the hub.
+MIN_VOCAB_SIZE = 257
+"""Every byte, and the end of a document."""
+
+MAX_TRAINING_CHARACTERS = 64_000_000
+"""Characters that a tokenizer is trained on at most. Merges settle long before: more text changes little."""
+
+TRAINING_RULES = f"byte-level BPE {SPLIT_PATTERN} {END_OF_DOCUMENT} {MAX_TRAINING_CHARACTERS}"
+"""All that decides a training's result, besides the text and the vocabulary's size."""
+
 _FILE_PATTERNS = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,34 +48,33 @@ _FILE_PATTERNS = (
     "config.json",
     "*.model",
 )
+"""The files of a tokenizer's folder that decide its ids; only these are downloaded from the hub."""
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer as a corpus needs it.
-
-    vocab_size: the largest id + 1, added tokens included.
-    eod_id: the token that ends a document.
-    fingerprint: SHA-256 (hex) of everything that decides the ids; a copy in another folder has the same.
-    description, spec: all of it, as the JSON of a `tokenizer.json`, and read.
-    """
+    """A tokenizer as a corpus needs it."""
 
     vocab_size: int
+    """The largest id + 1, added tokens included."""
     eod_id: int
+    """The token that ends a document."""
     fingerprint: str
+    """SHA-256 (hex) of everything that decides the ids; a copy in another folder has the same."""
     backend: Tokenizer
     description: str
+    """The content of its `tokenizer.json`."""
     spec: dict[str, Any]
+    """`description`, parsed."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, in parallel. Nothing is added, and names of special tokens are ordinary text."""
+        """Return the ids of each text. Nothing is added, and names of special tokens are ordinary text."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_bytes(self) -> np.ndarray | None:
-        """The UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and for ids without a token.
+        """Return the UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and ids without a token.
 
-        Their sum over a document is the length of the normalized text. None where tokens are not made of bytes, so
-        that only a corpus's average can be had.
+        Their sum over a document is the length of the normalized text. Return None if tokens are not made of bytes.
         """
         if not _is_byte_level(self.spec):
             return None
@@ -82,29 +86,35 @@ class TextTokenizer:
             lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
         return lengths
 
+    def save_token_bytes(self, path: Path) -> Path | None:
+        """Write `token_bytes()` as `.npy` and return the path; write nothing and return None if there are none."""
+        lengths = self.token_bytes()
+        if lengths is None:
+            return None
+        # Not into the file itself: where the disk is full, numpy's error does not say so.
+        buffer = io.BytesIO()
+        np.save(buffer, lengths)
+        write_file(path, buffer.getvalue())
+        return path
+
     def save(self, folder: Path) -> None:
         """Write a folder that `load_tokenizer` and `AutoTokenizer` load; it appears only when complete."""
-        eod = self.backend.id_to_token(self.eod_id)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": eod,
+            "eos_token": self.backend.id_to_token(self.eod_id),
             "clean_up_tokenization_spaces": False,
             "model_max_length": 10**9,
         }
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_file(partial / "tokenizer.json", self.description.encode())
-        write_file(partial / "tokenizer_config.json", json.dumps(config, indent=2).encode())
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+        with complete_folder(folder) as partial:
+            write_file(partial / "tokenizer.json", self.description.encode())
+            write_file(partial / "tokenizer_config.json", json.dumps(config, indent=2).encode())
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path) -> None:
     """Train byte-level BPE of at most `vocab_size` tokens, `<|endoftext|>` included, and save it in `folder`.
 
-    At most the first `MAX_TRAINING_CHARACTERS` are read. A text that is too small for so many merges gives a smaller
-    vocabulary. The same documents give the same tokenizer.
+    At most the first `MAX_TRAINING_CHARACTERS` are read. A text that is too short for so many merges makes a smaller
+    vocabulary. The same documents make the same tokenizer.
 
     Raises:
         DataError: `vocab_size` is below `MIN_VOCAB_SIZE`.
@@ -138,7 +148,7 @@ def _first(documents: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
-    """Load the tokenizer in a folder, or the one that the Hugging Face hub has under a name.
+    """Load a tokenizer from a folder, or by its name on the Hugging Face hub.
 
     A `tokenizer.json` is read by `tokenizers` itself, which spares the seconds that importing transformers takes.
 
@@ -159,7 +169,7 @@ def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
 
 
 def tokenizer_folder(path_or_name: str | Path) -> Path:
-    """The local folder of a tokenizer; what has a hub name is fetched into the hub's own cache.
+    """Return the local folder of a tokenizer; one with a hub name is downloaded into the hub's own cache.
 
     Raises:
         DataError: there is no such folder, or the hub has no such name or cannot be reached.
@@ -168,7 +178,7 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_file():
-        raise DataError(f"tokenizer {path_or_name} is a file: give the folder that it lies in")
+        raise DataError(f"tokenizer {path_or_name} is a file: give its folder")
     name = str(path_or_name)
     if _is_path(name):
         raise DataError(f"tokenizer folder {path_or_name} does not exist")
@@ -176,7 +186,7 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
 
 
 def folder_checksum(folder: Path) -> str:
-    """SHA-256 (hex) of a tokenizer folder's files, without loading the tokenizer.
+    """Return the SHA-256 (hex) of a tokenizer folder's files, without loading the tokenizer.
 
     Raises:
         DataError: the folder holds no file of a tokenizer.
@@ -184,11 +194,11 @@ def folder_checksum(folder: Path) -> str:
     files = sorted(path for pattern in _FILE_PATTERNS for path in folder.glob(pattern))
     if not files:
         raise DataError(f"{folder} holds no tokenizer: none of {', '.join(_FILE_PATTERNS)}")
-    return hashlib.sha256(" ".join([path.name + checksum(path) for path in files]).encode()).hexdigest()
+    return hashlib.sha256(" ".join([path.name + sha256(path) for path in files]).encode()).hexdigest()
 
 
 def _is_path(name: str) -> bool:
-    """Whether `name` cannot be meant for the hub, whose names are `name` or `owner/name`."""
+    """Return whether `name` is a path: names on the hub are `name` or `owner/name`."""
     if name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count(os.sep) > 1:
         return True
     return os.sep in name and Path(name).parent.is_dir()
@@ -246,7 +256,7 @@ def _text_tokenizer(backend: Tokenizer, eos_token: str | None, folder: Path) -> 
 
 
 def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
-    """The model's tokens and their ids, without added ones."""
+    """Return the model's tokens and their ids, without added ones."""
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary
@@ -254,7 +264,7 @@ def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
 
 
 def _eos_token(folder: Path) -> str | None:
-    """The end-of-sequence token that the folder's configuration names."""
+    """Return the end-of-sequence token that the folder's configuration names."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
         if not path.is_file():
@@ -272,7 +282,7 @@ def _eos_token(folder: Path) -> str | None:
 
 
 def _is_byte_level(spec: dict[str, Any]) -> bool:
-    """Whether every character of a token stands for one byte, by the tokenizer's own description."""
+    """Return whether every character of a token stands for one byte."""
     if spec["model"].get("continuing_subword_prefix") or spec["model"].get("end_of_word_suffix"):
         return False
     parts = [spec["normalizer"], spec["pre_tokenizer"]]

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import random
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.files import complete_folder, write_file
 from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.tokenizer import MAX_TRAINING_CHARACTERS, TextTokenizer, load_tokenizer, train_tokenizer
 
-HELD_OUT_EVERY = 50  # one document of so many is kept out of training
-_OPEN_PARTS = 16  # read from in turn, so that no file's text outweighs the others'
+HELD_OUT_EVERY = 50
+"""One document of so many is held out of training."""
+
+_OPEN_PARTS = 16
+"""Parts that are read in turn, so that no file's text outweighs the others'."""
+
 _SHUFFLE_SEED = 1234
 
 
@@ -36,11 +35,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """What a training made. Bytes are of UTF-8.
-
-    compression: of the new tokenizer first, then of those that it is compared with; empty where the text was a single
-        document, so that none could be held out.
-    """
+    """What a training made. Bytes are of UTF-8."""
 
     folder: Path
     vocab_size: int
@@ -51,6 +46,8 @@ class TrainedTokenizer:
     held_out_documents: int
     held_out_bytes: int
     compression: tuple[Compression, ...]
+    """Of the new tokenizer first, then of those that it is compared with; empty if no document could be held out,
+    since the text is a single one."""
 
 
 def train_on_files(
@@ -60,19 +57,17 @@ def train_on_files(
 
     Beside the tokenizer lie `token_bytes.npy` (int32 [vocabulary], UTF-8 length of each token, 0 for special ones)
     and `training.json` (what is returned). The folder appears only when it is complete. At most
-    `MAX_TRAINING_CHARACTERS` are read, from all files in turn; the same files give the same tokenizer.
+    `MAX_TRAINING_CHARACTERS` are read, from all files in turn; the same files make the same tokenizer.
 
     Raises:
-        DataError: the folder is there already, a tokenizer to compare with cannot be loaded, an input cannot be read,
+        DataError: the folder exists already, a tokenizer to compare with cannot be loaded, an input cannot be read,
             or no document of it is usable.
     """
     if folder.exists():
-        raise DataError(f"{folder} is there already: remove it, or choose another folder for the tokenizer")
+        raise DataError(f"{folder} exists already: remove it, or choose another folder for the tokenizer")
     others = [(name, load_tokenizer(name)) for name in compare]
     sample = _Sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a training that was killed
-    try:
+    with complete_folder(folder) as partial:
         train_tokenizer(sample.training_documents(), vocab_size, partial)
         if sample.documents == 0:
             raise DataError(f"{', '.join(inputs)}: no usable document")
@@ -89,15 +84,14 @@ def train_on_files(
             held_out_bytes=_utf8_bytes(sample.held_out),
             compression=tuple(_compression(name, tokenizer, sample.held_out) for name, tokenizer in tokenizers),
         )
-        _write_facts(trained, result, partial)
-        os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        trained.save_token_bytes(partial / "token_bytes.npy")
+        facts = {**asdict(result), "folder": str(folder)}
+        write_file(partial / "training.json", (json.dumps(facts, indent=2) + "\n").encode())
     return result
 
 
 def describe_training(result: TrainedTokenizer) -> Iterator[str]:
-    """Lines for people."""
+    """Yield the lines of a report on a training."""
     yield (
         f"{result.folder}: {result.vocab_size:,} tokens, trained on {result.documents:,} documents "
         f"({result.training_bytes / 1e6:,.1f} MB)"
@@ -128,7 +122,7 @@ class _Sample:
         self._drawn = documents_in_turn(parts, text_key)
 
     def training_documents(self) -> Iterator[str]:
-        """Those to train on; the others are in `held_out` then."""
+        """Yield the documents to train on; add the others to `held_out`."""
         number = characters = 0
         for document in self._drawn:
             if isinstance(document, Reject):
@@ -148,7 +142,7 @@ class _Sample:
 
 
 def documents_in_turn(parts: Sequence[Part], text_key: str) -> Iterator[str | Reject]:
-    """The documents of all parts, from a few of them in turn, so that the first ones stand for all."""
+    """Yield the documents of all parts, from a few parts in turn, so that the first documents represent all."""
     shuffled = list(parts)
     random.Random(_SHUFFLE_SEED).shuffle(shuffled)
     waiting = iter(shuffled)
@@ -173,13 +167,3 @@ def _compression(name: str, tokenizer: TextTokenizer, documents: list[str]) -> C
 
 def _utf8_bytes(documents: Iterable[str]) -> int:
     return sum(len(document.encode()) for document in documents)
-
-
-def _write_facts(trained: TextTokenizer, result: TrainedTokenizer, folder: Path) -> None:
-    lengths = trained.token_bytes()
-    assert lengths is not None  # what is trained here is byte-level
-    buffer = io.BytesIO()
-    np.save(buffer, lengths)
-    write_file(folder / "token_bytes.npy", buffer.getvalue())
-    facts = {**asdict(result), "folder": str(result.folder)}
-    write_file(folder / "training.json", (json.dumps(facts, indent=2) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Is a pair on disk whole, and still what its manifest says?"""
+"""Checks that a pair on disk is intact, and still what its manifest records."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from pathlib import Path
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
-from efficientbench.data_tools.manifest import Corpus, load_corpus, load_record, manifest_path, pair_fingerprint
-from efficientbench.data_tools.statistics import token_counts
+from efficientbench.data_tools.indexed_documents import token_counts
+from efficientbench.data_tools.manifest import (
+    Corpus,
+    check_counts,
+    load_corpus,
+    load_tokenize_record,
+    manifest_path,
+    pair_fingerprint,
+)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found whole; `corpus` is None where no manifest lies beside the pair, with checksums to compare."""
+    """A pair that is intact."""
 
     header: IndexedHeader
     corpus: Corpus | None
+    """The manifest's; None if no manifest, and so no checksums to compare with, lies beside the pair."""
 
 
 def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
     """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
 
-    vocab_size: for a pair without a manifest, from which it is taken otherwise; without either, tokens are only held
-        not to be negative.
+    Args:
+        prefix: The pair's path without suffix.
+        vocab_size: Bounds the tokens of a pair without manifest; None allows every token that is not negative.
 
     Raises:
         DataError: naming the file, and the byte (for content that differs from the recorded checksums, the block of
@@ -37,14 +46,10 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
         token_counts(prefix, vocab_size)
         return Verified(header, None)
     corpus = load_corpus(manifest)
-    if (header.tokens, header.documents) != (corpus.tokens, corpus.documents):
-        raise DataError(
-            f"{prefix} holds {header.documents:,} documents of {header.tokens:,} tokens, but {manifest} says "
-            f"{corpus.documents:,} of {corpus.tokens:,}: one of them was replaced; tokenize again"
-        )
+    check_counts(corpus, header)
     token_counts(prefix, corpus.vocab_size)
     found = {path.suffix[1:]: file_checksums(path) for path in (idx_path(prefix), bin_path(prefix))}
-    record = load_record(manifest)
+    record = load_tokenize_record(manifest)
     if record is not None:
         for path in (idx_path(prefix), bin_path(prefix)):
             _compare(path, found[path.suffix[1:]], record.files[path.suffix[1:]])
@@ -54,7 +59,7 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
 
 
 def _compare(path: Path, found: FileChecksums, recorded: FileChecksums) -> None:
-    """Raise DataError with the first block of a file that is not what it was."""
+    """Raise a DataError that names the first block of a file that changed, if one did."""
     if found == recorded:
         return
     blocks = zip(found.crc32_per_mib, recorded.crc32_per_mib, strict=False)

@@ -1,18 +1,20 @@
-"""A dataset from the hub into a folder: what is missing there, several files at once."""
+"""Downloads what a folder lacks of a dataset, several files at once."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from efficientbench.data_tools.download.hub_requests import HubUnreachableError, Patience
 from efficientbench.data_tools.download.listing import (
     Listing,
     RemoteFile,
@@ -20,58 +22,52 @@ from efficientbench.data_tools.download.listing import (
     default_revision,
     list_dataset,
 )
-from efficientbench.data_tools.download.progress import DownloadProgress
 from efficientbench.data_tools.download.record import STATE_FOLDER, Record, load_record
-from efficientbench.data_tools.download.requests import HubUnreachableError, Patience
 from efficientbench.data_tools.download.transfer import Transfer
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import exclusive_lock
+from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock
 
-DEFAULT_NUM_FILES = 200
-DEFAULT_MAX_WORKERS = 3
-# An interrupted download does not wait for a server that is silent: what has arrived lies on the disk.
-_LAST_WORDS_S = 1.0
+_STOP_WAIT_S = 1.0
+"""The longest wait for transfers to stop. A silent server may keep them; what has arrived is on the disk."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DownloadRequest:
-    """What to download, and whereto.
-
-    repository: OWNER/NAME of a dataset on the hub.
-    folder: its files get their repository paths below it.
-    config: a configuration of the dataset; None for FineWeb-Edu's sample of 10 billion tokens, and all files of
-        documents of any other dataset.
-    revision: a branch, tag or commit; None for FineWeb-Edu's v1.2.0 and any other dataset's main branch.
-    num_files: at most so many, the first by path.
-    max_workers: files at once.
-    """
+    """What to download, and whereto."""
 
     repository: str
+    """OWNER/NAME of a dataset on the hub."""
     folder: Path
+    """Files get their repository paths below it."""
     config: str | None = None
+    """A configuration of the dataset; None for FineWeb-Edu's sample of 10 billion tokens, and for all files of
+    documents of any other dataset."""
     revision: str | None = None
-    num_files: int = DEFAULT_NUM_FILES
-    max_workers: int = DEFAULT_MAX_WORKERS
+    """A branch, tag or commit; None for FineWeb-Edu's v1.2.0 and any other dataset's main branch."""
+    num_files: int = 200
+    """At most so many files, the first by path."""
+    max_workers: int = 3
+    """Files that are downloaded at once."""
 
 
 def download_dataset(request: DownloadRequest, patience: Patience | None = None) -> list[Path]:
-    """The files of a dataset, in the order of their paths; what lies in the folder already is not fetched again.
+    """Download a dataset, except files that the folder has, and return its files in the order of their paths.
 
-    A file has its name only once its size, its checksum and, if it is parquet, its footer are right. What interrupts
-    the download, whatever it is, leaves `.partial` files that the next call continues. Where the hub cannot be
-    reached, a folder that is complete for this request serves as it is. Processes that call this at once with the
-    same folder wait for each other.
+    A file has its name only once its size, its checksum and, if it is parquet, its footer are right. An interrupted
+    download leaves `.partial` files that the next call continues. If the hub cannot be reached, a folder that is
+    complete for this request is used as it is. Processes that call this at once with the same folder wait for each
+    other.
 
     Raises:
-        DataError: the request or the hub's answer cannot be used, the disk has not enough room, a transfer failed
-            for good, or patience ended.
+        DataError: the request or the hub's response cannot be used, the disk has not enough room, or a transfer
+            failed.
     """
     patience = patience or Patience()
     if request.num_files < 1 or request.max_workers < 1:
         raise DataError("the number of files, and of files at once, is at least 1")
-    with _disk_errors_told(request.folder):
+    with disk_errors_explained(request.folder):
         (request.folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
         with exclusive_lock(request.folder / STATE_FOLDER / "lock"):
             record = load_record(request.folder, request.repository)
@@ -81,25 +77,27 @@ def download_dataset(request: DownloadRequest, patience: Patience | None = None)
 
 
 def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Listing:
-    """What the hub lists for the request, noted in the record; the noted one where the hub cannot be asked."""
+    """List the request's files on the hub and record them; use the recorded list if the hub is unreachable."""
     revision = request.revision or default_revision(request.repository)
     config = request.config or default_config(request.repository)
-    words = f"config={config} revision={revision} num_files={request.num_files}"
+    key = f"config={config} revision={revision} num_files={request.num_files}"
     try:
         listing = list_dataset(request.repository, config, revision, request.num_files, patience)
     except HubUnreachableError as error:
-        noted = record.listings.get(words)
-        if noted is None or not all(record.holds(file) for file in noted.files):
+        recorded = record.listings.get(key)
+        if recorded is None or not all(record.holds(file) for file in recorded.files):
             raise
-        logger.warning("%s; all that was listed last, at commit %s, lies in %s", error, noted.commit, record.folder)
-        return noted
-    record.listings[words] = listing
+        logger.warning(
+            "%s; %s has all files that were listed last, at commit %s", error, record.folder, recorded.commit
+        )
+        return recorded
+    record.listings[key] = listing
     record.save()
     return listing
 
 
 def _complete(listing: Listing, record: Record, max_workers: int, patience: Patience) -> None:
-    """Fetch what is missing of a listing."""
+    """Download the files of a listing that the folder lacks."""
     missing = [file for file in listing.files if not record.holds(file)]
     total_bytes = sum(file.size_bytes for file in listing.files)
     logger.info(
@@ -109,8 +107,8 @@ def _complete(listing: Listing, record: Record, max_workers: int, patience: Pati
     )
     if not missing:
         return
-    positions = {file.path: file.size_bytes for file in listing.files if file not in missing}
-    progress = DownloadProgress(len(listing.files), total_bytes, len(positions), positions)
+    finished = {file.path: file.size_bytes for file in listing.files if file not in missing}
+    progress = _Progress(len(listing.files), total_bytes, finished)
     stop = threading.Event()
     transfers = []
     for file in missing:
@@ -128,7 +126,7 @@ def _complete(listing: Listing, record: Record, max_workers: int, patience: Pati
 
 
 def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> Iterator[RemoteFile]:
-    """Yields each file as it is finished; raises what the first that fails raises, and ends the others."""
+    """Yield each file when it is finished; at the first failure, end the other transfers and raise its error."""
     waiting: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
     results: queue.SimpleQueue[RemoteFile | BaseException] = queue.SimpleQueue()
     for transfer in transfers:
@@ -143,10 +141,10 @@ def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> 
             try:
                 transfer.run()
                 results.put(transfer.file)
-            except BaseException as error:  # whatever it is, the main thread must not wait for ever
+            except BaseException as error:  # without it, the main thread would wait for ever
                 results.put(error)
 
-    # Daemons: a pool's threads would keep an interrupted process until a silent server's time is over.
+    # Daemons, not a pool, whose threads would keep an interrupted process until a silent server's timeout.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(max_workers, len(transfers)))]
     for thread in threads:
         thread.start()
@@ -158,7 +156,7 @@ def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> 
             yield result
     finally:
         stop.set()
-        deadline_s = time.monotonic() + _LAST_WORDS_S
+        deadline_s = time.monotonic() + _STOP_WAIT_S
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
@@ -172,11 +170,51 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-@contextmanager
-def _disk_errors_told(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"no space left in {folder}: free some and call again, it goes on where it was") from None
-        raise DataError(f"{error.filename or folder}: {error.strerror or error}") from None
+class _Progress:
+    """Shows a bar on a terminal, else a line per finished file; any thread may call its methods."""
+
+    def __init__(self, total_files: int, total_bytes: int, finished: dict[str, int]) -> None:
+        """Count the `finished` files, bytes by path, as part of the totals."""
+        self._total_files = total_files
+        self._total_bytes = total_bytes
+        self._finished_files = len(finished)
+        self._positions = dict(finished)
+        self._bytes = sum(finished.values())
+        self._lock = threading.Lock()
+        console = Console(stderr=True)
+        self._is_terminal = console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self._is_terminal,
+        )
+        self._task = self._bar.add_task(self._files(), total=total_bytes, completed=self._bytes)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def position(self, path: str, position_bytes: int) -> None:
+        """Show the number of bytes of a file that are here now."""
+        with self._lock:
+            self._bytes += position_bytes - self._positions.get(path, 0)
+            self._positions[path] = position_bytes
+            self._bar.update(self._task, completed=self._bytes)
+
+    def finished(self, path: str) -> None:
+        """Count a file as finished."""
+        with self._lock:
+            self._finished_files += 1
+            self._bar.update(self._task, description=self._files())
+        if not self._is_terminal:
+            logger.info("%s: %s, %.2f of %.2f GB", self._files(), path, self._bytes / 1e9, self._total_bytes / 1e9)
+
+    def _files(self) -> str:
+        return f"{self._finished_files:,} of {self._total_files:,} files"

@@ -1,4 +1,4 @@
-"""What a dataset repository holds: the files of a configuration, with their sizes and checksums."""
+"""Lists the files of a dataset's configuration on the hub, with their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 
-from efficientbench.data_tools.download.requests import Patience, failures_told, json_pages, persist, timeout_s
+from efficientbench.data_tools.download.hub_requests import (
+    Patience,
+    hub_errors_explained,
+    json_pages,
+    retry,
+    timeout_s,
+)
 from efficientbench.data_tools.errors import DataError
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 FINEWEB_EDU_REVISION = "v1.2.0"
-# Known, so that a mirror without the dataset's card serves too.
 FINEWEB_EDU_SAMPLES = {f"sample-{size}": f"sample/{size}/*" for size in ("10BT", "100BT", "350BT")}
+"""Path patterns of FineWeb-Edu's samples; listed here, so that a mirror without the dataset's card works too."""
 
-# Files of documents, where no configuration says which they are. Plain .json is left out: it is mostly metadata.
 DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".json.gz", ".json.zst", ".txt")
+"""Suffixes of files of documents, for a dataset without configuration; plain .json is mostly metadata."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository at one commit.
-
-    path: inside the repository.
-    size_bytes: of its content.
-    checksum: hex; SHA-256 of the content (64 digits) where it lies in large-file storage, else its git blob's SHA-1
-        (40 digits). It is also the hub's ETag.
-    """
+    """A file of a repository at one commit."""
 
     path: str
+    """Inside the repository."""
     size_bytes: int
     checksum: str
+    """Hex; SHA-256 of the content (64 digits) in large-file storage, else the git blob's SHA-1 (40 digits). It is
+    also the hub's ETag."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a dataset that are wanted, at the commit that its revision named when it was asked."""
+    """The files of a dataset to download, at the commit that its revision named when they were listed."""
 
     repository: str
     commit: str
@@ -53,39 +56,39 @@ class Listing:
 
 
 def default_revision(repository: str) -> str:
-    """The revision that is meant where none is given."""
+    """Return the revision of a request that names none."""
     return FINEWEB_EDU_REVISION if repository == FINEWEB_EDU else constants.DEFAULT_REVISION
 
 
 def default_config(repository: str) -> str | None:
-    """The configuration that is meant where none is given; None for all files of documents."""
+    """Return the configuration of a request that names none; None for all files of documents."""
     return next(iter(FINEWEB_EDU_SAMPLES)) if repository == FINEWEB_EDU else None
 
 
 def list_dataset(repository: str, config: str | None, revision: str, num_files: int, patience: Patience) -> Listing:
-    """The first `num_files` files of a dataset's configuration, by path; of all its files of documents without one.
+    """List the first `num_files` files of a dataset's configuration, or of all its documents, by path.
 
     Raises:
-        DataError: no such dataset, revision or configuration, no file in it, or an answer that makes no sense.
-        HubUnreachableError: the hub cannot be asked.
+        DataError: no such dataset, revision or configuration, no file in it, or a response that makes no sense.
+        HubUnreachableError: the hub cannot be reached.
     """
 
     def info() -> Any:
-        with failures_told(repository, revision):
+        with hub_errors_explained(repository, revision):
             return HfApi().dataset_info(repository, revision=revision, timeout=timeout_s())
 
-    described = persist(f"dataset {repository}", info, patience, threading.Event())
+    described = retry(f"dataset {repository}", info, patience, threading.Event())
     patterns = _patterns(repository, config, described.card_data)
     folder = "" if patterns is None else _common_folder(patterns)
 
     def tree() -> list[RemoteFile]:
-        with failures_told(repository, revision):
+        with hub_errors_explained(repository, revision):
             try:
                 return _tree(repository, described.sha, folder)
             except EntryNotFoundError:
                 raise DataError(f"dataset {repository!r} has no folder {folder!r} at revision {revision!r}") from None
 
-    everything = persist(f"files of {repository}", tree, patience, threading.Event())
+    everything = retry(f"files of {repository}", tree, patience, threading.Event())
     if patterns is None:
         wanted = [file for file in everything if file.path.lower().endswith(DATA_SUFFIXES)]
     else:
@@ -122,7 +125,7 @@ def _remote_file(file: RepoFile) -> RemoteFile:
 
 
 def _patterns(repository: str, config: str | None, card: Any) -> list[str] | None:
-    """The path patterns of a configuration; None for every file of documents."""
+    """Return the path patterns of a configuration; None for every file of documents."""
     if config is None:
         return None
     if repository == FINEWEB_EDU and config in FINEWEB_EDU_SAMPLES:
@@ -143,7 +146,7 @@ def _patterns(repository: str, config: str | None, card: Any) -> list[str] | Non
 
 
 def _paths(data_files: Any, folder: str | None) -> Iterable[str]:
-    """The patterns in a card's `data_files`: a pattern, a list of them, or a list of splits that have them."""
+    """Yield the patterns in a card's `data_files`: a pattern, a list of patterns, or a list of splits with patterns."""
     if data_files is None:
         yield f"{folder}/**" if folder else "**"
     elif isinstance(data_files, str):
@@ -156,7 +159,7 @@ def _paths(data_files: Any, folder: str | None) -> Iterable[str]:
 
 
 def _common_folder(patterns: list[str]) -> str:
-    """The deepest folder, without wildcards, below which all that match must lie."""
+    """Return the deepest folder, without wildcards, that contains every match."""
     fixed = [re.split(r"[*?\[]", pattern, maxsplit=1)[0].split("/")[:-1] for pattern in patterns]
     common: list[str] = []
     for names in zip(*fixed, strict=False):

@@ -1,4 +1,4 @@
-"""What was downloaded into a folder: `.download/record`, JSON, so that a second call need not read it all again."""
+"""Remembers which files of a folder are downloaded and checked, in `.download/record` (JSON)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ FORMAT_VERSION = 1
 
 @dataclass
 class Record:
-    """The state of one folder.
-
-    repository: of the dataset whose files it holds.
-    listings: by the words of a request, what the hub listed for it last.
-    finished: by path, the checked files: checksum, size in bytes, and the time of the last change, in ns.
-    """
+    """The state of one folder."""
 
     folder: Path
     repository: str
+    """The dataset whose files the folder contains."""
     listings: dict[str, Listing] = field(default_factory=dict)
+    """The last listing of each request, by the request's configuration, revision and number of files."""
     finished: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """Checksum, size in bytes and time of the last change, in ns, of the checked files, by path."""
 
     def holds(self, file: RemoteFile) -> bool:
-        """Whether the file lies in the folder with the right content; one that is not in the record is read whole."""
+        """Return whether the folder has the file with the right content; read it if the record lacks it."""
         path = self.folder / file.path
         if not path.is_file():
             return False
@@ -43,7 +41,7 @@ class Record:
         return True
 
     def add(self, file: RemoteFile) -> None:
-        """Note that a file lies in its place, checked."""
+        """Record that a file is in its place and checked."""
         stat = (self.folder / file.path).stat()
         self.finished[file.path] = (file.checksum, stat.st_size, stat.st_mtime_ns)
         self.save()
@@ -60,10 +58,10 @@ class Record:
 
 
 def load_record(folder: Path, repository: str) -> Record:
-    """The record of a folder; an empty one where there is none, or none that can be read.
+    """Read the record of a folder; return an empty one if there is none, or it is damaged.
 
     Raises:
-        DataError: the folder holds another dataset's files.
+        DataError: the folder contains another dataset's files.
     """
     try:
         content = json.loads(_path(folder).read_bytes())

@@ -1,7 +1,7 @@
-"""One file from the hub to its place: resumed at its byte, checked, and only then named.
+"""Downloads one file: resumes at its byte, checks the content, and only then gives the file its name.
 
-The bytes gather in `NAME.CHECKSUM.partial`. The checksum in that name is the one of the whole content, so bytes of
-another version of the file are never continued.
+The bytes are written to `NAME.CHECKSUM.partial`. The checksum in that name is the one of the whole content, so bytes
+of another version of the file are never continued.
 """
 
 from __future__ import annotations
@@ -23,57 +23,56 @@ import pyarrow.parquet
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
-from efficientbench.data_tools.download.listing import RemoteFile
-from efficientbench.data_tools.download.requests import (
+from efficientbench.data_tools.download.hub_requests import (
     Patience,
     StoppedError,
     TryAgainError,
-    failures_told,
     headers_for,
+    hub_errors_explained,
     retry_after_s,
     timeout_s,
     wait_or_give_up,
 )
+from efficientbench.data_tools.download.listing import RemoteFile
 from efficientbench.data_tools.errors import DataError, first_line
+from efficientbench.data_tools.files import file_blocks
 
-# A whole file whose checksum is wrong is fetched once more; then the server, or something before it, is broken.
 _MAX_WRONG_CONTENTS = 2
+"""Downloads of a file whose checksum is wrong; after them, the server or a proxy is broken."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Transfer:
-    """One file on its way.
-
-    repository, commit, file: what is fetched.
-    target: its path here; its folder exists.
-    patience: how long failures are tried again.
-    stop: set by whoever wants the transfer to leave off.
-    on_position: hears the file's path and how many of its bytes lie here, whenever that changes.
-    """
+    """The download of one file."""
 
     repository: str
     commit: str
     file: RemoteFile
     target: Path
+    """The path of the finished file; its folder exists."""
     patience: Patience
     stop: threading.Event
+    """Set to end the transfer."""
     on_position: Callable[[str, int], None]
-    # The storage's own name of the content that the partial file was begun with, where it gives a strong one.
+    """Called with the file's path and the number of its bytes here, whenever that changes."""
     _etag: str | None = field(default=None, init=False)
+    """The storage's strong ETag of the content that the partial file was begun with, if it has sent one."""
 
     @property
     def partial(self) -> Path:
-        """Where the bytes gather."""
+        """The file that the bytes are written to."""
         return self.target.with_name(f"{self.target.name}.{self.file.checksum[:16]}.partial")
 
     def run(self) -> None:
-        """Fetch what is missing, check the whole, and give it its name.
+        """Download the missing bytes, check the whole content, and give the file its name.
+
+        Bytes that have arrived stay in the partial file after every error but wrong content.
 
         Raises:
-            DataError: the content or an answer is wrong for good, or the patience is at its end.
-            StoppedError: `stop` was set. What has arrived stays, as after every error but wrong content.
+            DataError: the content or a response is wrong, or all attempts failed.
+            StoppedError: `stop` was set.
             OSError: the disk refuses.
         """
         self._drop_other_versions()
@@ -91,8 +90,8 @@ class Transfer:
                     raise DataError(
                         f"{self.file.path}: {error}, {wrong_contents} times in a row; nothing of it was kept"
                     ) from None
-                # Only bytes that were never here before count as progress: else a server that always breaks at the
-                # same place would be asked for ever.
+                # Only bytes that were never here before count as progress: else the requests to a server that always
+                # breaks at the same byte would never end.
                 position = self.position()
                 failures = 1 if position > furthest else failures + 1
                 furthest = max(furthest, position)
@@ -102,13 +101,13 @@ class Transfer:
         os.replace(self.partial, self.target)
 
     def position(self) -> int:
-        """How many bytes lie here."""
+        """Return the number of bytes in the partial file."""
         with suppress(FileNotFoundError):
             return self.partial.stat().st_size
         return 0
 
     def adopt_cached(self) -> None:
-        """Where the hub's own cache (`HF_HOME`) has the file, and on the same file system, let the partial be it."""
+        """Link the partial file to the hub's own cache (`HF_HOME`), if that has the file on the same file system."""
         cached = try_to_load_from_cache(self.repository, self.file.path, revision=self.commit, repo_type="dataset")
         if not isinstance(cached, str) or self.position() == self.file.size_bytes:
             return
@@ -126,26 +125,26 @@ class Transfer:
                 path.unlink()
 
     def _receive(self) -> None:
-        """One attempt to complete the partial file."""
+        """Try once to complete the partial file."""
         if self.position() > self.file.size_bytes:
             self.partial.unlink()
         if self.position() == self.file.size_bytes and self.partial.exists():
             return
-        with failures_told(self.repository, self.commit):
+        with hub_errors_explained(self.repository, self.commit):
             location = self._location()
             headers = headers_for(location)
             position = self.position()
             if position:
                 headers["Range"] = f"bytes={position}-"
                 if self._etag:
-                    headers["If-Range"] = self._etag  # else the whole file (RFC 9110, 13.1.5)
+                    headers["If-Range"] = self._etag  # for other content the server sends the whole (RFC 9110, 13.1.5)
             request = get_session().stream("GET", location, headers=headers, timeout=timeout_s())
             with request as response, self.partial.open("ab", buffering=0) as stream:
                 self._check_answer(response, stream)
                 self._write_body(response, stream)
 
     def _location(self) -> str:
-        """Where the content lies now; the hub signs such addresses for a limited time, so each attempt asks."""
+        """Ask the hub for the content's address, at every attempt, since it signs addresses for a limited time."""
         url = hf_hub_url(self.repository, self.file.path, repo_type="dataset", revision=self.commit)
         metadata = get_hf_file_metadata(url, timeout=timeout_s())
         is_checksum = re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", metadata.etag or "")
@@ -156,7 +155,7 @@ class Transfer:
         return str(metadata.location)
 
     def _check_answer(self, response: Any, stream: BinaryIO) -> None:
-        """Refuse an answer that cannot be continued with; go back to the first byte where it begins there."""
+        """Raise `TryAgainError` for a response that does not continue the file; empty the file if it is a new start."""
         size_bytes, status = self.file.size_bytes, response.status_code
         if status == 416:
             stream.truncate(0)
@@ -176,7 +175,7 @@ class Transfer:
             if response.headers.get("Content-Range") != f"bytes {position}-{size_bytes - 1}/{size_bytes}":
                 raise TryAgainError("the server sends another range than asked for")
             expected -= position
-        elif position:  # it cannot continue, or will not since the content is another
+        elif position:  # the server cannot continue, or does not, since the content is another
             logger.info("%s: the server sends it from its first byte", self.file.path)
             stream.truncate(0)
         length = response.headers.get("Content-Length", "")
@@ -193,7 +192,7 @@ class Transfer:
                 stream.truncate(0)
                 raise TryAgainError(f"the server sends more than the file's {self.file.size_bytes:,} bytes")
             left = memoryview(chunk)
-            while left:  # a disk that is nearly full takes less than it is given
+            while left:  # a nearly full disk accepts only some of the bytes
                 left = left[stream.write(left) :]
             position += len(chunk)
             self.on_position(self.file.path, position)
@@ -213,16 +212,15 @@ class Transfer:
 
 
 def has_content(path: Path, file: RemoteFile) -> bool:
-    """Whether the file here has the size and the checksum of the one on the hub."""
+    """Return whether the file here has the size and the checksum of the one on the hub."""
     if path.stat().st_size != file.size_bytes:
         return False
     if len(file.checksum) == 64:
         digest = hashlib.sha256()
     else:  # as git names its blobs
         digest = hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    for block in file_blocks(path):
+        digest.update(block)
     return digest.hexdigest() == file.checksum
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow
@@ -16,7 +17,8 @@ from support.data_tools_command import finish, start
 from support.hub_server import Fault, HubState, hub_server
 
 SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(4)]
-SLOW = Fault(pause_s=30)
+PAUSED = Fault(pause_s=600)
+"""Sends half of a file, and nothing more while the test runs."""
 
 
 @pytest.fixture
@@ -35,20 +37,21 @@ def hub() -> Iterator[HubState]:
 def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     hub: HubState, tmp_path: Path, end: signal.Signals
 ) -> None:
-    hub.faults["storage"] = [None, SLOW, SLOW, SLOW]
+    # With three transfers at once, all three can only pause after the fourth has finished.
+    hub.faults["storage"] = [None, PAUSED, PAUSED, PAUSED]
     process = start(hub.endpoint, "download", "--output", str(tmp_path))
-
-    def is_under_way() -> bool:
-        return len(half_here(tmp_path)) == 3 and any((tmp_path / path).exists() for path in SAMPLE)
-
-    until(lambda: is_under_way() or process.poll() is not None, "one file, and half of three")
+    half_bytes = {len(content) // 2 for content in hub.files.values()}
+    until(
+        lambda: process.poll() is not None or [size in half_bytes for size in partial_sizes(tmp_path)] == [True] * 3,
+        "half of three files",
+    )
     process.send_signal(end)
     code, out, error = finish(process)
     assert code == {signal.SIGINT: 130}.get(end, -end), error
     assert out == ""
     if end == signal.SIGINT:
-        assert error.splitlines()[-1] == "interrupted: the same command goes on where this one was"
-    kept = half_here(tmp_path)
+        assert error.splitlines()[-1] == "interrupted: the same command continues from here"
+    kept = partial_sizes(tmp_path)
     assert len([path for path in SAMPLE if (tmp_path / path).exists()]) == 1
     hub.requests.clear()
     code, out, error = finish(start(hub.endpoint, "download", "--output", str(tmp_path)))
@@ -60,9 +63,13 @@ def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     assert sorted(ranges) == sorted(f"bytes={size}-" for size in kept)
 
 
-def half_here(folder: Path) -> list[int]:
-    """The sizes of the files that have begun."""
-    return [size for path in folder.rglob("*.partial") if (size := path.stat().st_size)]
+def partial_sizes(folder: Path) -> list[int]:
+    """The sizes of the files that have begun; none of one that is renamed meanwhile."""
+    sizes = []
+    for path in folder.rglob("*.partial"):
+        with suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return sizes
 
 
 def test_two_processes_at_once_fetch_each_file_once(hub: HubState, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.jsonl_copy import jsonl_copy
-from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.prepare import copy_as_jsonl
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
 SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(2)]
@@ -133,11 +133,11 @@ def test_a_copy_is_made_again_when_its_source_changed(tmp_path: Path) -> None:
     source, copy = tmp_path / "a.parquet", tmp_path / "copies" / "a.jsonl"
     written = datetime(2024, 5, 1, 12)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["first"], "score": [float("nan")], "date": [written]}), source)
-    assert jsonl_copy(source, copy)
+    assert copy_as_jsonl(source, copy)
     assert json.loads(copy.read_text()) == {"text": "first", "score": None, "date": "2024-05-01 12:00:00"}
-    assert not jsonl_copy(source, copy)
+    assert not copy_as_jsonl(source, copy)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["second"]}), source)
-    assert jsonl_copy(source, copy)
+    assert copy_as_jsonl(source, copy)
     assert json.loads(copy.read_text()) == {"text": "second"}
 
 
@@ -149,5 +149,5 @@ def test_a_damaged_source_leaves_no_copy(tmp_path: Path) -> None:
     content[4:200] = b"\xff" * 196
     source.write_bytes(content)
     with pytest.raises(DataError, match=r"a\.parquet cannot be written as JSONL"):
-        jsonl_copy(source, copy)
+        copy_as_jsonl(source, copy)
     assert not copy.exists()

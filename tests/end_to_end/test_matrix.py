@@ -18,7 +18,7 @@ from support.command_line import ROOT, efficientbench, environment, record
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.data_tools.corpus import prepare_corpus
-from efficientbench.data_tools.statistics import unigram_entropy
+from efficientbench.data_tools.inspection import pair_statistics
 
 pytestmark = pytest.mark.proof
 
@@ -40,7 +40,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unigram_nats(cache: str) -> float:
     """Loss of the best model without context on the smoke runs' text, in nats per token."""
     corpus = prepare_corpus(None, None, Path(cache), resolve("gqa_1.5B", smoke=True).data.trained_vocab_size)
-    return unigram_entropy(corpus.prefix, corpus.vocab_size)
+    return pair_statistics(corpus.prefix, None).unigram_entropy_nats
 
 
 @pytest.fixture(scope="module")

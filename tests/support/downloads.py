@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from support.hub_server import REPOSITORY, HubState, hub_server
 
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
-from efficientbench.data_tools.download.requests import Patience
+from efficientbench.data_tools.download.hub_requests import Patience
 
 PATIENCE = Patience(attempts=4, first_wait_s=0.01)
 SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(5)]

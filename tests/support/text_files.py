@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from efficientbench.data_tools.documents import TEXT_KEY, PartReader, Reject
 from efficientbench.data_tools.indexed import bin_path, idx_path
-from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
 from efficientbench.data_tools.tokenizer import load_tokenizer
 
 TEXTS = [f"Document {number}: naïve caf\u00e9 {'some text and more ' * (number % 40)}" for number in range(600)]
@@ -60,3 +63,17 @@ def three_files(folder: Path) -> list[Path]:
     for path in paths:
         path.write_bytes(gzip.compress(jsonl([f"from {path.name}"] * 3)))
     return paths
+
+
+def read_documents(path: Path) -> list[str | Reject]:
+    """The documents of a file, and what stands for those that are not usable, with lines of the whole file."""
+    documents: list[str | Reject] = []
+    lines = 0
+    for part in cut_into_parts(find_inputs([path]), TEXT_KEY):
+        reader = PartReader(part)
+        for document in reader:
+            if isinstance(document, Reject):
+                document = replace(document, line=lines + document.line)
+            documents.append(document)
+        lines += reader.lines
+    return documents

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.repository import ROOT
+from support.text_files import read_documents
 
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
-from efficientbench.data_tools.documents import read_documents
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, idx_path
-from efficientbench.data_tools.statistics import token_counts, unigram_entropy
+from efficientbench.data_tools.indexed_documents import token_counts
+from efficientbench.data_tools.inspection import pair_statistics
 from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 
 DOCUMENTS = [f"Document {number}: <|endoftext|> é\u0301 {'some text and more ' * number}" for number in range(50)]
@@ -56,14 +57,11 @@ def left_in(folder: Path) -> list[str]:
     return sorted(name for name in names if name != "checksums.json")
 
 
-def test_the_embedded_sample(tmp_path: Path) -> None:
-    begin = time.perf_counter()
+def test_the_embedded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = prepare_corpus(None, None, tmp_path / "cache", 4096)
-    first_s = time.perf_counter() - begin
-    begin = time.perf_counter()
+    for name in ("embedded_documents", "train_tokenizer", "tokenize_files"):  # a second call needs none of them
+        monkeypatch.delattr(f"efficientbench.data_tools.corpus.{name}")
     assert prepare_corpus(None, None, tmp_path / "cache", 4096) == corpus
-    again_s = time.perf_counter() - begin
-    assert again_s < min(1.0, first_s / 4)
     assert load_corpus(corpus.manifest) == corpus
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert corpus.source == f"embedded sample (Python {version} documentation)"
@@ -71,7 +69,7 @@ def test_the_embedded_sample(tmp_path: Path) -> None:
     assert corpus.utf8_bytes is not None
     assert 2.5 < corpus.utf8_bytes / corpus.tokens < 5, "bytes per token of English with 4,096 tokens"
     # English with a vocabulary of this size: far from uniform (ln 4096 = 8.3), and far from trivial.
-    assert 5.5 < unigram_entropy(corpus.prefix, 4096) < 7.5
+    assert 5.5 < pair_statistics(corpus.prefix, None).unigram_entropy_nats < 7.5
 
 
 def test_megatron_reads_the_documents_back(source: Path, tokenizer: str, tmp_path: Path) -> None:
@@ -172,12 +170,12 @@ def test_errors_of_the_source_leave_nothing(tmp_path: Path, tokenizer: str) -> N
         (listed,) = re.findall(r"\S+\.rejects\.jsonl", str(caught.value))
         assert json.loads(Path(listed).read_text())["line"] == 2
     assert not list(cache.glob("*/*.manifest.json"))
-    with pytest.raises(DataError, match=r"cannot be prepared in .*bad\.jsonl/cache: .*: Not a directory"):
+    with pytest.raises(DataError, match=r"bad\.jsonl/cache.*: Not a directory"):
         prepare_corpus(None, tokenizer, bad / "cache", 300)
     # As for a folder that others may not enter.
     long = "x" * 300
     for source, chosen in ((tmp_path / long, tokenizer), (tmp_path / f"{long}.bin", tokenizer), (bad, long)):
-        with pytest.raises(DataError, match=r"cannot be prepared in .*: .*x{300}.*: File name too long"):
+        with pytest.raises(DataError, match=r"x{300}.*: File name too long"):
             prepare_corpus(source, chosen, cache, 300)
 
 
@@ -260,7 +258,7 @@ def test_a_full_disk_is_said_and_left_clean(small_disk: Callable[[int], Path], t
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
     source.write_text("\n\n".join(DOCUMENTS))
-    assert prepare_corpus(source, tokenizer, disk, 300).documents == len(list(read_documents(source)))
+    assert prepare_corpus(source, tokenizer, disk, 300).documents == len(read_documents(source))
 
 
 def test_a_folder_of_many_kinds_of_files(source: Path, tokenizer: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,15 +164,3 @@ def test_another_dataset_wants_another_folder(hub: HubState, tmp_path: Path) -> 
     download(tmp_path)
     with pytest.raises(DataError, match=f"holds files of {REPOSITORY}: choose another folder for owner/notes"):
         download(tmp_path, repository="owner/notes")
-
-
-def test_two_calls_at_once_fetch_each_file_once(hub: HubState, tmp_path: Path) -> None:
-    hub.always["storage"] = Fault(pause_s=0.05)
-    results: list[list[Path]] = []
-    threads = [threading.Thread(target=lambda: results.append(download(tmp_path, 5))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [len(files) for files in results] == [5, 5]
-    assert len(hub.asked("storage")) == 5

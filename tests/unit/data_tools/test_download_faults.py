@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from support.downloads import SAMPLE, download, hub_of_this_process, parquet, partials
 from support.hub_server import Fault, HubState, git_blob_sha1
 
-from efficientbench.data_tools.download.requests import Patience, retry_after_s
+from efficientbench.data_tools.download.hub_requests import retry_after_s
 from efficientbench.data_tools.errors import DataError
 
 
@@ -80,11 +80,6 @@ def test_the_ways_to_ask_for_a_wait() -> None:
     assert retry_after_s({"RateLimit": '"api";r=0;t=55'}) == 55
     assert retry_after_s({"RateLimit": '"api";r=3;t=55'}) is None
     assert retry_after_s({}) is None
-
-
-def test_the_waits_grow_and_end() -> None:
-    patience = Patience(first_wait_s=1, longest_wait_s=5)
-    assert [patience.wait_s(failures, None) for failures in range(1, 6)] == [1, 2, 4, 5, 5]
 
 
 @pytest.mark.parametrize("length", [10, 1_000_000])
@@ -180,7 +175,7 @@ def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
     filler.write_bytes(b"?" * 40_000)
     with monkeypatch.context() as before:  # the space was free when the download began
         before.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
-        with pytest.raises(DataError, match=f"no space left in {disk}: free some and call again"):
+        with pytest.raises(DataError, match=rf"no space left in {disk} \(.* free some"):
             download(disk, 2, max_workers=1)
     assert not (disk / SAMPLE[1]).exists()
     filler.unlink()
@@ -192,7 +187,8 @@ def test_a_disk_that_others_fill_is_said_and_the_download_goes_on_later(
 def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
     hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    # Long enough for every other answer on a busy machine.
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 3)
     hub.faults["storage"] = [Fault(pause_s=60)]
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
     assert hub.asked("storage")[1]["range"] == f"bytes={len(hub.files[SAMPLE[0]]) // 2}-"

@@ -69,7 +69,7 @@ def test_missing_parts_are_made_up_for_until_too_little_is_left(
     assert sum(len(document.encode()) for document in embedded_documents()) > 200_000
     monkeypatch.setattr(sysconfig, "get_path", {"stdlib": few}.__getitem__)
     assert embedded_checksum() != with_topics
-    with pytest.raises(DataError, match=r"needs 200,000 bytes .* gives [1-9][0-9,]+: install the complete"):
+    with pytest.raises(DataError, match=r"needs 200,000 bytes .* has [1-9][0-9,]+: install the complete"):
         list(embedded_documents())
 
 

@@ -21,7 +21,8 @@ from efficientbench.data_tools.indexed import (
     index_blocks,
     token_dtype,
 )
-from efficientbench.data_tools.statistics import token_counts, unigram_entropy
+from efficientbench.data_tools.indexed_documents import token_counts
+from efficientbench.data_tools.inspection import pair_statistics
 
 DOCUMENTS = [[1, 2, 3, 0], [0], [65_499, 7, 7, 7, 7, 0]]
 
@@ -170,6 +171,6 @@ def test_random_damage_is_refused_or_harmless(
 def test_counts_and_entropy_of_known_tokens(tmp_path: Path) -> None:
     prefix = write(tmp_path / "tokens", [[0, 1], [2, 3] * 2, [0, 1]], np.dtype(np.uint16))
     assert token_counts(prefix, 6).tolist() == [2, 2, 2, 2, 0, 0]
-    assert unigram_entropy(prefix, 6) == pytest.approx(np.log(4), rel=1e-12)
+    assert pair_statistics(prefix, None).unigram_entropy_nats == pytest.approx(np.log(4), rel=1e-12)
     with pytest.raises(DataError, match=r"tokens\.bin: byte 6: token 3 lies outside the tokenizer's vocabulary of 3"):
         token_counts(prefix, 3)

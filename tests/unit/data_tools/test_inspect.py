@@ -6,25 +6,21 @@ import json
 import math
 import random
 import resource
-import statistics
-import subprocess
-import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.data_tools_command import run
 from support.pairs import write_equal_documents
-from support.repository import ROOT
 
 from efficientbench.data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.inspection import describe_pair, pair_statistics, tokenizer_of
 from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -100,22 +96,17 @@ def test_histogram_of_the_shortest(lengths: list[int], ranges: list[tuple[int, i
 
 
 def test_the_command(corpus: Corpus, texts: list[str], tmp_path: Path) -> None:
-    def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "data_tools", "inspect", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-    shown = inspect(bin_path(corpus.prefix), "--documents", 1)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert f"documents           200\ntokens              {corpus.tokens:,} (uint16, " in shown.stdout
-    assert texts[0][:400] in shown.stdout
-    assert texts[1][:400] not in shown.stdout
+    code, out, error = run("inspect", bin_path(corpus.prefix), "--documents", 1)
+    assert (code, error) == (0, "")
+    assert f"documents           200\ntokens              {corpus.tokens:,} (uint16, " in out
+    assert texts[0][:400] in out
+    assert texts[1][:400] not in out
     broken = tmp_path / "broken"
     bin_path(broken).write_bytes(bin_path(corpus.prefix).read_bytes())
     idx_path(broken).write_bytes(idx_path(corpus.prefix).read_bytes()[:-1])
-    failed = inspect(broken)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.startswith(f"error: {idx_path(broken)}: byte ")
-    assert failed.stderr.count("\n") == 1
+    code, out, error = run("inspect", broken)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"error: {idx_path(broken)}: byte ")
 
 
 def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
@@ -157,15 +148,3 @@ def test_one_document_of_a_million_costs_what_one_of_a_thousand_costs(tmp_path: 
         # The large index alone has 4,883 pages and 20 MB.
         assert faults < 200
         assert memory_bytes < 200_000
-
-    opened = {size: IndexedDocuments(tmp_path / str(size)) for size in sizes}
-    times_s: dict[int, list[float]] = {size: [] for size in sizes}
-    chosen = random.Random(0)
-    for _ in range(3000):
-        for size in sizes:
-            number = chosen.randrange(size)
-            begin_s = time.perf_counter()
-            opened[size][number]
-            times_s[size].append(time.perf_counter() - begin_s)
-    # Faults of pages that nobody had read before are in it; a search through the index would take 1,000 times as long.
-    assert statistics.median(times_s[sizes[1]]) < 5 * statistics.median(times_s[sizes[0]])

@@ -1,4 +1,4 @@
-"""Tokenizing that is killed, that loses a worker, or whose disk is full: it goes on, and ends with the same bytes."""
+"""Tokenizing that is killed, loses a worker, or fills its disk: the next call continues to the same bytes."""
 
 from __future__ import annotations
 
@@ -119,13 +119,16 @@ def test_twenty_kills_at_random_moments(folder: Path, tmp_path: Path, undisturbe
     check_kills(folder, tmp_path, undisturbed, 20)
 
 
-def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
+def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
     prefix = tmp_path / "0" / "tokens"
     process = started(folder, prefix, "--workers", "2")
-    while not list(prefix.parent.glob("tokens.parts/0*.json")):
+    workers: list[psutil.Process] = []
+    while not workers or not list(prefix.parent.glob("tokens.parts/0*.json")):
         assert process.poll() is None, process.communicate()
+        if not workers:
+            children = psutil.Process(process.pid).children()
+            workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
         time.sleep(0.002)
-    workers = [child for child in psutil.Process(process.pid).children() if "spawn_main" in " ".join(child.cmdline())]
     workers[0].kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -134,7 +137,7 @@ def test_a_killed_worker_is_told(folder: Path, tmp_path: Path, undisturbed: dict
     assert not bin_path(prefix).exists()
     process = started(folder, prefix)
     _, errors = process.communicate(timeout=60)
-    assert "going on from" in errors
+    assert "continuing from" in errors
     assert contents(prefix) == undisturbed
 
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.repository import ROOT
-from support.text_files import TEXTS, decoded, jsonl, left_in, pair, write_kind
+from support.data_tools_command import run
+from support.text_files import TEXTS, decoded, jsonl, left_in, pair, read_documents, write_kind
 
 from efficientbench.data_tools import inputs
-from efficientbench.data_tools.documents import read_documents
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.manifest import load_corpus, load_tokenize_record, manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
-from efficientbench.data_tools.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -64,7 +60,7 @@ def test_folders_globs_and_several_inputs_keep_their_order(tmp_path: Path, token
     given_inputs = [tmp_path / "c" / "*.jsonl", tmp_path / "a", tmp_path / "a" / "1.jsonl"]
     corpus = tokenize_files(given_inputs, tmp_path / "tokens", tokenizer)
     assert decoded(corpus.prefix, tokenizer) == ["three", "one", "two"]
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     assert record is not None
     assert [Path(item.path).name for item in record.inputs] == ["3.jsonl", "1.jsonl", "2.jsonl"]
     for wrong, message in ((tmp_path / "x*.jsonl", "no file matches"), (tmp_path / "a/notes.md", "unknown kind of")):
@@ -93,7 +89,7 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     source = tmp_path / "data.jsonl"
     source.write_bytes(jsonl(texts))
     corpus = tokenize_files([source], tmp_path / "tokens", tokenizer)
-    assert list(read_documents(source)) == texts
+    assert read_documents(source) == texts
     assert decoded(corpus.prefix, tokenizer) == texts
     assert corpus.token_bytes_path is not None
     lengths = np.load(corpus.token_bytes_path)
@@ -101,31 +97,16 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     assert lengths[tokens].sum() == corpus.utf8_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_megatron_reads_the_pair(tmp_path: Path, tokenizer: Path) -> None:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS)], tmp_path / "tokens", tokenizer, workers=2)
-    dataset = IndexedDataset(str(corpus.prefix))
-    backend = load_tokenizer(tokenizer).backend
-    assert [backend.decode(dataset[i][:-1], skip_special_tokens=False) for i in range(len(dataset))] == TEXTS
-    assert dataset.document_indices.tolist() == list(range(len(TEXTS) + 1))
-
-
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "data_tools", *map(str, words)]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 def test_the_command_line(tmp_path: Path, tokenizer: Path) -> None:
     source = write_kind(tmp_path, "jsonl", [*TEXTS, "say <|endoftext|> twice: <|endoftext|>"])
-    done = command("tokenize", source, "--output", tmp_path / "tokens", "--tokenizer", tokenizer, "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    assert f"{len(TEXTS) + 1} documents of " in done.stdout
-    assert "kept as text: 2 x <|endoftext|>" in done.stdout
-    assert command("verify", tmp_path / "tokens.bin").returncode == 0
-    done = command("tokenize", tmp_path / "none.jsonl", "--output", tmp_path / "other", "--tokenizer", tokenizer)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {tmp_path}/none.jsonl: no such file\n"
+    options = ("--tokenizer", tokenizer, "--workers", "2")
+    code, out, error = run("tokenize", source, "--output", tmp_path / "tokens", *options)
+    assert code == 0, error
+    assert f"{len(TEXTS) + 1} documents of " in out
+    assert "kept as text: 2 x <|endoftext|>" in out
+    assert run("verify", tmp_path / "tokens.bin")[0] == 0
+    failed = run("tokenize", tmp_path / "none.jsonl", "--output", tmp_path / "other", *options)
+    assert failed == (2, "", f"error: {tmp_path}/none.jsonl: no such file\n")
 
 
 def test_one_file_by_two_names_is_read_once(

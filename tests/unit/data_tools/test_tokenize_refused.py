@@ -13,7 +13,7 @@ from support.text_files import TEXTS, decoded, jsonl, left_in, write_kind
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path
-from efficientbench.data_tools.manifest import load_record, manifest_path
+from efficientbench.data_tools.manifest import load_tokenize_record, manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
@@ -42,7 +42,7 @@ def test_what_is_unusable_is_listed_and_counted(tmp_path: Path, tokenizer: Path)
     expected = [(501 + index, reason) for index, (_, reason) in enumerate(BAD_LINES)] + [(len(lines), "bad JSON")]
     assert [(row["line"], row["reason"]) for row in rows] == expected
     assert {row["file"] for row in rows} == {str(source)}
-    record = load_record(corpus.manifest)
+    record = load_tokenize_record(corpus.manifest)
     assert record is not None
     assert record.rejected == {"bad JSON": 3, "no text field": 3, "empty": 1, "invalid UTF-8": 2}
     assert record.inputs[0].rejected == 9
@@ -176,7 +176,7 @@ def test_what_is_finished_is_left_alone(tmp_path: Path, tokenizer: Path) -> None
     with pytest.raises(DataError, match="begun with other tokenizer"):
         tokenize_files([source], prefix, tmp_path / "other")
     manifest_path(prefix).unlink()
-    with pytest.raises(DataError, match=r"tokens\.bin is there already, and was not made here"):
+    with pytest.raises(DataError, match=r"tokens\.bin exists already, and this command did not make it"):
         tokenize_files([source], prefix, tokenizer)
 
 

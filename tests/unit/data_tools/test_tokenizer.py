@@ -204,7 +204,7 @@ def test_unusable_folders_are_named(tmp_path: Path, folder: Path) -> None:
     empty.mkdir()
     with pytest.raises(DataError, match=f"{empty} holds no tokenizer: none of tokenizer.json"):
         load_tokenizer(empty)
-    with pytest.raises(DataError, match=r"tokenizer\.json is a file: give the folder"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is a file: give its folder"):
         load_tokenizer(folder / "tokenizer.json")
     with pytest.raises(DataError, match=r"words has no token that could end a document"):
         load_tokenizer(word_tokenizer(tmp_path / "words", None))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 import regex as re
 from hypothesis import given
 from hypothesis import strategies as st
-from support.repository import ROOT
+from support.data_tools_command import run
 from tokenizers import Regex, pre_tokenizers
 
 from efficientbench.data_tools.embedded import embedded_documents
@@ -63,22 +61,21 @@ def other(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> str
 def test_what_it_saves_and_says(inputs: Path, other: str, documents: list[str], tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    command = [sys.executable, "-m", "data_tools", "train-tokenizer", str(inputs / "*.parquet"), str(inputs)]
-    command += ["--vocab-size", "2000", "--output", str(tmp_path / "bpe"), "--compare", other]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    options = ("--vocab-size", "2000", "--output", tmp_path / "bpe", "--compare", other)
+    code, out, error = run("train-tokenizer", inputs / "*.parquet", inputs, *options)
+    assert (code, error) == (0, "")
     facts = json.loads((tmp_path / "bpe" / "training.json").read_text())
     held_out = facts["held_out_documents"]
     assert held_out == len(documents) // HELD_OUT_EVERY
     assert facts["documents"] == len(documents) - held_out
     assert facts["rejected"] == 1
-    assert "1 documents were not usable" in shown.stdout
+    assert "1 documents were not usable" in out
     assert facts["training_bytes"] + facts["held_out_bytes"] == sum(len(document.encode()) for document in documents)
     ours, theirs = facts["compression"]
     assert (ours["vocab_size"], theirs["vocab_size"], theirs["tokenizer"]) == (2000, 300, other)
     assert ours["bytes_per_token"] == facts["held_out_bytes"] / ours["tokens"]
     assert ours["bytes_per_token"] > 1.5 * theirs["bytes_per_token"]
-    assert f"{ours['bytes_per_token']:.3f}" in shown.stdout
+    assert f"{ours['bytes_per_token']:.3f}" in out
 
     loaded = AutoTokenizer.from_pretrained(str(tmp_path / "bpe"))
     lengths = np.load(tmp_path / "bpe" / "token_bytes.npy")
@@ -143,15 +140,14 @@ def test_mistakes_leave_nothing(
 
 def test_a_folder_that_is_there_is_kept(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="exists already"):
         train_on_files([str(inputs)], 300, tmp_path, [], "text")
     assert (tmp_path / "mine").read_text() == "x"
 
 
 @given(text=st.text(st.sampled_from("aZéß漢١2³ \t\n\r\u00a0\u3000'’slLtdv.,!_-🙂e\u0301\x00"), max_size=40))
 def test_splits_as_gpt4s_tokenizer_does(text: str) -> None:
-    """tiktoken's own pattern, by the engine that it is written for; but for white space at the very end of a text,
-    which newer versions of that pattern keep in one piece."""
+    """Compare with tiktoken's own pattern, but for white space at the end, which newer versions of it do not cut."""
     text += "x"
     splitter = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
     assert [piece for piece, _ in splitter.pre_tokenize_str(text)] == re.findall(gpt4_pattern(), text)

@@ -13,8 +13,8 @@ import pytest
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.reading import IndexedDocuments
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import train_tokenizer
 from efficientbench.data_tools.verify import verify_pair

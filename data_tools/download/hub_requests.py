@@ -1,4 +1,4 @@
-"""Requests to the hub that are patient, come to an end, and fail in words for people.
+"""Requests to the hub: retries with growing waits, and a `DataError` for every way in which they fail.
 
 All of them go through `huggingface_hub`'s session, so that its environment counts: `HF_ENDPOINT`, `HF_HOME`,
 `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`, proxies and certificates.
@@ -32,8 +32,8 @@ from huggingface_hub.utils import build_hf_headers, get_session
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.hub import without_secrets
 
-# Of these a server may recover: too slow, too early, too many requests, and what stands behind it.
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses from which a server may recover: timeouts, too many requests, and failures of servers behind it."""
 
 Result = TypeVar("Result")
 
@@ -42,28 +42,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request that fails is tried again.
-
-    attempts: failures in a row, without a new byte in between, after which there are no more.
-    first_wait_s: the wait after the first failure; each wait is twice the one before.
-    longest_wait_s: the longest wait of our own choice.
-    longest_retry_after_s: the longest wait that a server may ask for (`Retry-After`); if it asks for more, that is the
-        end.
-    """
+    """How often and after which waits a failed request is sent again."""
 
     attempts: int = 6
+    """Failures in a row, without a new byte in between, after which the download ends."""
     first_wait_s: float = 1.0
+    """The wait after the first failure; each wait is twice the one before."""
     longest_wait_s: float = 60.0
+    """The longest wait, unless the server asks for a longer one."""
     longest_retry_after_s: float = 900.0
+    """The longest wait that a server may ask for (`Retry-After`); if it asks for more, the download ends."""
 
     def wait_s(self, failures: int, asked_s: float | None) -> float:
-        """Seconds to wait after so many failures in a row; what the server asked for counts, if it asked."""
+        """Return the seconds to wait after so many failures in a row: those the server asked for, if it did."""
         own_s: float = min(self.first_wait_s * 2 ** (failures - 1), self.longest_wait_s)
         return own_s if asked_s is None else asked_s
 
 
 class TryAgainError(Exception):
-    """A failure that may pass. `wait_s`: how long the server asks to wait; None where it does not say."""
+    """A failure that may pass; `wait_s` is the wait that the server asks for, in seconds, or None."""
 
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -71,20 +68,18 @@ class TryAgainError(Exception):
 
 
 class HubUnreachableError(DataError):
-    """Nobody could be asked: no network, no server, or offline mode."""
+    """The hub does not respond: no network, no server, or offline mode."""
 
 
 class StoppedError(Exception):
-    """Another part of the download failed or was interrupted, so this one leaves off."""
+    """Another part of the download failed or was interrupted, so this one stops."""
 
 
-def persist(what: str, request: Callable[[], Result], patience: Patience, stop: threading.Event) -> Result:
-    """What `request` gives, which is called again as long as it raises `TryAgainError`.
-
-    what: names the request in messages.
+def retry(what: str, request: Callable[[], Result], patience: Patience, stop: threading.Event) -> Result:
+    """Call `request` until it no longer raises `TryAgainError`, and return its result; `what` names it in messages.
 
     Raises:
-        HubUnreachableError: the patience is at its end.
+        HubUnreachableError: all attempts failed.
         StoppedError: `stop` was set.
     """
     for failures in range(1, patience.attempts + 1):
@@ -113,7 +108,10 @@ def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Pa
 
 
 def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[list[dict[str, Any]]]:
-    """The lists that a paginated address of the hub gives, page by page. Errors are the library's own."""
+    """Yield the lists of a paginated address of the hub, page by page. Errors are the library's own.
+
+    Not the library's own function, which retries by itself and sends the token to whatever address a page names.
+    """
     from huggingface_hub.utils import fix_hf_endpoint_in_url, hf_raise_for_status
 
     following: str | None = url
@@ -127,20 +125,20 @@ def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[list[dict[st
 
 
 def headers_for(url: str) -> dict[str, str]:
-    """The request headers for an address: the token goes to the hub alone, never to the storage that it names."""
+    """Return the request headers for an address; only the hub gets the token, not the storage that it redirects to."""
     ours = urlsplit(url)[:2] == urlsplit(constants.ENDPOINT)[:2]
     headers: dict[str, str] = build_hf_headers(token=None if ours else False)
-    headers["Accept-Encoding"] = "identity"  # sizes and positions are those of the file itself
+    headers["Accept-Encoding"] = "identity"  # else sizes and positions are those of compressed content
     return headers
 
 
 def timeout_s() -> float:
-    """How long a server may be silent, in seconds."""
+    """Return how long a server may send nothing, in seconds."""
     return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The wait that an answer asks for, in seconds; None where it asks for none.
+    """Return the wait that a response asks for, in seconds, or None.
 
     `Retry-After` in seconds or as a date (RFC 9110, 10.2.3), or the hub's `RateLimit: "api";r=0;t=55`.
     """
@@ -157,8 +155,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 @contextmanager
-def failures_told(repository: str, revision: str) -> Iterator[None]:
-    """Turns what a request to the hub raises into `TryAgainError`, or a `DataError` that says what would help."""
+def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
+    """Raise a `TryAgainError`, or a `DataError` that says what would help, for an error of a request to the hub."""
     http = _http_library()
     where = f"dataset {repository!r} at {urlsplit(constants.ENDPOINT).hostname}"
     try:
@@ -166,7 +164,7 @@ def failures_told(repository: str, revision: str) -> Iterator[None]:
     except HFValidationError:
         raise DataError(f"{repository!r} cannot be the name of a dataset on the hub: give OWNER/NAME") from None
     except OfflineModeIsEnabled:
-        raise HubUnreachableError(f"{where} cannot be asked: HF_HUB_OFFLINE is set") from None
+        raise HubUnreachableError(f"{where} cannot be reached: HF_HUB_OFFLINE is set") from None
     except GatedRepoError:
         raise DataError(
             f"{where} is gated: accept its terms on its page, and set HF_TOKEN to a token of that account"
@@ -196,10 +194,10 @@ def failures_told(repository: str, revision: str) -> Iterator[None]:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{where} answers what the hub would not ({type(error).__name__}): is HF_ENDPOINT a mirror?"
+            f"{where} sends a response unlike the hub's ({type(error).__name__}): is HF_ENDPOINT a mirror?"
         ) from None
 
 
 def _http_library() -> Any:
-    """The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2."""
+    """Return the HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2."""
     return importlib.import_module(type(get_session()).__module__.partition(".")[0])
