@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
-from efficientbench.devices.base import DTYPES, Device, all_devices, device_called
+from efficientbench.devices.base import DTYPES, Device
+from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.doctor.ascend import ascend_findings
 from efficientbench.doctor.finding import Finding, print_findings
 from efficientbench.doctor.step import step_findings

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import Device, find_device
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
 from efficientbench.doctor.finding import Finding
 from efficientbench.launchers.processes.worker_process import module_command
 

@@ -8,7 +8,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.rank_grid import RankGrid
-from efficientbench.devices.base import all_devices
+from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project

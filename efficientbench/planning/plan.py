@@ -15,7 +15,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs import memory as memory_cost
 from efficientbench.costs import model as cost
-from efficientbench.devices.base import Device, all_devices
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import all_devices
 
 
 class DoesNotFitError(ConfigError):

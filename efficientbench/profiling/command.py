@@ -7,7 +7,8 @@ import os
 from rich.console import Console
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.devices.base import Device, find_device
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.profiling.probe import probe_host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from efficientbench.devices.base import all_devices
+from efficientbench.devices.registry import all_devices
 
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
 """`other`: activations, rotation, embedding, residuals, copies. `idle`: no operation runs."""

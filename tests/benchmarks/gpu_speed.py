@@ -43,7 +43,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs import model as cost
-from efficientbench.devices.base import Device, find_device
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.planning.plan import make_plan, with_kernels

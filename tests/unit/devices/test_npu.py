@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from efficientbench.devices import base, npu
-from efficientbench.devices.ascend_chip import FUSED, family
-from efficientbench.devices.errors import DeviceError
+from efficientbench.devices.npu import FUSED, family
+from efficientbench.devices.base import DeviceError
 from efficientbench.devices.npu import NPU
 
 Machine = Callable[..., NPU]
