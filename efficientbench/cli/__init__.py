@@ -119,10 +119,10 @@ def plan(
     from rich.console import Console
 
     if world is not None:
-        from efficientbench.planning.cluster_plan import make_scale_plan
-        from efficientbench.planning.cluster_table import print_scale_plan
+        from efficientbench.planning.cluster_plan import make_cluster_plan
+        from efficientbench.planning.cluster_table import print_cluster_plan
 
-        print_scale_plan(make_scale_plan(config, world, devices_per_node or 8, device), Console(width=160))
+        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
     from efficientbench.planning.plan_table import print_plan

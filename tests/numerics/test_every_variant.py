@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from efficientbench.config.load import resolve, same_model
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters, flops_per_token
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -64,13 +64,13 @@ def test_a_changed_token_leaves_all_logits_before_it(variant: str, position: int
 @pytest.mark.parametrize("variant", OVERRIDES)
 def test_parameters_are_as_many_as_counted(variant: str) -> None:
     config = configuration(variant)
-    assert sum(parameter.numel() for parameter in build(config).parameters()) == cost.parameters(config.model).total
+    assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
 
 
 @pytest.mark.parametrize("run", [run.name for run in load_matrix().runs])
 def test_parameters_of_the_smoke_models_are_as_many_as_counted(run: str) -> None:
     config = resolve(run, smoke=True)
-    assert sum(parameter.numel() for parameter in build(config).parameters()) == cost.parameters(config.model).total
+    assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
 
 
 @pytest.mark.parametrize("variant", OVERRIDES)
@@ -90,6 +90,6 @@ def test_flops_equal_those_that_torch_counts(variant: str, monkeypatch: pytest.M
     model = build(config)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(tokens)
-    flops = cost.flops_per_token(config.model, config.training.seq_len)
+    flops = flops_per_token(config.model, config.training.seq_len)
     assert flops.forward_full_square * tokens.numel() == counter.get_total_flops()
     assert flops.forward < flops.forward_full_square

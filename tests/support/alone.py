@@ -8,13 +8,6 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 
 
-def counted(config: RunConfig, layout: Layout) -> list[int]:
-    """Parameters of a rank of each stage, counted in the engine's model."""
-    from efficientbench.planning.stages import stage_parameters
-
-    return stage_parameters(config, layout)
-
-
 def peak_memory_bytes() -> int:
     """The most that the process has held since its program began; getrusage would begin with its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()

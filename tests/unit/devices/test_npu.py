@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from efficientbench.devices import base, npu
-from efficientbench.devices.npu import FUSED, family
 from efficientbench.devices.base import DeviceError
-from efficientbench.devices.npu import NPU
+from efficientbench.devices.npu import FUSED, NPU, family
 
 Machine = Callable[..., NPU]
 

@@ -11,20 +11,20 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from support.alone import counted, engine_groups, peak_memory_bytes
+from support.alone import engine_groups, peak_memory_bytes
 from typer.testing import CliRunner
 
 from efficientbench.cli import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.costs import memory as memory_cost
 from efficientbench.costs.compute import micro_batch_work
+from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
-from efficientbench.planning.cluster_plan import ScalePlan, layout_of_world, make_scale_plan
-from efficientbench.planning.cluster_table import print_scale_plan
+from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
+from efficientbench.planning.cluster_table import print_cluster_plan
 from efficientbench.planning.step_time import Efficiency, bubble_fraction, project
 
 H100 = device_rates("H100 SXM", "bf16")
@@ -68,17 +68,14 @@ def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPool
         except ConfigError:
             continue  # not every variant divides so
         tried += 1
-        formula = [
-            memory_cost.rank_parameters(config, layout, stage) + memory_cost.rank_experts(config, layout)
-            for stage in range(layout.pp)
-        ]
-        assert alone.submit(counted, config, layout).result() == formula, overrides
+        formula = [rank_parameters(config, layout, stage) + rank_experts(config, layout) for stage in range(layout.pp)]
+        assert alone.submit(count_stage_parameters, config, layout).result() == formula, overrides
     assert tried >= 2
 
 
 def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
     config, layout = laid_out("moe_1.5Bx8", 1)
-    (parameters,) = alone.submit(counted, config, layout).result()
+    (parameters,) = alone.submit(count_stage_parameters, config, layout).result()
     assert alone.submit(peak_memory_bytes).result() < 1e9 < parameters
 
 
@@ -158,14 +155,14 @@ def test_a_slower_link_makes_a_longer_step() -> None:
     assert far.communication_s[activations] == near.communication_s[activations]
 
 
-def scale_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ScalePlan:
+def scale_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ClusterPlan:
     config = resolve(name, overrides=("training.global_batch_size=1024", *overrides))
-    return alone.submit(make_scale_plan, config, world, 8, device).result()
+    return alone.submit(make_cluster_plan, config, world, 8, device).result()
 
 
-def printed(scale: ScalePlan) -> str:
+def printed(scale: ClusterPlan) -> str:
     out = io.StringIO()
-    print_scale_plan(scale, Console(file=out, width=160))
+    print_cluster_plan(scale, Console(file=out, width=160))
     return re.sub(r"\s+", " ", out.getvalue())
 
 
@@ -218,7 +215,7 @@ def test_what_cannot_be_laid_out_says_what_could(world: int, overrides: tuple[st
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:
     config = resolve("gqa_3B")
     with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
-        make_scale_plan(config, 8, 8, "H100 SMX")
+        make_cluster_plan(config, 8, 8, "H100 SMX")
 
 
 @pytest.mark.parametrize("option", [("--devices-per-node", "4"), ("--device", "H100 SXM")])
