@@ -234,7 +234,7 @@ def profile(
     name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
     """Train a run, trace its last steps, and print what their time went to, beside the device's roofline."""
-    from efficientbench.profiling.command import profile as profile_run
+    from efficientbench.profiling.profile import profile as profile_run
 
     raise typer.Exit(profile_run(*resolve_words(name, words or [], smoke, data, tokenizer)))
 

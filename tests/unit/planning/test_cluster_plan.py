@@ -155,25 +155,25 @@ def test_a_slower_link_makes_a_longer_step() -> None:
     assert far.communication_s[activations] == near.communication_s[activations]
 
 
-def scale_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ClusterPlan:
+def cluster_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ClusterPlan:
     config = resolve(name, overrides=("training.global_batch_size=1024", *overrides))
     return alone.submit(make_cluster_plan, config, world, 8, device).result()
 
 
-def printed(scale: ClusterPlan) -> str:
+def printed(cluster: ClusterPlan) -> str:
     out = io.StringIO()
-    print_cluster_plan(scale, Console(file=out, width=160))
+    print_cluster_plan(cluster, Console(file=out, width=160))
     return re.sub(r"\s+", " ", out.getvalue())
 
 
 def test_printed_figures(alone: ProcessPoolExecutor) -> None:
-    scale = scale_plan(
+    cluster = cluster_plan(
         alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
     )
-    text = printed(scale)
+    text = printed(cluster)
     for figure in (
         "1,024 ranks = tp 8 × cp 1 × dp 32 × pp 4; 128 nodes of 8",
-        f"{scale.stage_parameters[0]:,}",
+        f"{cluster.stage_parameters[0]:,}",
         "0, largest",
         "3 / (1 × 32) = 9.4%",
         "projected step on H100 SXM",
@@ -182,15 +182,15 @@ def test_printed_figures(alone: ProcessPoolExecutor) -> None:
     ):
         assert figure in text, figure
     # More than a run on a laptop: an accelerator's context.
-    assert scale.plan.memory[0].runtime == 1_500_000_000
+    assert cluster.plan.memory[0].runtime == 1_500_000_000
 
 
 def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:
-    text = printed(scale_plan(alone, "gqa_0.5B", 16, None))
+    text = printed(cluster_plan(alone, "gqa_0.5B", 16, None))
     assert "step time: n/a; --device NAME" in text
-    text = printed(scale_plan(alone, "gqa_0.5B", 16, "L40S"))
+    text = printed(cluster_plan(alone, "gqa_0.5B", 16, "L40S"))
     assert "step time: n/a; what the network of a node of L40S carries" in text
-    assert "projected step on L40S" in printed(scale_plan(alone, "gqa_0.5B", 8, "L40S"))
+    assert "projected step on L40S" in printed(cluster_plan(alone, "gqa_0.5B", 8, "L40S"))
 
 
 @pytest.mark.parametrize(

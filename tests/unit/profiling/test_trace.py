@@ -14,9 +14,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
-from efficientbench.profiling.kinds import OPTIMIZER, STEP
 from efficientbench.profiling.roofline import bounds, largest_gap
-from efficientbench.profiling.trace import Breakdown, break_down, common, read_trace, union, without
+from efficientbench.profiling.trace import OPTIMIZER, STEP, Breakdown, break_down, common, read_trace, union, without
 from efficientbench.worker.listeners.profiler import Profiler
 
 
