@@ -223,10 +223,9 @@ def doctor(
     ] = None,
 ) -> None:
     """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
-    from efficientbench.doctor.doctor import doctor as examine
-    from efficientbench.doctor.doctor import examine_device
+    from efficientbench.doctor.doctor import check_device, check_machine
 
-    raise typer.Exit(examine() if device is None else examine_device(device))
+    raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
 @app.command()

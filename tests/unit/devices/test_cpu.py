@@ -12,7 +12,7 @@ from rich.console import Console
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
 from efficientbench.devices.cpu import CPU, multiplies_bf16
-from efficientbench.doctor.doctor import doctor
+from efficientbench.doctor.doctor import check_machine
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 
@@ -79,7 +79,7 @@ def test_people_are_told_what_would_be_right(described: Path, capsys: pytest.Cap
     assert warning.startswith("training.dtype=bf16 is slow here: torch has no bf16 matrix products for Some CPU (")
     assert warning.endswith("on this CPU add training.dtype=fp32")
     CPU().check("bf16")
-    doctor()
+    check_machine()
     assert warning in " ".join(capsys.readouterr().out.split())
     assert f"warning: {warning}\n" in planned("training.dtype=bf16")
     for words in (["training.dtype=fp32"], ["training.dtype=bf16", "device=cuda"]):
