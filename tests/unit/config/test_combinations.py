@@ -1,8 +1,21 @@
-"""What combines with what."""
+"""Layouts of each variant: a product of them works where each of its parts does."""
 
 from __future__ import annotations
 
-from efficientbench.config.combinations import products, refusals, runs
+from itertools import combinations
+
+from efficientbench.config.combinations import PARTS, refusals, runs
+
+
+def products() -> list[tuple[str, ...]]:
+    """Return every product of the parts, each parallelism once."""
+    alternatives = ({"TP", "TP + SP"}, {"PP", "PP interleaved"})
+    return [
+        chosen
+        for count in range(1, len(PARTS) + 1)
+        for chosen in combinations(PARTS, count)
+        if not any(each <= set(chosen) for each in alternatives)
+    ]
 
 
 def test_a_product_works_where_each_of_its_parts_does() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve, same_model, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import MLAConfig, NSAConfig, RopeConfig
 from efficientbench.config.schema import DataConfig, RunConfig
