@@ -55,21 +55,6 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     return _validated(tree, problems)
 
 
-def same_model(name: str) -> list[str]:
-    """Return the other runs with the same configuration as `name`, in the order of the matrix.
-
-    They differ only in their names, so the spread between their results is measurement noise.
-    """
-    matrix = load_matrix()
-    names = {"variant": "", "size": ""}
-    wanted = _validated(_named(matrix.run(name), matrix, None)).model_copy(update=names)
-    return [
-        run.name
-        for run in matrix.runs
-        if run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
-    ]
-
-
 def settable_keys() -> dict[str, FieldInfo]:
     """Return every dotted key that an override may set, with its field."""
     return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
@@ -175,19 +160,9 @@ def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]
     path = [str(step) for step in location]
     for length in range(1, len(path)):
         section = ".".join(path[:length])
-        if f"{section}.kind" in keys and path[length] in _kinds_of(section):
+        if f"{section}.kind" in keys:
             return path[:length] + path[length + 1 :], path[length]
     return path, None
-
-
-def _kinds_of(section: str) -> set[str]:
-    """Return the kinds of a section that has several, else none."""
-    part: type[Part] = RunConfig
-    kinds: list[type[Part]] = []
-    for name in section.split("."):
-        kinds = [kind for kind in _alternatives(part.model_fields[name]) if issubclass(kind, Part)]
-        part = kinds[0]
-    return {kind.model_fields["kind"].default for kind in kinds} if len(kinds) > 1 else set()
 
 
 def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:

@@ -82,8 +82,7 @@ def multiplies_bf16() -> bool | None:
         return True
     if "avx_vnni" not in instructions:
         return False
-    # Some processors with AVX-VNNI also have AVX-NE-CONVERT, which Linux does not list. torch detects it, but is slow to
-    # load.
+    # Some processors with AVX-VNNI also have AVX-NE-CONVERT, which Linux does not list. torch, slow to load, finds it.
     import torch
 
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

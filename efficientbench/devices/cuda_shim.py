@@ -102,12 +102,12 @@ def install() -> None:
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: Stream(),
         "default_stream": lambda device=None: Stream(),
-        "stream": _stream_context,
+        "stream": stream_context,
         "device_count": lambda: 1,
         "get_device_capability": lambda device=None: (0, 0),
         "get_device_properties": _no_device_properties,
-        "get_rng_state": _get_rng_state,
-        "set_rng_state": _set_rng_state,
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
         "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
         "default_generators": DefaultGenerators(),
@@ -117,8 +117,8 @@ def install() -> None:
     }
     for name, replacement in replacements.items():
         setattr(torch.cuda, name, replacement)
-    torch.cuda.random.get_rng_state = _get_rng_state
-    torch.cuda.random.set_rng_state = _set_rng_state
+    torch.cuda.random.get_rng_state = get_rng_state
+    torch.cuda.random.set_rng_state = set_rng_state
     torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
     torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign,assignment]
@@ -135,15 +135,18 @@ def _no_device_properties(device: object = None) -> None:
 
 
 @contextlib.contextmanager
-def _stream_context(stream: object) -> Iterator[None]:
+def stream_context(stream: object) -> Iterator[None]:
+    """Run the block on the only stream."""
     yield
 
 
-def _get_rng_state(device: object = "cuda") -> torch.Tensor:
+def get_rng_state(device: object = "cuda") -> torch.Tensor:
+    """Return the state of the CPU's generator."""
     return torch.get_rng_state()
 
 
-def _set_rng_state(new_state: torch.Tensor, device: object = "cuda") -> None:
+def set_rng_state(new_state: torch.Tensor, device: object = "cuda") -> None:
+    """Set the state of the CPU's generator."""
     torch.set_rng_state(new_state)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
@@ -84,8 +83,7 @@ def _stages(cluster: ClusterPlan) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(NamedTuple):
     """A transfer of one rank, added up over a step."""
 
     transfer: Transfer

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve, same_model, settable_keys
+from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import MLAConfig, NSAConfig, RopeConfig
 from efficientbench.config.schema import DataConfig, RunConfig
@@ -238,12 +238,6 @@ def test_an_override_of_the_length_replaces_the_files_length() -> None:
     assert resolve("gqa_0.5B", True).training.steps is not None
     training = resolve("gqa_0.5B", True, ["training.tokens=100000"]).training
     assert (training.tokens, training.steps) == (100_000, None)
-
-
-def test_same_models_are_found_by_what_they_resolve_to() -> None:
-    assert same_model("gqa_1.5B") == ["rope_1.5B", "dense_1.5B"]
-    assert same_model("dense_3B") == ["gqa_3B"]
-    assert same_model("gqa_0.5B") == []
 
 
 @pytest.mark.parametrize("name", RUNS)

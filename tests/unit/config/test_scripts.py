@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.matrix import EXPERIMENTS, load_matrix
+from efficientbench.config.matrix import load_matrix
 from efficientbench.config.scripts import check_scripts, write_scripts
 
 
@@ -56,12 +54,3 @@ def test_words_reach_the_launcher_untouched(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.stdout.split("\n")[:-1] == ["dense_3B", *words]
-
-
-def test_shellcheck() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    scripts = sorted(EXPERIMENTS.rglob("run_*.sh"))
-    done = subprocess.run([shellcheck, *map(os.fspath, scripts)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")

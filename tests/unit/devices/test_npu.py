@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from efficientbench.devices import base, npu
+from efficientbench.devices import npu
 from efficientbench.devices.base import DeviceError
 from efficientbench.devices.npu import FUSED, NPU, family
 
@@ -114,10 +114,3 @@ def test_an_npu_that_the_driver_withholds_is_no_matter_of_cann(
         "the driver refuses torch_npu the NPU (NPU function error: aclrtSetDevice, error code is 507033); npu-smi info "
         "tells more"
     )
-
-
-def test_environment_is_given_where_the_user_has_not_set_it() -> None:
-    assert NPU.environment["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
-    # A broadcast fails without it, since torch asks what answers for CUDA for its compute capability.
-    assert "TORCH_NPU_DEVICE_CAPABILITY" in NPU.environment
-    assert base.Device.environment == {}

@@ -9,14 +9,15 @@ import contextlib
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from efficientbench.devices import cuda_shim
-from efficientbench.devices.cuda_shim import Event
+from efficientbench.devices.cuda_shim import Event, get_rng_state, set_rng_state
+from efficientbench.devices.cuda_shim import stream_context as stream
 
 __all__ = [
     "Event",
@@ -108,7 +109,7 @@ def init() -> None:
 
 
 def device_count() -> int:
-    # As many as the test has ranks; they all are npu:0 to their own process.
+    # Tests set the number of their ranks; each rank sees its device as npu:0.
     return int(os.environ.get("SIMULATED_NPUS", "1"))
 
 
@@ -135,24 +136,11 @@ def set_stream(stream: Stream) -> None:
     pass
 
 
-@contextlib.contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    yield
-
-
 def is_current_stream_capturing() -> bool:
     return False
 
 
 default_generators = (torch.default_generator,)
-
-
-def get_rng_state(device: object = "npu") -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: object = "npu") -> None:
-    torch.set_rng_state(new_state)
 
 
 def manual_seed(seed: int) -> None:
