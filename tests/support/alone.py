@@ -1,4 +1,4 @@
-"""A process that no test has started the engine in, for what changes a process for good."""
+"""Functions for a process of their own, since they change torch and the engine for the whole process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from efficientbench.config.schema import RunConfig
 
 
 def peak_memory_bytes() -> int:
-    """The most that the process has held since its program began; getrusage would begin with its parent's."""
+    """Return the peak memory of this process; getrusage would start from its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def engine_groups(config: RunConfig, layout: Layout, rank: int) -> dict[str, list[int]]:
-    """The groups that the engine puts a rank into, by the names of rank_grid."""
+    """Return the groups that the engine puts a rank into, by the names of rank_grid."""
     from efficientbench.devices.cpu import CPU
 
     CPU().prepare(0)

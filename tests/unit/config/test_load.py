@@ -1,4 +1,4 @@
-"""From names and overrides to a RunConfig: the order of the layers, and every mistake told at once."""
+"""From names and overrides to a RunConfig: the order of the layers, and all mistakes in one message."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_names(name: str, message: str) -> None:
         st.one_of(st.text(), st.tuples(st.sampled_from(sorted(settable_keys())), st.text()).map("=".join)), max_size=4
     )
 )
-@settings(deadline=None)  # what it checks is what is said, not how fast a busy machine says it
+@settings(deadline=None)  # checks messages, not the speed of a busy machine
 def test_any_text_resolves_or_is_refused_in_printable_lines(overrides: list[str]) -> None:
     problems: tuple[str, ...] = ()
     try:

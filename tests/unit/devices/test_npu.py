@@ -1,4 +1,4 @@
-"""What is said of an NPU, with a stand-in for torch_npu's namespace."""
+"""Reasons and refusals of the NPU device type, with a fake of torch_npu's namespace."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_training_chip_serves(machine: Machine) -> None:
     assert device.unsupported_dtypes() == {}
 
 
-def test_bf16_is_refused_where_the_chip_has_none_with_the_word_that_helps(machine: Machine) -> None:
+def test_bf16_is_refused_where_the_chip_lacks_it_with_the_override_that_helps(machine: Machine) -> None:
     device = machine("Ascend910PremiumA", bf16=False)
     device.check("fp16")
     with pytest.raises(DeviceError, match="Ascend910PremiumA has no bf16 arithmetic: add training.dtype=fp16, which"):

@@ -1,4 +1,4 @@
-"""What the check of an Ascend machine makes of its driver, CANN, torch and HCCL; on a machine that has none."""
+"""Checks of an Ascend machine's driver, CANN, torch and HCCL, on a machine that has none."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_a_step_on_the_simulated_npu_has_the_cpus_loss() -> None:
         command, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["loss"] == pytest.approx(told["wanted"], rel=1e-3)
-    assert told["next_loss"] < told["loss"]
+    step = json.loads(done.stdout.splitlines()[-1])
+    assert step["loss"] == pytest.approx(step["wanted"], rel=1e-3)
+    assert step["next_loss"] < step["loss"]
 
 
 def test_the_doctor_refuses_a_machine_without_npus() -> None:

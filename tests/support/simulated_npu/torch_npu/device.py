@@ -1,6 +1,6 @@
 """Tensors of device type `npu` that the CPU keeps and computes.
 
-They use PyTorch's hooks for backends in Python. Each tensor wraps one of the CPU, and operators run on the wrapped ones.
+They use PyTorch's hooks for backends in Python. Each tensor wraps one of the CPU, on which operators run.
 """
 
 from __future__ import annotations
