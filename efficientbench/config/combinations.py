@@ -40,7 +40,7 @@ def _resolved(name: str) -> RunConfig:
     return resolve(name)
 
 
-def runs() -> dict[str, str]:
+def run_of_each_variant() -> dict[str, str]:
     """Return one run of each variant, by the variant's name: in its middle size, or its only one."""
     found: dict[str, str] = {}
     for run in load_matrix().runs:
@@ -53,7 +53,7 @@ def table() -> str:
     """Return the table in Markdown: a row for each variant, a column for each part, and the reasons below."""
     reasons: list[str] = []
     rows = [f"| variant | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
-    for variant, name in runs().items():
+    for variant, name in run_of_each_variant().items():
         cells = []
         for part in PARTS:
             problems = "; ".join(refusals(name, (part,)))

@@ -53,6 +53,7 @@ class Layout:
         if parallel.dp is not None:
             dp = parallel.dp
         elif oversubscribe:
+            # The least dp for which nodes divide model_ranks · dp, and ep divides cp · dp.
             dp = lcm(nodes // gcd(nodes, model_ranks), parallel.ep // gcd(parallel.ep, parallel.cp))
         else:
             dp = devices * nodes // model_ranks
@@ -98,6 +99,7 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     if parallel.dp is not None or dp == 0 or training.global_batch_size % dp:
         return config
     share = training.global_batch_size // dp
+    # Interleaved stages take micro-batches in rounds of pp.
     rounds = share // parallel.pp if parallel.vpp > 1 and share % parallel.pp == 0 else share
     fitting = next(size for size in range(min(training.micro_batch_size, rounds), 0, -1) if rounds % size == 0)
     if fitting == training.micro_batch_size:

@@ -36,7 +36,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     run = matrix.run(name)
     tree = _named(run, matrix, load_smoke() if smoke else None)
     keys = settable_keys()
-    given: Overlay = {}
+    values: Overlay = {}
     problems: list[str] = []
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -46,11 +46,11 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(unknown_key(key, keys))
         else:
             try:
-                given[key] = _parse(text, keys[key])
+                values[key] = _parse(text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
-    _unset_other_length(tree, given)
-    for key, value in given.items():
+    _unset_other_length(tree, values)
+    for key, value in values.items():
         _set(tree, key.split("."), value)
     return _validated(tree, problems)
 
@@ -93,10 +93,10 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
     return merged
 
 
-def _unset_other_length(tree: Overlay, given: Mapping[str, object]) -> None:
+def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
     """Let an override of tokens replace the files' steps, and the other way round: both set the length of a run."""
     for key, other in (("tokens", "steps"), ("steps", "tokens")):
-        if given.get(f"training.{key}") is not None:
+        if values.get(f"training.{key}") is not None:
             tree.get("training", {}).pop(other, None)
 
 

@@ -171,8 +171,8 @@ class DataConfig(Part):
     @property
     def weights(self) -> tuple[float, ...]:
         """Each source's share of the samples; the shares sum to 1."""
-        given = [float(weight) for weight in self.path[::2]] if isinstance(self.path, tuple) else [1.0]
-        return tuple(weight / sum(given) for weight in given)
+        weights = [float(weight) for weight in self.path[::2]] if isinstance(self.path, tuple) else [1.0]
+        return tuple(weight / sum(weights) for weight in weights)
 
     @field_validator("path", mode="before")
     @classmethod
@@ -263,7 +263,7 @@ class RunConfig(Part):
     smoke: bool = Field(default=False, description="whether the run is scaled down to what a laptop trains in a minute")
     label: Label | None = Field(
         default=None,
-        description="text that tells the run apart from others of its name in the suite; part of its folder's name",
+        description="text that distinguishes the run from others of its name in the suite; part of its folder's name",
     )
     device: str = Field(
         default="auto",

@@ -128,6 +128,7 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     layer = residual if training.recompute == "full" else _layer_elements(config, layout)
     in_flight = layout.pp - stage
     if layout.vpp > 1:
+        # megatron's warm-up of interleaved 1F1B, and the micro-batch that follows it; each has one virtual stage.
         in_flight = 2 * (layout.pp - stage) - 1 + (layout.vpp - 1) * layout.pp
     in_flight = min(in_flight, layout.micro_batches * layout.vpp)
     per_token = in_flight * (layout.layers_per_stage // layout.vpp) * layer

@@ -41,6 +41,7 @@ class RankGrid:
         replicas = layout.cp * layout.dp
         stage = layout.tp * replicas
         expert_tp = layout.tp if layout.ep == 1 else 1
+        # Kind → distance between neighbours in a group, and ranks of a group.
         shape: dict[str, tuple[int, int]] = {
             "tp": (1, layout.tp),
             "cp": (layout.tp, layout.cp),

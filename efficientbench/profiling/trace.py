@@ -140,6 +140,7 @@ def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
     An operation that communicates keeps its kind. Any other has that of the outermost scope around it, else its own,
     else that of the nearest operation around it.
     """
+    # Object identities are far above the numbers in a trace, so both fit into one dictionary.
     kinds: dict[int, str] = {}
     threads: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:

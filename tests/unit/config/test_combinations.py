@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from efficientbench.config.combinations import PARTS, refusals, runs
+from efficientbench.config.combinations import PARTS, refusals, run_of_each_variant
 
 
 def products() -> list[tuple[str, ...]]:
@@ -19,7 +19,7 @@ def products() -> list[tuple[str, ...]]:
 
 
 def test_a_product_works_where_each_of_its_parts_does() -> None:
-    for name in runs().values():
+    for name in run_of_each_variant().values():
         refused = {part for parts in products() if len(parts) == 1 and refusals(name, parts) for part in parts}
         for parts in products():
             assert bool(refusals(name, parts)) == bool(refused & set(parts)), (name, parts)
