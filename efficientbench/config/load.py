@@ -51,8 +51,16 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     _unset_other_length(tree, values)
     for key, value in values.items():
-        _set(tree, key.split("."), value)
-    return _validated(tree, problems)
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = _merged(tree, value)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        problems += _problems(error)
+    if problems:
+        raise ConfigError(problems)
+    return config
 
 
 def settable_keys() -> dict[str, FieldInfo]:
@@ -100,12 +108,6 @@ def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
             tree.get("training", {}).pop(other, None)
 
 
-def _set(tree: Overlay, path: list[str], value: object) -> None:
-    for step in path[:-1]:
-        tree = tree.setdefault(step, {})
-    tree[path[-1]] = value
-
-
 def _parse(text: str, field: FieldInfo) -> object:
     """Parse the text of an override for `field`.
 
@@ -120,17 +122,6 @@ def _parse(text: str, field: FieldInfo) -> object:
     if text[:1] in ("[", "{") and (str not in kinds or (lists and text[-1:] == "]")):
         return yaml.load(text, yaml.BaseLoader)
     return text
-
-
-def _validated(tree: Overlay, problems: Sequence[str] = ()) -> RunConfig:
-    found = list(problems)
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        found += _problems(error)
-    if found:
-        raise ConfigError(found)
-    return config
 
 
 def _problems(error: ValidationError) -> list[str]:

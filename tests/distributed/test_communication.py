@@ -1,4 +1,4 @@
-"""The formulas of communication_cost.py against what ranks really send in a training step, byte for byte."""
+"""The formulas of costs/communication.py against what ranks send in a training step, byte for byte."""
 
 from __future__ import annotations
 
