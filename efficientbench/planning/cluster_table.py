@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.plan import gigabytes, memory_parts
+from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
 
@@ -37,16 +37,6 @@ def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _table(title: str, first: str, columns: Iterable[str], left: int = 0) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    return table
-
-
 def _grid(cluster: ClusterPlan) -> Table:
     layout = cluster.plan.layout
     experts = f", experts over ep {layout.ep}" if layout.ep > 1 else ""
@@ -54,10 +44,10 @@ def _grid(cluster: ClusterPlan) -> Table:
         f"{cluster.plan.config.name} on {layout.world_size:,} ranks = tp {layout.tp} × cp {layout.cp} × "
         f"dp {layout.dp} × pp {layout.pp}{experts}; {layout.nodes:,} nodes of {layout.ranks_per_node}"
     )
-    table = _table(title, "group", ("ranks", "groups", "the first", "lies on"))
+    table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title)
     for kind, name in _GROUPS:
         span = cluster.grid.span(kind)
-        if span.size == 1 or (kind == "expert dp" and cluster.plan.layout.ep == 1):
+        if span.size == 1 or (kind == "expert dp" and layout.ep == 1):
             continue
         groups = cluster.grid.groups(kind)
         first = ", ".join(map(str, groups[0][:3])) + (f" … {groups[0][-1]}" if span.size > 3 else "")
@@ -69,7 +59,7 @@ def _grid(cluster: ClusterPlan) -> Table:
 def _stages(cluster: ClusterPlan) -> Table:
     memory = cluster.plan.memory
     parts = [name for name, _ in memory_parts(memory[0])]
-    table = _table("a rank of each stage; memory at its peak, GB", "stage", ("parameters", *parts, "total"))
+    table = plain_table("stage", ("parameters", *parts, "total"), "a rank of each stage; memory at its peak, GB")
     for stage, each in enumerate(memory):
         largest = stage == cluster.fullest_stage and len(memory) > 1
         sizes = [f"{size / 1e9:.2f}" for _, size in memory_parts(each)]
@@ -99,7 +89,7 @@ def _communication(cluster: ClusterPlan) -> Table | None:
     if not stages[most]:
         return None
     title = f"what a rank of stage {most}, which sends most, sends in a step"
-    table = _table(title, "purpose", ("operation", "group", "link", "payload", "sent"), left=3)
+    table = plain_table("purpose", ("operation", "group", "link", "payload", "sent"), title, left=3)
     for row in stages[most]:
         of = row.transfer
         table.add_row(of.purpose, of.operation, of.group, row.link, _size(row.payload_bytes), _size(row.sent_bytes))
@@ -126,7 +116,7 @@ def _projection(cluster: ClusterPlan) -> Table | None:
     if projection is None or cluster.rates is None:
         return None
     total_s = projection.step_time_s
-    table = _table(f"projected step on {cluster.rates.name}", "", ("ms", "share"))
+    table = plain_table("", ("ms", "share"), f"projected step on {cluster.rates.name}")
     parts = {**projection.compute_s, **projection.communication_s}
     if projection.bubble_s:
         parts["pipeline bubble"] = projection.bubble_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
@@ -11,14 +13,25 @@ from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
 from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
 
-if TYPE_CHECKING:
-    from rich.console import Console
+
+def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
+    """Return an empty table without lines, whose rows never wrap.
+
+    Args:
+        first: heading of the first column, which is aligned left.
+        columns: headings of the other columns.
+        title: title of the table.
+        left: number of the other columns that are aligned left too; the rest is aligned right.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    return table
 
 
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan as two tables, with its notes."""
-    from rich.table import Table
-
     run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
     for row in _run_rows(plan):
         run.add_row(*row)
@@ -44,14 +57,8 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
     Raises ConfigError: the overrides fit none of the runs.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     plans, refused = _matrix_plans(overrides, smoke)
-    table = Table(title="the matrix, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", no_wrap=True)
-    for title in _MATRIX_COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
     for plan in plans:
         table.add_row(plan.config.name, *_matrix_row(plan))
     # A row stays whole and on one line, however narrow the terminal is.

@@ -12,6 +12,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.planning.plan_table import plain_table
 from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
 from efficientbench.running.job import Job
@@ -78,10 +79,7 @@ def _rates(job: Job, device: Device) -> tuple[DeviceRates | None, str | None]:
 
 
 def _table(breakdown: Breakdown, found: dict[str, Bound]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kind", no_wrap=True)
-    for column in ("ms", "share", "GFLOP", "GB moved", "bound, ms", "of the bound"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = plain_table("kind", ("ms", "share", "GFLOP", "GB moved", "bound, ms", "of the bound"))
     for kind in KINDS:
         time_s, bound = breakdown.seconds[kind], found.get(kind)
         cells = [f"{time_s * 1e3:,.1f}", f"{time_s / breakdown.step_time_s:.1%}"]
