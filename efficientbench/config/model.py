@@ -55,16 +55,16 @@ class MLAConfig(Part):
         default=None, description="width of the queries' latent; unset: queries have none"
     )
     kv_lora_rank: PositiveInt = Field(
-        description="width of the latent that keys and values share; unset: hidden_size / 4"
+        description="width of the latent that keys and values share; hidden_size / 4 unless set"
     )
     qk_nope_head_dim: PositiveInt = Field(
-        description="width of the part of a query or key head without position; unset: head_dim"
+        description="width of the part of a query or key head without position; head_dim unless set"
     )
     qk_rope_head_dim: PositiveInt = Field(
         description="width of the part of a query head that RoPE rotates, and of the rotated key that all heads share; "
-        "unset: head_dim / 2"
+        "head_dim / 2 unless set"
     )
-    v_head_dim: PositiveInt = Field(description="width of a value head; unset: head_dim")
+    v_head_dim: PositiveInt = Field(description="width of a value head; head_dim unless set")
 
     @staticmethod
     def proportions(hidden_size: int, head_dim: int) -> dict[str, int]:
