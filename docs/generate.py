@@ -22,7 +22,7 @@ from efficientbench.config import combinations
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as costs
+from efficientbench.costs.model import count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.metrics.report import columns as report_columns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,8 +69,8 @@ def parameters() -> str:
     rows = []
     for run in load_matrix().runs:
         config = resolve(run.name)
-        counted = costs.parameters(config.model)
-        flops = costs.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+        counted = count_parameters(config.model)
+        flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
         rows.append([f"`{run.name}`", f"{counted.total:,}", f"{counted.active:,}", f"{flops.training:,.0f}"])
     return _table(["run", "parameters", "active", "FLOPs per token"], rows)
 
@@ -79,8 +79,8 @@ def planned(name: str, figure: str) -> str:
     """Return one figure of a run of the matrix: its parameters, or the keys that a query reads."""
     config = resolve(name)
     if figure == "parameters":
-        return f"{costs.parameters(config.model).total:,}"
-    return f"{costs.keys_read_per_query(config.model, config.training.seq_len):,.0f}"
+        return f"{count_parameters(config.model).total:,}"
+    return f"{keys_read_per_query(config.model, config.training.seq_len):,.0f}"
 
 
 def sizes() -> str:

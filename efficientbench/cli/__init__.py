@@ -119,10 +119,10 @@ def plan(
     from rich.console import Console
 
     if world is not None:
-        from efficientbench.planning.cluster_plan import make_scale_plan
-        from efficientbench.planning.cluster_table import print_scale_plan
+        from efficientbench.planning.cluster_plan import make_cluster_plan
+        from efficientbench.planning.cluster_table import print_cluster_plan
 
-        print_scale_plan(make_scale_plan(config, world, devices_per_node or 8, device), Console(width=160))
+        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
     from efficientbench.planning.plan_table import print_plan
@@ -223,10 +223,9 @@ def doctor(
     ] = None,
 ) -> None:
     """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
-    from efficientbench.doctor.doctor import doctor as examine
-    from efficientbench.doctor.doctor import examine_device
+    from efficientbench.doctor.doctor import check_device, check_machine
 
-    raise typer.Exit(examine() if device is None else examine_device(device))
+    raise typer.Exit(check_machine() if device is None else check_device(device))
 
 
 @app.command()
@@ -234,7 +233,7 @@ def profile(
     name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
     """Train a run, trace its last steps, and print what their time went to, beside the device's roofline."""
-    from efficientbench.profiling.command import profile as profile_run
+    from efficientbench.profiling.profile import profile as profile_run
 
     raise typer.Exit(profile_run(*resolve_words(name, words or [], smoke, data, tokenizer)))
 

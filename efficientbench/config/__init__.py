@@ -1,1 +1,1 @@
-"""What a run is: schema, loading, the named matrix, and the arithmetic of ranks. Imports neither torch nor megatron."""
+"""Configuration of a run: schema, loading, the named matrix, layout and length. Imports neither torch nor megatron."""

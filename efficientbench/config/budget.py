@@ -1,4 +1,4 @@
-"""How long a run trains: optimizer steps from tokens, and whether they suffice for what is measured."""
+"""The length of a run: optimizer steps from tokens, and whether they suffice for measurement."""
 
 from __future__ import annotations
 
@@ -8,28 +8,34 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 
 DEFAULT_TOKENS = 100_000
+"""Tokens of a run that sets neither tokens nor steps."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Length of a run; `extended` is the line to print when the default was too short to measure."""
+    """Length of a run."""
 
     steps: int
+    """Optimizer steps, with the warm-up."""
     warmup_steps: int
+    """Steps before the measured window."""
     measured_steps: int
+    """Steps in the measured window."""
     tokens_per_step: int
+    """Tokens of a global batch."""
     extended: str | None = None
+    """Message for the user where the default length was too short to measure."""
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on, warm-up included."""
+        """Tokens to train on, with the warm-up."""
         return self.steps * self.tokens_per_step
 
 
 def plan_budget(config: RunConfig) -> Budget:
-    """Steps of a run: the least whole number that trains on the wanted tokens.
+    """Return the length of a run: the fewest steps that train on the wanted tokens.
 
-    Raises ConfigError when both tokens and steps are set, or what is set is less than warm-up and measurement need.
+    Raises ConfigError: tokens and steps are both set, or the one set is less than warm-up and measurement need.
     """
     training, measurement = config.training, config.measurement
     tokens_per_step = training.global_batch_size * training.seq_len

@@ -1,9 +1,8 @@
-"""What combines with what: every variant of the matrix tried on the layouts below, by the code that refuses a run."""
+"""The table of which variant runs on which layout, by the code that refuses a run."""
 
 from __future__ import annotations
 
 import functools
-from itertools import combinations
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -21,11 +20,11 @@ PARTS = {
     "CP": {"cp": 2},
     "recompute": {},
 }
-"""Ways to share a run's work or memory, two ranks each, by keys of `parallel`; any of them may be multiplied."""
+"""Way to share a run's work or memory → the keys of `parallel` for two ranks."""
 
 
 def refusals(name: str, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """Why the run called `name` cannot have these parts together; empty where it can."""
+    """Return why the run called `name` cannot have these parts together; nothing where it can."""
     config = _resolved(name)
     parallel = config.parallel.model_copy(update={key: value for part in parts for key, value in PARTS[part].items()})
     training = config.training.model_copy(update={"recompute": "full" if "recompute" in parts else "none"})
@@ -41,19 +40,8 @@ def _resolved(name: str) -> RunConfig:
     return resolve(name)
 
 
-def products() -> list[tuple[str, ...]]:
-    """Every product of the parts; each parallelism once."""
-    alternatives = ({"TP", "TP + SP"}, {"PP", "PP interleaved"})
-    return [
-        chosen
-        for count in range(1, len(PARTS) + 1)
-        for chosen in combinations(PARTS, count)
-        if not any(each <= set(chosen) for each in alternatives)
-    ]
-
-
-def runs() -> dict[str, str]:
-    """One run of each variant, by the variant's name: of its middle size, or its only one."""
+def run_of_each_variant() -> dict[str, str]:
+    """Return one run of each variant, by the variant's name: in its middle size, or its only one."""
     found: dict[str, str] = {}
     for run in load_matrix().runs:
         if run.variant not in found or run.size.startswith("1.5B"):
@@ -62,10 +50,10 @@ def runs() -> dict[str, str]:
 
 
 def table() -> str:
-    """Return a table in Markdown: a row for each variant, a column for each part, and below it the reasons."""
+    """Return the table in Markdown: a row for each variant, a column for each part, and the reasons below."""
     reasons: list[str] = []
     rows = [f"| variant | {' | '.join(PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
-    for variant, name in runs().items():
+    for variant, name in run_of_each_variant().items():
         cells = []
         for part in PARTS:
             problems = "; ".join(refusals(name, (part,)))

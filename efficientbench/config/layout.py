@@ -1,4 +1,4 @@
-"""The grid of ranks: world = dp × pp × cp × tp. Pure arithmetic, and the refusal of what cannot work."""
+"""The grid of ranks, world = dp × pp × cp × tp, and the refusal of grids that cannot work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from efficientbench.config.model import LearnableAbsoluteConfig
 from efficientbench.config.schema import RunConfig
 
 CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
+"""Attention variants that work on a sequence shared by context-parallel ranks."""
 CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
+"""Positional encodings that work on a sequence shared by context-parallel ranks."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run's ranks share its model and its batch."""
+    """Division of a run's model and batch among its ranks."""
 
     world_size: int
     nodes: int
@@ -29,19 +31,21 @@ class Layout:
     layers_per_stage: int
     """Layers on each pipeline rank, in `vpp` virtual stages."""
     micro_batches: int
-    """Micro-batches that one data-parallel replica computes in an optimizer step."""
+    """Micro-batches of one data-parallel replica in an optimizer step."""
 
     @property
     def ranks_per_node(self) -> int:
+        """Ranks on each node."""
         return self.world_size // self.nodes
 
     @classmethod
     def of(cls, config: RunConfig, devices: int, nodes: int = 1, oversubscribe: bool = False) -> Layout:
-        """The layout of `config` on `nodes` nodes with `devices` devices each.
+        """Return the layout of `config` on `nodes` nodes with `devices` devices each.
 
-        With `oversubscribe` (a CPU) several ranks may share a device, so an unset dp is the least that puts a rank on
-        every node and serves ep; without it (accelerators), an unset dp takes all devices. Raises ConfigError with
-        every reason.
+        With `oversubscribe` (a CPU) ranks may share a device, and an unset dp is the smallest with a rank on every node
+        and enough ranks for ep. Without it (accelerators) an unset dp takes all devices.
+
+        Raises ConfigError: the layout cannot work; the message has every reason.
         """
         parallel = config.parallel
         model_ranks = parallel.tp * parallel.cp * parallel.pp
@@ -49,6 +53,7 @@ class Layout:
         if parallel.dp is not None:
             dp = parallel.dp
         elif oversubscribe:
+            # The least dp for which nodes divide model_ranks · dp, and ep divides cp · dp.
             dp = lcm(nodes // gcd(nodes, model_ranks), parallel.ep // gcd(parallel.ep, parallel.cp))
         else:
             dp = devices * nodes // model_ranks
@@ -59,6 +64,7 @@ class Layout:
                     "parallel.dp to use fewer"
                 )
         world_size = model_ranks * dp
+        # No replica fits where dp is 0, and the problem above already has the reason.
         problems += _ranks_problems(world_size, devices, nodes, oversubscribe) if dp else []
         problems += _shape_problems(config)
         problems += _pipeline_problems(config)
@@ -83,16 +89,17 @@ class Layout:
 
 
 def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
-    """The run with a micro-batch that its data-parallel replicas can fill, where their number is left to the devices.
+    """Return the run with a micro-batch that its data-parallel replicas can fill, where dp is unset.
 
-    The configured micro-batch is then the most that a rank computes at once: a larger machine takes a smaller one
-    rather than none. Returns `config` itself where nothing has to change, or nothing would help.
+    The configured micro-batch is then an upper limit, so that larger machines can run it too. Returns `config` itself
+    where nothing has to change, or nothing would help.
     """
     training, parallel = config.training, config.parallel
     dp = devices * nodes // (parallel.tp * parallel.cp * parallel.pp)
     if parallel.dp is not None or dp == 0 or training.global_batch_size % dp:
         return config
     share = training.global_batch_size // dp
+    # Interleaved stages take micro-batches in rounds of pp.
     rounds = share // parallel.pp if parallel.vpp > 1 and share % parallel.pp == 0 else share
     fitting = next(size for size in range(min(training.micro_batch_size, rounds), 0, -1) if rounds % size == 0)
     if fitting == training.micro_batch_size:
@@ -101,13 +108,15 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
 
 
 def context_chunks(rank: int, cp: int) -> tuple[int, int]:
-    """Which of a sequence's 2 · cp chunks a context-parallel rank holds: one early and one late, so that all ranks see
-    as many keys."""
+    """Return the two of a sequence's 2 · cp chunks that a context-parallel rank computes.
+
+    One is early and one late, so that all ranks compute as many scores.
+    """
     return rank, 2 * cp - 1 - rank
 
 
 def padded_vocab_size(vocab_size: int, tp: int) -> int:
-    """Rows of the embedding: the vocabulary, rounded up to what `tp` ranks share evenly."""
+    """Return the rows of the embedding: the vocabulary, rounded up to a multiple of `tp`."""
     return -(-vocab_size // tp) * tp
 
 

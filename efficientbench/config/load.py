@@ -1,4 +1,4 @@
-"""From a run's name to its RunConfig: defaults < matrix (size, variant) < smoke.yaml < key=value overrides."""
+"""The configuration of a named run: defaults < matrix (size, variant) < smoke.yaml < key=value overrides."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke
 from efficientbench.config.part import Part
 from efficientbench.config.schema import RunConfig
 
-__all__ = ["ConfigError", "resolve", "same_model", "settable_keys", "unknown_key"]
-
-# Decided by the run's name and by --smoke, so no override may say otherwise.
 _DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
+"""Keys that no override may set → what decides them."""
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 
 
 def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matrix_file: Path = MATRIX) -> RunConfig:
-    """The configuration of the run called `name` in a matrix.
+    """Return the configuration of the run called `name` in a matrix.
 
-    `overrides` are `dotted.key=value` texts; of two for one key the later holds. They are parsed, never evaluated.
-    Raises ConfigError with every mistake at once.
+    `overrides` are `dotted.key=value` texts, of which a later one replaces an earlier one for the same key. They are
+    parsed, never evaluated.
+
+    Raises ConfigError: the message has all mistakes.
     """
     matrix = load_matrix(matrix_file)
     run = matrix.run(name)
     tree = _named(run, matrix, load_smoke() if smoke else None)
     keys = settable_keys()
-    given: Overlay = {}
+    values: Overlay = {}
     problems: list[str] = []
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -46,32 +46,25 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(unknown_key(key, keys))
         else:
             try:
-                given[key] = _parse(text, keys[key])
+                values[key] = _parse(text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
-    _unset_other_length(tree, given)
-    for key, value in given.items():
-        _set(tree, key.split("."), value)
-    return _validated(tree, problems)
-
-
-def same_model(name: str) -> list[str]:
-    """The other runs that resolve to the same configuration as `name`, in the order of the matrix.
-
-    They differ in nothing but their names, so the spread between their results is measurement noise.
-    """
-    matrix = load_matrix()
-    names = {"variant": "", "size": ""}
-    wanted = _validated(_named(matrix.run(name), matrix, None)).model_copy(update=names)
-    return [
-        run.name
-        for run in matrix.runs
-        if run.name != name and _validated(_named(run, matrix, None)).model_copy(update=names) == wanted
-    ]
+    _unset_other_length(tree, values)
+    for key, value in values.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = _merged(tree, value)
+    try:
+        config = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        problems += _problems(error)
+    if problems:
+        raise ConfigError(problems)
+    return config
 
 
 def settable_keys() -> dict[str, FieldInfo]:
-    """Every dotted key that an override may set, with its field."""
+    """Return every dotted key that an override may set, with its field."""
     return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
 
 
@@ -108,41 +101,27 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
     return merged
 
 
-def _unset_other_length(tree: Overlay, given: Mapping[str, object]) -> None:
-    """Tokens and steps both say how long a run is: an override of one replaces what the files say with the other."""
+def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
+    """Let an override of tokens replace the files' steps, and the other way round: both set the length of a run."""
     for key, other in (("tokens", "steps"), ("steps", "tokens")):
-        if given.get(f"training.{key}") is not None:
+        if values.get(f"training.{key}") is not None:
             tree.get("training", {}).pop(other, None)
 
 
-def _set(tree: Overlay, path: list[str], value: object) -> None:
-    for step in path[:-1]:
-        tree = tree.setdefault(step, {})
-    tree[path[-1]] = value
-
-
 def _parse(text: str, field: FieldInfo) -> object:
-    """A value for `field`. Numbers and booleans stay text, which the schema reads by the field's own type:
-    YAML's guesses (`010` is 8, `1:30` is 90, `no` is false) would surprise."""
+    """Parse the text of an override for `field`.
+
+    Numbers and booleans stay text, which the schema reads by the field's type: YAML's guesses (`010` is 8, `1:30` is
+    90, `no` is false) would surprise.
+    """
     kinds = _alternatives(field)
     if type(None) in kinds and text in _NULL_WORDS:
         return None
     lists = any(typing.get_origin(kind) is tuple for kind in kinds)
-    # A path may begin with a bracket too, but hardly end with one.
+    # A bracket may also begin a path, which hardly ends with one.
     if text[:1] in ("[", "{") and (str not in kinds or (lists and text[-1:] == "]")):
         return yaml.load(text, yaml.BaseLoader)
     return text
-
-
-def _validated(tree: Overlay, problems: Sequence[str] = ()) -> RunConfig:
-    found = list(problems)
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        found += _problems(error)
-    if found:
-        raise ConfigError(found)
-    return config
 
 
 def _problems(error: ValidationError) -> list[str]:
@@ -168,28 +147,17 @@ def _problems(error: ValidationError) -> list[str]:
 
 
 def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]) -> tuple[list[str], str | None]:
-    """The path of a mistake as it is written in files; of a section of several kinds also the kind, which pydantic
-    puts into the path."""
+    """Return the path of a mistake as files have it, and the kind that pydantic puts into the path of a section."""
     path = [str(step) for step in location]
     for length in range(1, len(path)):
         section = ".".join(path[:length])
-        if f"{section}.kind" in keys and path[length] in _kinds_of(section):
+        if f"{section}.kind" in keys:
             return path[:length] + path[length + 1 :], path[length]
     return path, None
 
 
-def _kinds_of(section: str) -> set[str]:
-    """Kinds of a section that has several; none of one that has only one."""
-    part: type[Part] = RunConfig
-    kinds: list[type[Part]] = []
-    for name in section.split("."):
-        kinds = [kind for kind in _alternatives(part.model_fields[name]) if issubclass(kind, Part)]
-        part = kinds[0]
-    return {kind.model_fields["kind"].default for kind in kinds} if len(kinds) > 1 else set()
-
-
 def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
-    """What is wrong with a key that none of `keys` is, and which was probably meant."""
+    """Return the message for a key that is not in `keys`, with the key that was probably meant."""
     if key in _DECIDED:
         return f"{key}: is decided by {_DECIDED[key]} and cannot be overridden"
     below = [known for known in keys if known.startswith(f"{key}.")]
@@ -209,7 +177,7 @@ def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value for a message: on one line and short, whatever it holds."""
+    """Format any value for a message: short and on one line."""
     text = repr(value) if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 

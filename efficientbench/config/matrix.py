@@ -1,4 +1,4 @@
-"""The named runs of `experiments/matrix.yaml`, and the smaller shapes that `experiments/smoke.yaml` gives them."""
+"""The named runs of `experiments/matrix.yaml`, and their smaller shapes in `experiments/smoke.yaml`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from efficientbench.config.part import Name, Part
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
 
-# In C, an eighth of the time, where PyYAML was built with libyaml, as its wheels are.
+# The C loader takes an eighth of the time. PyYAML's wheels have it; other builds may lack libyaml.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# A piece of a RunConfig as nested mappings; `{}` changes nothing. It is validated when a run is resolved.
 Overlay = dict[str, Any]
+"""A part of a RunConfig as nested mappings. Resolving a run validates it."""
 
 
 class RunName(NamedTuple):
-    """One named run: `<variant>_<size>` in a suite."""
+    """One named run of a suite."""
 
     variant: str
     size: str
@@ -30,18 +30,19 @@ class RunName(NamedTuple):
 
     @property
     def name(self) -> str:
+        """Name of the run: `<variant>_<size>`."""
         return f"{self.variant}_{self.size}"
 
 
 class SuiteBlock(Part):
-    """Every variant of the block in each of its sizes."""
+    """A part of a suite: each variant in every size."""
 
     variants: tuple[Name, ...]
     sizes: tuple[Name, ...]
 
 
 class Smoke(Part):
-    """What `--smoke` changes: for all runs, by size, and by variant."""
+    """The changes of `--smoke`: for all runs, by size, and by variant."""
 
     all: Overlay
     sizes: dict[Name, Overlay]
@@ -67,9 +68,9 @@ class Matrix(Part):
         )
 
     def run(self, name: str) -> RunName:
-        """The run called `name`.
+        """Return the run called `name`.
 
-        Raises ConfigError when no run is called so.
+        Raises ConfigError: no run has this name.
         """
         runs = {run.name: run for run in self.runs}
         if name not in runs:
@@ -80,7 +81,10 @@ class Matrix(Part):
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
-    """The named runs. Raises ConfigError when the file is missing or not a matrix."""
+    """Read the named runs.
+
+    Raises ConfigError: the file is missing or no matrix.
+    """
     matrix = _load(path, Matrix)
     problems = [
         f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
@@ -99,7 +103,10 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 
 
 def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
-    """The smaller shapes. Raises ConfigError when the file is missing or not of this form."""
+    """Read the smaller shapes.
+
+    Raises ConfigError: the file is missing or has another form.
+    """
     return _load(path, Smoke)
 
 

@@ -1,6 +1,6 @@
 """The architecture: shapes of the backbone, attention, positional encoding, experts.
 
-A variant is one class here with a `kind` of its own.
+Each variant is one class with its own `kind`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from pydantic_core import PydanticUseDefault
 
 from efficientbench.config.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt
 
+ATTENTION_KIND = "attention variant: gqa, mla or nsa"
+POSITION_KIND = "positional encoding: rope, absolute, learnable_absolute, relative, alibi or none"
+
 
 class MoEConfig(Part):
-    """Mixture of experts in every layer's place of the feed-forward layer, dropless, each expert of its shape."""
+    """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
 
-    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="experts of a layer")
-    top_k: PositiveInt = Field(default=2, description="experts that a token goes to; their weights are a softmax")
+    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="number of experts in a layer")
+    top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
     auxiliary_loss: NonNegativeFloat = Field(
-        default=0.01, description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: none"
+        default=0.01,
+        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss",
     )
 
     @model_validator(mode="after")
@@ -33,7 +37,7 @@ class MoEConfig(Part):
 class GQAConfig(Part):
     """Grouped-query attention (arXiv 2305.13245); one group is MQA, as many groups as heads is MHA."""
 
-    kind: Literal["gqa"] = "gqa"
+    kind: Literal["gqa"] = Field(default="gqa", description=ATTENTION_KIND)
     query_groups: PositiveInt = Field(
         default=2, description="key/value heads; each serves heads / query_groups query heads"
     )
@@ -43,23 +47,28 @@ class GQAConfig(Part):
 class MLAConfig(Part):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    Widths that are not set follow the backbone's in the proportions of DeepSeek-V2-Lite: see `proportions`.
+    Widths that are not set follow the backbone's, in the proportions of DeepSeek-V2-Lite (`proportions`).
     """
 
-    kind: Literal["mla"] = "mla"
+    kind: Literal["mla"] = Field(default="mla", description=ATTENTION_KIND)
     q_lora_rank: PositiveInt | None = Field(
-        default=None, description="width of the queries' latent; unset: queries are not compressed"
+        default=None, description="width of the queries' latent; unset: queries have none"
     )
-    kv_lora_rank: PositiveInt = Field(description="width of the latent that keys and values share; hidden_size / 4")
-    qk_nope_head_dim: PositiveInt = Field(description="part of a query or key head without position; head_dim")
+    kv_lora_rank: PositiveInt = Field(
+        description="width of the latent that keys and values share; hidden_size / 4 unless set"
+    )
+    qk_nope_head_dim: PositiveInt = Field(
+        description="width of the part of a query or key head without position; head_dim unless set"
+    )
     qk_rope_head_dim: PositiveInt = Field(
-        description="part of a query head that RoPE rotates, and the one rotated key of all heads; head_dim / 2"
+        description="width of the part of a query head that RoPE rotates, and of the rotated key that all heads share; "
+        "head_dim / 2 unless set"
     )
-    v_head_dim: PositiveInt = Field(description="width of a value head; head_dim")
+    v_head_dim: PositiveInt = Field(description="width of a value head; head_dim unless set")
 
     @staticmethod
     def proportions(hidden_size: int, head_dim: int) -> dict[str, int]:
-        """The widths of MLA on a backbone with these."""
+        """Return MLA's default widths on a backbone of this hidden size and head dimension."""
         return {
             "kv_lora_rank": hidden_size // 4,
             "qk_nope_head_dim": head_dim,
@@ -71,7 +80,7 @@ class MLAConfig(Part):
 class NSAConfig(Part):
     """Native Sparse Attention (arXiv 2502.11089): compressed tokens, selected blocks and a sliding window, gated."""
 
-    kind: Literal["nsa"] = "nsa"
+    kind: Literal["nsa"] = Field(default="nsa", description=ATTENTION_KIND)
     query_groups: PositiveInt = Field(
         default=2, description="key/value heads; each serves heads / query_groups query heads"
     )
@@ -82,9 +91,9 @@ class NSAConfig(Part):
     )
     select_block: PositiveInt = Field(default=64, description="tokens in a block of the selected branch (l')")
     select_count: PositiveInt = Field(
-        default=16, description="blocks that a query reads, the first and two local ones among them (n)"
+        default=16, description="blocks that a query reads, with the first and two local ones (n)"
     )
-    window: PositiveInt = Field(default=512, description="tokens in the sliding window, the query's own included (w)")
+    window: PositiveInt = Field(default=512, description="tokens in the sliding window, with the query's own (w)")
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> NSAConfig:
@@ -103,33 +112,35 @@ class NSAConfig(Part):
 
 
 class RopeConfig(Part):
-    """Rotary position embedding (arXiv 2104.09864) on the whole head dimension; with MLA on the part that it sets."""
+    """Rotary position embedding (arXiv 2104.09864) on the whole head; with MLA on `qk_rope_head_dim` of it."""
 
-    kind: Literal["rope"] = "rope"
+    kind: Literal["rope"] = Field(default="rope", description=POSITION_KIND)
     base: PositiveFloat = Field(default=1e6, description="base of the rotation frequencies")
 
 
 class AbsoluteConfig(Part):
     """Fixed sinusoids added to the embedding, which is scaled by √hidden_size (arXiv 1706.03762, 3.4 and 3.5)."""
 
-    kind: Literal["absolute"] = "absolute"
+    kind: Literal["absolute"] = Field(default="absolute", description=POSITION_KIND)
 
 
 class LearnableAbsoluteConfig(Part):
     """A trained row for each position, added to the embedding, as in GPT-2."""
 
-    kind: Literal["learnable_absolute"] = "learnable_absolute"
+    kind: Literal["learnable_absolute"] = Field(default="learnable_absolute", description=POSITION_KIND)
     max_seq_len: PositiveInt = Field(
-        default=2048, description="rows of the table: the longest sequence that the model can read"
+        default=2048, description="rows of the table, and so the longest sequence in tokens"
     )
 
 
 class RelativeConfig(Part):
     """T5's bias on the scores, by bucket of the distance and head; one table for all layers (arXiv 1910.10683)."""
 
-    kind: Literal["relative"] = "relative"
-    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="buckets that distances fall into")
-    max_distance: PositiveInt = Field(default=128, description="distance from which on all share the last bucket")
+    kind: Literal["relative"] = Field(default="relative", description=POSITION_KIND)
+    buckets: Annotated[int, Field(ge=2)] = Field(default=32, description="buckets for distances between tokens")
+    max_distance: PositiveInt = Field(
+        default=128, description="distance in tokens from which on all distances share the last bucket"
+    )
 
     @model_validator(mode="after")
     def _distances_fill_the_buckets(self) -> RelativeConfig:
@@ -144,28 +155,30 @@ class RelativeConfig(Part):
 class AlibiConfig(Part):
     """ALiBi: a bias on the scores that falls with distance, by a fixed slope for each head (arXiv 2108.12409)."""
 
-    kind: Literal["alibi"] = "alibi"
+    kind: Literal["alibi"] = Field(default="alibi", description=POSITION_KIND)
 
 
 class NoPositionConfig(Part):
-    """NoPE: the causal mask alone tells the order of tokens (arXiv 2305.19466)."""
+    """NoPE: only the causal mask carries the order of tokens (arXiv 2305.19466)."""
 
-    kind: Literal["none"] = "none"
+    kind: Literal["none"] = Field(default="none", description=POSITION_KIND)
 
 
 PositionConfig = RopeConfig | AbsoluteConfig | LearnableAbsoluteConfig | RelativeConfig | AlibiConfig | NoPositionConfig
 
 
 class ModelConfig(Part):
-    """Shapes of the decoder. The names are those of the Qwen2.5 family, which is the backbone."""
+    """Shapes of the decoder, whose backbone is that of the Qwen2.5 family."""
 
-    layers: PositiveInt = Field(description="transformer layers")
+    layers: PositiveInt = Field(description="number of transformer layers")
     hidden_size: PositiveInt = Field(description="width of the residual stream")
-    heads: PositiveInt = Field(description="query heads")
+    heads: PositiveInt = Field(description="number of query heads")
     head_dim: PositiveInt = Field(description="width of one query or key head")
     ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
     moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
-    vocab_size: PositiveInt = Field(description="tokens that the embedding knows; padded for tensor parallelism")
+    vocab_size: PositiveInt = Field(
+        description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
+    )
     norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
     init_std: PositiveFloat = Field(
         default=0.02,
@@ -178,7 +191,7 @@ class ModelConfig(Part):
 
     @property
     def key_value_heads(self) -> int:
-        """Heads that keys and values have in the attention kernel."""
+        """Number of key and value heads in the attention kernel."""
         return self.heads if isinstance(self.attention, MLAConfig) else self.attention.query_groups
 
     @property
@@ -189,20 +202,20 @@ class ModelConfig(Part):
     @field_validator("attention", mode="before")
     @classmethod
     def _complete_attention(cls, attention: object, info: ValidationInfo) -> object:
-        """Attention without a kind is GQA; MLA's widths follow the backbone's."""
+        """Make attention without a kind GQA, and derive MLA's widths from the backbone."""
         if not isinstance(attention, Mapping):
             return attention
         if attention.get("kind") != "mla":
             return {"kind": "gqa", **attention}
         if not {"hidden_size", "head_dim"} <= info.data.keys():
-            # A mistake in these is told; that no widths follow from it need not be.
+            # The mistake in hidden_size or head_dim is reported; missing widths of MLA would only repeat it.
             raise PydanticUseDefault
         return {**MLAConfig.proportions(info.data["hidden_size"], info.data["head_dim"]), **attention}
 
     @field_validator("position", mode="before")
     @classmethod
     def _complete_position(cls, position: object) -> object:
-        """A positional encoding without a kind is RoPE."""
+        """Make a positional encoding without a kind RoPE."""
         return {"kind": "rope", **position} if isinstance(position, Mapping) else position
 
     @model_validator(mode="after")

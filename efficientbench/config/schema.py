@@ -1,6 +1,6 @@
 """RunConfig and its parts: everything that decides what a run computes and measures.
 
-Every part is frozen and refuses keys that it does not know. A field's description says what it is, in which unit.
+Every part is frozen and refuses unknown keys. Each field's description has its meaning and its unit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from efficientbench.config.kernels import KernelsConfig
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
     Fraction,
@@ -27,22 +26,53 @@ from efficientbench.config.part import (
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 MOST_LABEL = 100
-"""Characters: with the longest names of variant and size a folder's name stays below the 255 that file systems take."""
-# A part of a folder's name.
+"""Most characters of a label: with the longest variant and size a folder's name stays below file systems' 255."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
+"""Text that can be part of a folder's name."""
+
+
+class KernelsConfig(Part):
+    """Choice among kernels that compute the same numbers; the defaults are the fastest."""
+
+    attention: Literal["auto", "flash", "cudnn", "efficient", "flex", "te", "math"] = Field(
+        default="auto",
+        description="causal attention without a bias: flash, cudnn, efficient or math of torch's "
+        "scaled_dot_product_attention, flex (FlexAttention), te (Transformer Engine); auto: the fastest by a "
+        "measurement before the first step on NVIDIA GPUs, elsewhere the device's own",
+    )
+    fused: bool | None = Field(
+        default=None,
+        description="compile norm, rotation, SwiGLU and loss by torch.compile, each into one kernel or a few; unset: "
+        "true where Triton supports the device",
+    )
+    loss_block_logits: PositiveInt | None = Field(
+        default=None,
+        description="logits that the loss computes at once; unset: 2^24, or 2^28 where it is fused",
+    )
+
+    @property
+    def loss_block(self) -> int:
+        """Logits in one block of the loss."""
+        if self.loss_block_logits is not None:
+            return self.loss_block_logits
+        return 2**28 if self.fused else 2**24
 
 
 class ParallelConfig(Part):
-    """How the ranks share the work: ranks = tp × cp × pp × dp."""
+    """Division of the work among ranks: ranks = tp × cp × pp × dp."""
 
     tp: PositiveInt = Field(default=1, description="tensor-parallel ranks")
-    sp: bool = Field(default=False, description="sequence parallelism: norms and residuals split over the tp ranks")
+    sp: bool = Field(default=False, description="sequence parallelism: split norms and residuals over the tp ranks")
     cp: PositiveInt = Field(default=1, description="context-parallel ranks, which share each sequence")
     pp: PositiveInt = Field(default=1, description="pipeline stages (1F1B)")
-    ep: PositiveInt = Field(default=1, description="ranks, among those of cp × dp, that share a layer's experts")
-    vpp: PositiveInt = Field(default=1, description="virtual stages on each pipeline rank; above 1: interleaved 1F1B")
+    ep: PositiveInt = Field(
+        default=1, description="expert-parallel ranks, among those of cp × dp, which share a layer's experts"
+    )
+    vpp: PositiveInt = Field(
+        default=1, description="virtual stages on each pipeline rank; above 1: the schedule is interleaved 1F1B"
+    )
     dp: PositiveInt | None = Field(
-        default=None, description="data-parallel replicas; unset: what the devices leave after tp, cp and pp"
+        default=None, description="data-parallel replicas; unset: as many as the devices allow after tp, cp and pp"
     )
     distributed_optimizer: bool = Field(
         default=True, description="shard optimizer states and master weights over cp × dp"
@@ -50,7 +80,7 @@ class ParallelConfig(Part):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that split each single expert: those of tp, but only where whole experts are not shared out over ep."""
+        """Ranks that split each single expert: those of tp, unless ep ranks share whole experts."""
         return self.tp if self.ep == 1 else 1
 
 
@@ -61,41 +91,45 @@ class TrainingConfig(Part):
     micro_batch_size: PositiveInt = Field(default=1, description="sequences that one rank computes at once")
     micro_batch_size_asked: PositiveInt | None = Field(
         default=None,
-        description="the micro-batch that was asked for, where a retry after running out of memory took a smaller one; "
-        "changes nothing, and stands in the record",
+        description="micro_batch_size before a retry after running out of memory made it smaller; a sweep sets it for "
+        "the record, and it changes nothing",
     )
     global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
     tokens: PositiveInt | None = Field(
         default=None,
-        description="tokens to train on; unset (and no steps): 100,000, or more where measurement needs it",
+        description="tokens to train on; unset, and steps too: 100,000, or more where the measured steps need them",
     )
-    steps: PositiveInt | None = Field(default=None, description="optimizer steps, instead of tokens")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set this or tokens")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
-        default="bf16", description="dtype of compute; master weights and gradient reduction are float32 in each"
+        default="bf16", description="compute dtype; master weights and gradient reduction are float32 in any case"
     )
     recompute: Recompute = Field(
         default="none",
-        description="activations computed again in the backward pass instead of kept: none; selective: attention "
-        "between its projections; full: every layer from its input",
+        description="activations that the backward pass computes again instead of keeping them; none; selective: "
+        "attention between its projections; full: every layer from its input",
     )
-    learning_rate: PositiveFloat = Field(default=1e-4, description="peak of the cosine schedule")
-    min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="end of the cosine schedule")
+    learning_rate: PositiveFloat = Field(default=1e-4, description="learning rate at the peak of the cosine schedule")
+    min_learning_rate: NonNegativeFloat = Field(
+        default=1e-5, description="learning rate at the end of the cosine schedule"
+    )
     lr_warmup_fraction: Fraction = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
     )
-    weight_decay: NonNegativeFloat = Field(default=0.1, description="AdamW's decay; not on norms and biases")
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="AdamW's weight decay, except on norms and biases")
     beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
     beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
     epsilon: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
     gradient_clip: NonNegativeFloat = Field(
-        default=1.0, description="largest gradient norm; 0 leaves gradients as they are"
+        default=1.0, description="largest norm of the gradients, which are scaled down to it; 0: no clipping"
     )
     seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
-    validation_interval: NonNegativeInt = Field(default=0, description="steps between validations; 0: only at the end")
+    validation_interval: NonNegativeInt = Field(
+        default=0, description="steps between validations; 0: only one at the end"
+    )
     validate_every_tokens: NonNegativeInt = Field(
         default=0,
-        description="tokens between validations, whatever batch and layout are, after the step that completes them; 0: "
-        "none besides those of validation_interval",
+        description="tokens between validations, for any batch and layout; each follows the step that completes them; "
+        "0: only the validations of validation_interval",
     )
     validation_batches: PositiveInt = Field(default=4, description="global batches in a validation")
 
@@ -110,37 +144,40 @@ class TrainingConfig(Part):
 
 
 class DataConfig(Part):
-    """Text and tokenizer. Nothing set: the sample text that every Python carries, and a tokenizer trained on it."""
+    """Text and tokenizer; by default a sample text from Python's own files, and a tokenizer trained on it."""
 
     path: str | tuple[float | str, ...] | None = Field(
         default=None,
-        description="text (file, folder or glob), or the prefix of a tokenized pair, or a blend of several, as "
-        "[weight,path,weight,path,…]; unset: the embedded sample",
+        description="text (file, folder or glob), the prefix of a tokenized .bin/.idx pair, or a blend of several as "
+        "[weight,path,weight,path,…]; unset: the sample text",
     )
     tokenizer: str | None = Field(
-        default=None, description="folder or name that AutoTokenizer loads; unset: one trained on the text"
+        default=None,
+        description="folder or name from which AutoTokenizer loads a tokenizer; unset: train one on the text",
     )
-    trained_vocab_size: PositiveInt = Field(default=4096, description="vocabulary of a tokenizer trained on the text")
+    trained_vocab_size: PositiveInt = Field(
+        default=4096, description="tokens in the vocabulary of a tokenizer trained on the text"
+    )
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
-        default=(99, 1, 0), description="parts of the documents for training, validation and test"
+        default=(99, 1, 0), description="relative numbers of documents for training, validation and test"
     )
-    cache: str = Field(default="output/data", description="folder of tokenized text and index caches")
+    cache: str = Field(default="output/data", description="folder for tokenized text and index caches")
 
     @property
     def sources(self) -> tuple[str | None, ...]:
-        """The path of every source of text; the embedded sample has none."""
+        """The path of every source of text; None for the sample text."""
         return self.path[1::2] if isinstance(self.path, tuple) else (self.path,)  # type: ignore[return-value]
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Each source's share of the samples; they sum to 1."""
-        given = [float(weight) for weight in self.path[::2]] if isinstance(self.path, tuple) else [1.0]
-        return tuple(weight / sum(given) for weight in given)
+        """Each source's share of the samples; the shares sum to 1."""
+        weights = [float(weight) for weight in self.path[::2]] if isinstance(self.path, tuple) else [1.0]
+        return tuple(weight / sum(weights) for weight in weights)
 
     @field_validator("path", mode="before")
     @classmethod
     def _blend_alternates(cls, path: object) -> object:
-        """A blend names a weight and a path in turn, as Megatron's own scripts write it."""
+        """Parse a blend: weights and paths in turn, as in Megatron's scripts."""
         if path is None or isinstance(path, str):
             return path
         wanted = "a blend is written [weight,path,weight,path,…], like [0.7,/data/web,0.3,/data/code]"
@@ -166,67 +203,74 @@ def _weight(given: object, wanted: str) -> float:
 
 
 class MeasurementConfig(Part):
-    """What is measured, and when the measured window begins."""
+    """Sensors, and the window of measured steps."""
 
-    enabled: bool = Field(default=True, description="run the sensors; off: step times only")
+    enabled: bool = Field(default=True, description="run the sensors; false: measure step times only")
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
-    min_steps: PositiveInt = Field(default=10, description="least number of measured steps")
-    sample_interval_s: Seconds = Field(default=0.1, description="wanted time between samples, in seconds")
+    min_steps: PositiveInt = Field(default=10, description="fewest steps in the measured window")
+    sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
     peak_flops: PositiveFloat | None = Field(
         default=None,
-        description="peak FLOP/s of one device for this dtype, dense; unset: from the table of known devices",
+        description="dense peak FLOP/s of one device in training.dtype; unset: as in the table of known devices",
     )
     profile_steps: NonNegativeInt = Field(
-        default=0, description="last steps of the run that torch's profiler traces on rank 0, which slows them; 0: none"
+        default=0, description="steps at the end that torch's profiler traces on rank 0, which slows them; 0: none"
     )
 
 
 class FaultsConfig(Part):
-    """What a run does about faults."""
+    """Handling of faults."""
 
     skip_non_finite_steps: NonNegativeInt = Field(
         default=0,
-        description="steps of a run that may be left out, weights and moments as they were, because loss or gradients "
-        "are not finite; the next one ends the run. fp16 gradients that overflow are none of them",
+        description="steps with non-finite loss or gradients that a run may skip, leaving weights and moments as they "
+        "are; the next such step ends the run; overflowing fp16 gradients do not count",
     )
     hang_limit_s: Seconds = Field(
         default=600.0,
-        description="seconds without progress on any rank of a node after which the run is ended as hung; writing a "
-        "checkpoint is no progress, so that more than checkpoint.time_limit_s lets a slow disk take its time",
+        description="seconds without progress on any rank of a node after which the run ends as hung; writing a "
+        "checkpoint is no progress, so a slow disk needs more than checkpoint.time_limit_s",
     )
     stop_grace_s: Seconds = Field(
         default=60.0,
-        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save; then they are "
+        description="seconds that the ranks have after SIGTERM or Ctrl-C to end their step and save, before they are "
         "killed",
     )
 
 
 class CheckpointConfig(Part):
-    """When the state of a run is saved. A stop signal and the end of a run save in any case."""
+    """Checkpoints. A stop signal and the end of a run save one in any case."""
 
-    interval: NonNegativeInt = Field(default=1000, description="steps between checkpoints; 0: none between")
-    keep: PositiveInt = Field(default=2, description="how many of the last checkpoints stay")
+    interval: NonNegativeInt = Field(
+        default=1000, description="steps between checkpoints; 0: only at a stop and at the end"
+    )
+    keep: PositiveInt = Field(default=2, description="number of newest checkpoints to keep")
     asynchronous: bool = Field(
-        default=False, description="let a forked process write while training goes on; in host memory, one copy more"
+        default=False,
+        description="write in a forked process while training continues; takes another copy in host memory",
     )
     time_limit_s: Seconds = Field(
-        default=600.0, description="seconds that a rank may take to write its part; then the run ends and names it"
+        default=600.0,
+        description="seconds that a rank may take to write its part; after them the run ends and names the rank",
     )
 
 
 class RunConfig(Part):
-    """One run, resolved: nothing about it is decided elsewhere."""
+    """The complete configuration of one run."""
 
     variant: Name = Field(description="name of the variant in the matrix")
     size: Name = Field(description="name of the size in the matrix")
-    smoke: bool = Field(default=False, description="scaled down to what a laptop trains in a minute")
+    smoke: bool = Field(default=False, description="whether the run is scaled down to what a laptop trains in a minute")
     label: Label | None = Field(
         default=None,
-        description="what sets the run apart from others of its name in the suite; part of its folder's name",
+        description="text that distinguishes the run from others of its name in the suite; part of its folder's name",
     )
-    device: str = Field(default="auto", description="device type; auto: the first accelerator found, else the CPU")
+    device: str = Field(
+        default="auto",
+        description="device type: cuda, npu or cpu; auto: the first accelerator that can be used, else the CPU",
+    )
     output: str = Field(
-        default="output/efficientllm_benchmark", description="folder of the suite that the run belongs to"
+        default="output/efficientllm_benchmark", description="folder of the suite, in which the run has its own folder"
     )
     model: ModelConfig
     kernels: KernelsConfig = KernelsConfig()

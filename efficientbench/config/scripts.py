@@ -1,4 +1,4 @@
-"""Writes `experiments/<suite>/run_<name>.sh`, one for each run of the matrix."""
+"""The scripts `experiments/<suite>/run_<name>.sh`, one for each run of the matrix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.matrix import EXPERIMENTS, RunName, load_matrix
+from efficientbench.config.matrix import EXPERIMENTS, load_matrix
 
 TEMPLATE = """\
 #!/usr/bin/env bash
@@ -20,20 +20,21 @@ exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name}
 
 
 def write_scripts(folder: Path = EXPERIMENTS) -> None:
-    """Writes every script below `folder`, and removes those of runs that the matrix no longer has."""
+    """Write every script below `folder`, and remove those of runs that the matrix no longer has."""
     scripts = _scripts(folder)
     for path, text in scripts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        beside.chmod(0o755)
-        os.replace(beside, path)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
     for path in _present(folder) - scripts.keys():
         path.unlink()
 
 
 def check_scripts(folder: Path = EXPERIMENTS) -> None:
-    """Raises ConfigError that names every script below `folder` which `write_scripts` would change."""
+    """Check that `write_scripts` would change no script below `folder`.
+
+    Raises ConfigError: it would; the message names every such script.
+    """
     scripts = _scripts(folder)
     problems = [f"{path} is of no run in the matrix" for path in sorted(_present(folder) - scripts.keys())]
     for path, text in scripts.items():
@@ -48,11 +49,10 @@ def check_scripts(folder: Path = EXPERIMENTS) -> None:
 
 
 def _scripts(folder: Path) -> dict[Path, str]:
-    return {folder / run.suite / f"run_{run.name}.sh": _text(run) for run in load_matrix().runs}
-
-
-def _text(run: RunName) -> str:
-    return TEMPLATE.format(name=run.name, suite=run.suite)
+    return {
+        folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(name=run.name, suite=run.suite)
+        for run in load_matrix().runs
+    }
 
 
 def _present(folder: Path) -> set[Path]:

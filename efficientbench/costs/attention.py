@@ -1,6 +1,6 @@
-"""What one layer of each attention costs, as pure formulas; no torch.
+"""Formulas for one layer of each attention variant, without torch.
 
-A new attention adds one entry to ATTENTION below, found by its `kind`.
+A new variant adds one entry to ATTENTION_COSTS, under its `kind`.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
-from efficientbench.costs import nsa as nsa_cost
+from efficientbench.costs import nsa
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """One attention layer's formulas, projections included. Counts are of elements, not bytes."""
+    """Formulas for one attention layer with its projections. They count elements, not bytes."""
 
     parameters: Callable[[ModelConfig], int]
+    """Parameters of the layer."""
     replicated_parameters: Callable[[ModelConfig], int]
-    """Of these, what every tensor-parallel rank holds whole."""
+    """Parameters that every tensor-parallel rank holds whole."""
     projection_flops: Callable[[ModelConfig], int]
     """Forward FLOPs per token in the projections."""
     score_flops: Callable[[ModelConfig, int], int]
-    """Forward FLOPs per token in scores and their product with the values, over keys of the full square."""
+    """(model, sequence length) → forward FLOPs per token in scores and their product with the values, full square."""
     cached: Callable[[ModelConfig], int]
-    """Elements that decoding keeps per token."""
+    """Elements per token that decoding keeps in its cache."""
     saved: Callable[[ModelConfig, int], int]
-    """(model, t) → elements per token that one rank keeps from forward to backward, the layer's input left out."""
+    """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
     recomputed: Callable[[ModelConfig, int], int]
-    """(model, t) → of these, what selective recomputation does not keep."""
+    """(model, t) → elements of `saved` that selective recomputation computes again instead."""
     gathered: Callable[[ModelConfig, int], int]
-    """(model, t) → of these, keys and values: context-parallel ranks keep those of the whole sequence."""
+    """(model, t) → elements of `saved` in keys and values, which context-parallel ranks keep for the whole sequence."""
     exchanged: Callable[[ModelConfig, int], int]
-    """(model, t) → elements per token of keys and values that context-parallel ranks send one another."""
+    """(model, t) → elements per token of the keys and values that context-parallel ranks send each other."""
     column_inputs: Callable[[ModelConfig], tuple[int, ...]]
-    """Widths of what goes into each projection that tensor-parallel ranks split by its outputs."""
+    """Input width of each column-parallel projection, which tensor-parallel ranks split by its outputs."""
     causal_score_flops: Callable[[ModelConfig, int], int] | None = None
-    """The same as score_flops over the keys that a query sees; None: half of the full square."""
+    """`score_flops` over the keys that a query can see; None: half of the full square."""
     keys_read_per_query: Callable[[ModelConfig, int], float] | None = None
-    """Mean number of keys that a query reads in a sequence of so many tokens; None: all in its past and itself."""
+    """(model, sequence length) → mean number of keys that a query reads; None: its own and all before it."""
 
 
 def _gqa(model: ModelConfig) -> GQAConfig:
@@ -60,8 +61,10 @@ def _gqa_key(model: ModelConfig, tp: int) -> int:
 
 
 def _gqa_saved(model: ModelConfig, tp: int) -> int:
-    """QKV (the values are a view of it), rotated queries and keys, and the output. Without rotation a little less: the
-    keys are a view too."""
+    """Count QKV (the values are a view of it), rotated queries and keys, and the output.
+
+    Without rotation it is a little less, since the keys are a view too.
+    """
     groups = max(_gqa(model).query_groups // tp, 1)
     heads = model.heads // tp
     return ((heads + 2 * groups) + (heads + groups) + heads) * model.head_dim
@@ -77,12 +80,12 @@ def _mla_key_dim(model: ModelConfig) -> int:
 
 
 def _mla_cached(model: ModelConfig) -> int:
-    """The latent and the shared key."""
+    """Count the latent and the key that all heads share."""
     return _mla(model).kv_lora_rank + _mla(model).qk_rope_head_dim
 
 
 def _mla_down(model: ModelConfig) -> int:
-    """Weights of the projections to latents, the shared key's among them."""
+    """Count the weights of the projections to the latents and to the shared key."""
     return model.hidden_size * (_mla_cached(model) + (_mla(model).q_lora_rank or 0))
 
 
@@ -91,7 +94,7 @@ def _mla_latent_norms(model: ModelConfig) -> int:
 
 
 def _mla_projections(model: ModelConfig) -> int:
-    """Weights of all projections: to latents, from latents to heads, and from heads to the output."""
+    """Count the weights of all projections: to latents, from latents to heads, and from heads to the output."""
     mla = _mla(model)
     query = (mla.q_lora_rank or model.hidden_size) * _mla_key_dim(model)
     key_value = mla.kv_lora_rank * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -99,19 +102,22 @@ def _mla_projections(model: ModelConfig) -> int:
 
 
 def _mla_saved(model: ModelConfig, tp: int) -> int:
-    """Latents before and after their norm, and per head: rotated queries, keys, values and output as wide as keys (as
-    the CPU's kernel wants them; others keep a little less), and the output in its own width."""
+    """Count latents before and after their norm, and what each head keeps.
+
+    A head keeps rotated queries, keys, values and output as wide as keys, and the output in its own width. The CPU's
+    kernel needs values and output that wide; others keep a little less.
+    """
     latents = _mla_cached(model) + _mla(model).kv_lora_rank + 2 * (_mla(model).q_lora_rank or 0)
     return latents + model.heads // tp * (4 * _mla_key_dim(model) + _mla(model).v_head_dim)
 
 
 def _mla_recomputed(model: ModelConfig, tp: int) -> int:
-    """Of what each head keeps, all but queries, keys and values as they are projected, and the output."""
+    """Count what each head keeps beside the projected queries, keys and values, and the output."""
     mla = _mla(model)
     return model.heads // tp * (3 * _mla_key_dim(model) - mla.qk_nope_head_dim - mla.v_head_dim)
 
 
-ATTENTION = {
+ATTENTION_COSTS = {
     "gqa": AttentionCost(
         parameters=_gqa_parameters,
         replicated_parameters=lambda model: 0,
@@ -137,18 +143,18 @@ ATTENTION = {
         column_inputs=lambda model: (_mla(model).q_lora_rank or model.hidden_size, _mla(model).kv_lora_rank),
     ),
     "nsa": AttentionCost(
-        parameters=nsa_cost.parameters,
-        replicated_parameters=nsa_cost.compression_parameters,
-        projection_flops=nsa_cost.projection_flops,
-        score_flops=nsa_cost.score_flops_full_square,
-        cached=nsa_cost.cached,
-        saved=nsa_cost.saved,
-        recomputed=nsa_cost.recomputed,
+        parameters=nsa.parameters,
+        replicated_parameters=nsa.compression_parameters,
+        projection_flops=nsa.projection_flops,
+        score_flops=nsa.score_flops_full_square,
+        cached=nsa.cached,
+        saved=nsa.saved,
+        recomputed=nsa.recomputed,
         gathered=lambda model, tp: 0,
         exchanged=lambda model, tp: 0,
-        # Of queries, keys and values, and of the gates.
+        # Queries, keys and values are one projection, the gates another.
         column_inputs=lambda model: (model.hidden_size, model.hidden_size),
-        causal_score_flops=nsa_cost.score_flops,
-        keys_read_per_query=nsa_cost.keys_read_per_query,
+        causal_score_flops=nsa.score_flops,
+        keys_read_per_query=nsa.keys_read_per_query,
     ),
 }

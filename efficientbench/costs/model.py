@@ -1,7 +1,6 @@
-"""What a model costs: parameters, FLOPs and cache, as pure formulas; no torch. Memory has memory_cost.py.
+"""Formulas for a model's parameters, FLOPs and cache, without torch.
 
-H = hidden size, F = feed-forward width, D = head dimension, V = vocabulary, S = sequence, t = tensor-parallel ranks.
-A new positional encoding adds one entry to POSITION below, found by its `kind`; attention has attention_cost.py.
+A new positional encoding adds one entry to POSITION_COSTS, under its `kind`; a new attention one in attention.py.
 """
 
 from __future__ import annotations
@@ -11,18 +10,20 @@ from dataclasses import dataclass
 
 from efficientbench.config.model import LearnableAbsoluteConfig, ModelConfig, RelativeConfig
 from efficientbench.config.schema import Recompute
-from efficientbench.costs.attention import ATTENTION
+from efficientbench.costs.attention import ATTENTION_COSTS
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class PositionCost:
-    """A positional encoding's formulas."""
+    """Formulas for one positional encoding."""
 
     parameters: Callable[[ModelConfig], int]
+    """Parameters of the whole model."""
     rank_parameters: Callable[[ModelConfig, int, bool], int]
-    """(model, t, whether the stage is the first) → parameters on one rank."""
+    """(model, tensor-parallel ranks, whether the stage is the first) → parameters on one rank."""
 
 
 WITHOUT_PARAMETERS = PositionCost(parameters=lambda model: 0, rank_parameters=lambda model, tp, first: 0)
@@ -38,7 +39,7 @@ def _relative_parameters(model: ModelConfig) -> int:
     return model.position.buckets * model.heads
 
 
-POSITION = {
+POSITION_COSTS = {
     "rope": WITHOUT_PARAMETERS,
     "absolute": WITHOUT_PARAMETERS,
     "learnable_absolute": PositionCost(
@@ -56,7 +57,7 @@ POSITION = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of the whole model, vocabulary unpadded, by part. Input and output embedding are one."""
+    """Parameters of the whole model by part. The vocabulary is unpadded; input and output embedding are one table."""
 
     embedding: int
     position: int
@@ -64,7 +65,7 @@ class Parameters:
     feed_forward: int
     norms: int
     idle: int = 0
-    """Of `feed_forward`: those of the experts that a token does not go to."""
+    """Parameters in `feed_forward` of the experts that a token does not visit."""
 
     @property
     def total(self) -> int:
@@ -72,19 +73,19 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Parameters that compute for each token; all of them in a dense model."""
+        """Parameters that take part in computing a token; all of them in a dense model."""
         return self.total - self.idle
 
 
-def parameters(model: ModelConfig) -> Parameters:
-    """Parameters by part; equal to `transformers.Qwen2ForCausalLM`'s with the same shapes."""
+def count_parameters(model: ModelConfig) -> Parameters:
+    """Count a model's parameters by part; GQA's equal those of `transformers.Qwen2ForCausalLM` with its shapes."""
     moe = model.moe
     feed_forward = router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
     idle = (moe.experts - moe.top_k) * feed_forward_parameters(model) if moe else 0
     return Parameters(
         embedding=model.vocab_size * model.hidden_size,
-        position=POSITION[model.position.kind].parameters(model),
-        attention=model.layers * ATTENTION[model.attention.kind].parameters(model),
+        position=POSITION_COSTS[model.position.kind].parameters(model),
+        attention=model.layers * ATTENTION_COSTS[model.attention.kind].parameters(model),
         feed_forward=model.layers * feed_forward,
         norms=(2 * model.layers + 1) * model.hidden_size,
         idle=model.layers * idle,
@@ -92,34 +93,35 @@ def parameters(model: ModelConfig) -> Parameters:
 
 
 def feed_forward_parameters(model: ModelConfig) -> int:
-    """Of one dense layer or one expert."""
+    """Count the parameters of one dense feed-forward layer or one expert."""
     return 3 * model.hidden_size * model.ffn_hidden_size
 
 
 def _feed_forward_copies(model: ModelConfig) -> int:
-    """Dense layers or experts in one layer's place."""
+    """Count the feed-forward networks of one layer: its experts, or 1 in a dense model."""
     return model.moe.experts if model.moe else 1
 
 
 def router_parameters(model: ModelConfig) -> int:
-    """Of one layer; none in a dense model."""
+    """Count the router parameters of one layer; 0 in a dense model."""
     return model.hidden_size * model.moe.experts if model.moe else 0
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs per token. A multiply-add is two; matmuls only, logits included, the embedding's lookup not."""
+    """FLOPs per token in matmuls, with the logits and without the embedding's lookup. A multiply-add is two."""
 
     forward: int
-    """Causal attention counted halved: the work that has to be done (Megatron's convention)."""
+    """Forward FLOPs with causal attention counted halved: the work that has to be done (Megatron's convention)."""
     recomputed: int
-    """Of `forward`, what the backward pass computes again."""
+    """Forward FLOPs that the backward pass computes again."""
     forward_full_square: int
-    """Attention over the full square, as PaLM (arXiv 2204.02311, appendix B), nanochat and torchtitan count."""
+    """Forward FLOPs with attention over the full square, as PaLM (arXiv 2204.02311, appendix B), nanochat and
+    torchtitan count."""
 
     @property
     def training(self) -> int:
-        """Forward, and twice as much backward; no recomputation."""
+        """Forward FLOPs, and twice as many backward; without recomputation."""
         return 3 * self.forward
 
     @property
@@ -128,13 +130,13 @@ class Flops:
 
     @property
     def training_hardware(self) -> int:
-        """What the device computes: `training` and what is recomputed."""
+        """FLOPs that the device computes: `training` and `recomputed`."""
         return self.training + self.recomputed
 
 
 def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
-    """FLOPs per token at sequences of `seq_len` tokens, averaged over their positions."""
-    attention = ATTENTION[model.attention.kind]
+    """Count FLOPs per token in sequences of `seq_len` tokens, averaged over their positions."""
+    attention = ATTENTION_COSTS[model.attention.kind]
     computed = model.moe.top_k if model.moe else 1
     feed_forward = 2 * (computed * feed_forward_parameters(model) + router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
@@ -147,24 +149,24 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
 
 
 def causal_score_flops(model: ModelConfig, seq_len: int) -> int:
-    """Forward FLOPs per token of one layer in scores and their product with the values, over the keys in sight."""
-    attention = ATTENTION[model.attention.kind]
+    """Count one layer's forward FLOPs per token in scores and their product with the values, over the keys in sight."""
+    attention = ATTENTION_COSTS[model.attention.kind]
     if attention.causal_score_flops:
         return attention.causal_score_flops(model, seq_len)
     return attention.score_flops(model, seq_len) // 2
 
 
 def dense_keys_per_query(seq_len: int) -> float:
-    """Mean number of keys that a query of causal attention reads: all in its past, itself included."""
+    """Return the mean number of keys that a query of causal attention reads: its own and all before it."""
     return (seq_len + 1) / 2
 
 
 def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
-    """Mean number of keys that a query of this model's attention reads."""
-    read = ATTENTION[model.attention.kind].keys_read_per_query
+    """Return the mean number of keys that a query of this model's attention reads."""
+    read = ATTENTION_COSTS[model.attention.kind].keys_read_per_query
     return read(model, seq_len) if read else dense_keys_per_query(seq_len)
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
-    """Bytes that decoding keeps for each token, over all layers."""
-    return model.layers * ATTENTION[model.attention.kind].cached(model) * BYTES[dtype]
+    """Count the bytes that decoding keeps for each token, over all layers."""
+    return model.layers * ATTENTION_COSTS[model.attention.kind].cached(model) * DTYPE_BYTES[dtype]

@@ -1,7 +1,7 @@
-"""Which ranks form which group, and which groups lie within a node: the engine's order of ranks, without the engine.
+"""The groups that ranks form in the engine's order, and the nodes that they reach, without the engine.
 
-Rank = tp + TP · (cp + CP · (dp + DP · pp)). Ranks that share experts are counted apart, with experts split over no
-rank where ep > 1: rank = expert_tp + ETP · (ep + EP · (expert_dp + …)).
+Rank = tp + TP · (cp + CP · (dp + DP · pp)). Expert groups have a grid of their own, with expert_tp = 1 where ep > 1:
+rank = expert_tp + ETP · (ep + EP · (expert_dp + …)).
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ from typing import Literal
 from efficientbench.config.layout import Layout
 
 Group = Literal["tp", "cp", "tp × cp", "dp", "ep", "expert dp", "pp", "embedding", "world"]
-"""Kinds of group: `dp` are the ranks that hold the same weights, of cp × dp; `expert dp` those that hold the same
-experts; `embedding` the first and the last stage of a pipeline."""
+"""Kinds of group. `dp`: the cp × dp ranks with the same weights; `expert dp`: the ranks with the same experts;
+`embedding`: the first and the last stage of a pipeline."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The groups of one kind, by the one that crosses most nodes."""
+    """The reach of the groups of one kind, taken from the group that crosses most nodes."""
 
     size: int
-    """Ranks of a group."""
+    """Ranks in a group."""
     nodes: int
-    """Nodes that the group's ranks lie on."""
+    """Nodes with ranks of the group."""
     per_node: int
     """Ranks of the group on the node with fewest of them."""
 
 
 @dataclass(frozen=True)
 class RankGrid:
-    """A layout's ranks, numbered node after node."""
+    """The ranks of a layout, numbered node after node."""
 
     layout: Layout
 
     def groups(self, kind: Group) -> list[tuple[int, ...]]:
-        """Every group of that kind; each rank is in one, but for `embedding`, which leaves out the inner stages."""
+        """Return every group of a kind; each rank is in one, except that `embedding` leaves out the inner stages."""
         layout = self.layout
         replicas = layout.cp * layout.dp
         stage = layout.tp * replicas
         expert_tp = layout.tp if layout.ep == 1 else 1
+        # Kind → distance between neighbours in a group, and ranks of a group.
         shape: dict[str, tuple[int, int]] = {
             "tp": (1, layout.tp),
             "cp": (layout.tp, layout.cp),
@@ -61,17 +62,19 @@ class RankGrid:
         return [(group[0], group[-1]) for group in groups] if kind == "embedding" and layout.pp > 1 else groups
 
     def span(self, kind: Group) -> Span:
-        """How far the groups of that kind reach."""
+        """Return the reach of the groups of a kind."""
         return max((self._span(group) for group in self.groups(kind)), key=lambda span: (span.nodes, -span.per_node))
 
     def stage_ranks(self, stage: int) -> range:
-        """The ranks of a pipeline stage."""
+        """Return the ranks of a pipeline stage."""
         per_stage = self.layout.world_size // self.layout.pp
         return range(stage * per_stage, (stage + 1) * per_stage)
 
     def sends_between_nodes(self, stage: int) -> bool:
-        """Whether any rank of a stage hands activations to a rank of the next stage on another node; interleaved, the
-        last stage hands them to the first."""
+        """Return whether any rank of a stage sends activations to the next stage on another node.
+
+        In interleaved 1F1B the last stage sends them to the first.
+        """
         layout = self.layout
         if stage == layout.pp - 1 and layout.vpp == 1:
             return False

@@ -1,1 +1,1 @@
-"""Devices: what this machine has, behind one interface. Knows torch, not megatron."""
+"""Device types behind one interface. Imports torch, not megatron."""

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import torch
 
 CPUINFO = "/proc/cpuinfo"
-"""Where Linux describes the processors."""
+"""File in which Linux describes the processors."""
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
-"""What oneDNN, torch's library of matrix products, calls avx512_core."""
+"""The instructions that oneDNN, torch's library of matrix products, calls avx512_core."""
 
 
 class CPU(Device):
@@ -70,10 +70,10 @@ class CPU(Device):
 
 
 def multiplies_bf16() -> bool | None:
-    """Whether oneDNN multiplies bf16 matrices on this processor; None where the system does not tell.
+    """Return whether oneDNN multiplies bf16 matrices on this processor; None where the system does not describe it.
 
-    Where it does not, torch computes such products in plain loops. The instructions are those that oneDNN asks for
-    (x86: cpu_isa avx512_core or avx2_vnni_2) and torch itself (Arm: mkldnn_bf16_device_check_arm).
+    Without oneDNN torch computes such products in plain loops. The conditions are oneDNN's on x86 (cpu_isa
+    avx512_core or avx2_vnni_2) and torch's on Arm (mkldnn_bf16_device_check_arm).
     """
     instructions = (_described("flags") or _described("Features") or "").split()
     if not instructions:
@@ -82,14 +82,14 @@ def multiplies_bf16() -> bool | None:
         return True
     if "avx_vnni" not in instructions:
         return False
-    # Some processors with AVX-VNNI have AVX-NE-CONVERT too, of which Linux does not tell; torch, slow to load, does.
+    # Some processors with AVX-VNNI also have AVX-NE-CONVERT, which Linux does not list. torch, slow to load, finds it.
     import torch
 
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _described(key: str) -> str | None:
-    """What Linux says of the first processor under a key; None where it says nothing."""
+    """Return the first processor's value of a key in CPUINFO; None where there is none."""
     try:
         with open(CPUINFO, encoding="utf-8") as cpuinfo:
             found = (line.partition(":") for line in cpuinfo)

@@ -26,7 +26,7 @@ class CUDA(Device):
     remedy = "an NVIDIA GPU with its driver, passed into the container if this is one, and a torch built with CUDA"
 
     def unavailable_reason(self) -> str | None:
-        # The device files spare a machine without GPUs the seconds that importing torch takes.
+        # Look at the device files first: importing torch takes seconds.
         if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/dxg"):
             return "no NVIDIA driver's device file (/dev/nvidia0) on this machine"
         import torch
@@ -49,8 +49,8 @@ class CUDA(Device):
         return torch.device(self.type, local_rank)
 
     def fuses(self) -> bool:
-        # Triton compiles them, and comes with every CUDA build of torch for Linux on x86-64: where there is no GPU to
-        # look at, as in a plan, it is taken to be there.
+        # Triton compiles the kernels. Every CUDA build of torch for Linux on x86-64 brings it, so a plan on a machine
+        # without a GPU assumes that it is there.
         return self.unavailable_reason() is not None or importlib.util.find_spec("triton") is not None
 
     def synchronize(self) -> None:

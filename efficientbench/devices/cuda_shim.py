@@ -1,7 +1,7 @@
-"""Lets megatron-core train on a CPU: answers for torch.cuda, which it asks for by name in hundreds of places.
+"""A CPU behind the names of torch.cuda, which megatron-core calls in hundreds of places.
 
-`install` changes torch for the whole process and must run before megatron is imported. `torch.cuda.is_available()`
-stays False, so that code which asks first takes its CPU path.
+`install` changes torch for the whole process. Call it before importing megatron. `torch.cuda.is_available()` stays
+False, so that code which checks first takes its CPU path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """An event on a device where everything has happened already."""
+    """An event on a device that never has work queued."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
@@ -36,7 +36,7 @@ class Event:
 
 
 class Stream:
-    """The CPU's only stream; all objects are equal. A class, since other libraries annotate with it."""
+    """The CPU's only stream; all objects are equal. A class, since other libraries use it in annotations."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.device = CPU
@@ -64,7 +64,7 @@ class Stream:
 
 
 class DefaultGenerators(Sequence[torch.Generator]):
-    """torch.cuda.default_generators, whatever the index: the CPU has one generator."""
+    """torch.cuda.default_generators: the CPU's one generator at every index."""
 
     def __getitem__(self, index: Any) -> Any:
         return torch.default_generator
@@ -74,7 +74,7 @@ class DefaultGenerators(Sequence[torch.Generator]):
 
 
 class FactoriesOnCPU(TorchFunctionMode):
-    """Turns `device="cuda"` and `pin_memory=True` of factory calls into plain CPU memory."""
+    """Factory calls with `device="cuda"` or `pin_memory=True` allocate plain CPU memory."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -89,25 +89,25 @@ class FactoriesOnCPU(TorchFunctionMode):
 
 
 def install() -> None:
-    """Answer for torch.cuda with the CPU, once per process."""
+    """Replace the functions of torch.cuda that megatron calls, once per process."""
     if torch.cuda.current_device is _current_device:
         return
-    answers: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "Stream": Stream,
         "Event": Event,
         "current_device": _current_device,
-        # torch._dynamo wants a function of its own behind each name.
+        # One function for each name, since torch._dynamo traces each by its identity.
         "set_device": lambda device: None,
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "current_stream": lambda device=None: Stream(),
         "default_stream": lambda device=None: Stream(),
-        "stream": _stream_context,
+        "stream": stream_context,
         "device_count": lambda: 1,
         "get_device_capability": lambda device=None: (0, 0),
         "get_device_properties": _no_device_properties,
-        "get_rng_state": _get_rng_state,
-        "set_rng_state": _set_rng_state,
+        "get_rng_state": get_rng_state,
+        "set_rng_state": set_rng_state,
         "manual_seed": lambda seed: torch.default_generator.manual_seed(seed),
         "manual_seed_all": lambda seed: torch.default_generator.manual_seed(seed),
         "default_generators": DefaultGenerators(),
@@ -115,10 +115,10 @@ def install() -> None:
         "_lazy_init": lambda: None,
         "_lazy_call": lambda callback, **options: callback(),
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-    for name, answer in {"get_rng_state": _get_rng_state, "set_rng_state": _set_rng_state}.items():
-        setattr(torch.cuda.random, name, answer)
+    for name, replacement in replacements.items():
+        setattr(torch.cuda, name, replacement)
+    torch.cuda.random.get_rng_state = get_rng_state
+    torch.cuda.random.set_rng_state = set_rng_state
     torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
     torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign,assignment]
@@ -130,30 +130,33 @@ def _current_device() -> torch.device:
 
 
 def _no_device_properties(device: object = None) -> None:
-    # torch.compile asks for them, and takes this error, of all, for a machine without CUDA.
+    # torch.compile takes exactly this type of error for a machine without CUDA.
     raise RuntimeError("a CPU stands in for the CUDA device")
 
 
 @contextlib.contextmanager
-def _stream_context(stream: object) -> Iterator[None]:
+def stream_context(stream: object) -> Iterator[None]:
+    """Run the block on the only stream."""
     yield
 
 
-def _get_rng_state(device: object = "cuda") -> torch.Tensor:
+def get_rng_state(device: object = "cuda") -> torch.Tensor:
+    """Return the state of the CPU's generator."""
     return torch.get_rng_state()
 
 
-def _set_rng_state(state: torch.Tensor, device: object = "cuda") -> None:
-    torch.set_rng_state(state)
+def set_rng_state(new_state: torch.Tensor, device: object = "cuda") -> None:
+    """Set the state of the CPU's generator."""
+    torch.set_rng_state(new_state)
 
 
 _tensor_type = torch.Tensor.type
 
 
 def _type_by_cuda_name(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-    # The engine's optimizers compare type names with those of CUDA tensors.
-    answer = _tensor_type(self, *arguments, **options)
-    # FactoriesOnCPU passes through here a second time.
-    if not isinstance(answer, str) or answer.startswith("torch.cuda."):
-        return answer
-    return answer.replace("torch.", "torch.cuda.", 1)
+    # megatron's optimizers compare type names with those of CUDA tensors.
+    found = _tensor_type(self, *arguments, **options)
+    # FactoriesOnCPU calls this function a second time, with a name that is already replaced.
+    if not isinstance(found, str) or found.startswith("torch.cuda."):
+        return found
+    return found.replace("torch.", "torch.cuda.", 1)

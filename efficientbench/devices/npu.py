@@ -1,7 +1,6 @@
 """Huawei Ascend NPUs through torch_npu and HCCL. Run on a simulated device; never on hardware.
 
-torch and torch_npu are those of the image, used as they are. Nothing here imports megatron, and everything happens
-before it is imported.
+torch and torch_npu are those of the image, unchanged. Nothing here imports megatron: all of it happens before.
 """
 
 from __future__ import annotations
@@ -9,17 +8,32 @@ from __future__ import annotations
 import glob
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.ascend_chip import INFERENCE, family
-from efficientbench.devices.base import Device
-from efficientbench.devices.errors import DeviceError
+from efficientbench.devices.base import Device, DeviceError
 
 if TYPE_CHECKING:
     import torch
+
+FAMILIES = {
+    "A2": r"Ascend910B\d",
+    "A3": r"Ascend910_93",
+    "950": r"Ascend950|Ascend910_95",
+    "310": r"Ascend310",
+    # Last, since "Ascend910B" without a number is of the first generation, as 910A, 910ProA and 910PremiumA are.
+    "910": r"Ascend910",
+}
+"""Family → pattern at the start of its products' names in torch_npu (`SocVersion` in torch_npu's NpuVariables.h)."""
+
+INFERENCE = "310"
+"""The family that cannot train."""
+
+FUSED = ("A2", "A3")
+"""Families for which torch_npu documents its fused kernels."""
 
 ADAPTORS = {
     "mindspeed": "MindSpeed, which patches megatron-core 0.12.1",
@@ -27,11 +41,16 @@ ADAPTORS = {
     "megatron_adaptor": "MegatronAdaptor, which patches megatron-core 0.17",
     "transformer_engine_npu": "TransformerEngineNPU, which belongs to megatron-core 0.17",
 }
-"""Packages that change torch and megatron as they are imported, for another megatron-core than ours."""
+"""Packages that change torch and megatron on import, for another megatron-core than ours."""
+
+
+def family(name: str) -> str | None:
+    """Return the family of a product by its name in torch_npu; None for an unknown one."""
+    return next((each for each, pattern in FAMILIES.items() if re.match(pattern, name)), None)
 
 
 def npu_namespace() -> ModuleType:
-    """torch_npu's `npu` namespace, which mirrors torch.cuda."""
+    """Import torch_npu and return its `npu` namespace, which mirrors torch.cuda."""
     namespace: ModuleType = importlib.import_module("torch_npu").npu
     return namespace
 
@@ -47,16 +66,16 @@ class NPU(Device):
     runtime_bytes = 1_500_000_000
     remedy = "an Ascend NPU with its driver, CANN's set_env.sh sourced, and torch-npu in torch's own version"
     environment = {
-        # Blocks that grow, so that memory in pieces does not end a run that would fit.
+        # Growing segments: fragmented memory must not end a run that would fit.
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
-        # The host prepares operators in two threads: small operators otherwise wait for it.
+        # Two host threads prepare operators: with one, small operators wait for the host.
         "TASK_QUEUE_ENABLE": "2",
-        # Each rank's threads stay on the cores that are near its NPU: steadier step times.
+        # Threads stay on the cores near their rank's NPU, which makes step times steadier.
         "CPU_AFFINITY_CONF": "1",
-        # Nodes that read their data and build their model at different speeds meet within ten minutes, not two.
+        # Nodes load data and model at different speeds: let them connect within ten minutes instead of two.
         "HCCL_CONNECT_TIMEOUT": "600",
-        # torch asks what answers for CUDA for its compute capability before it broadcasts, and fails on none. Any will
-        # do that has no fp8.
+        # Before a broadcast torch reads the compute capability of its CUDA device, here the NPU, and fails without one.
+        # Any value without fp8 will do.
         "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
     }
 
@@ -83,13 +102,13 @@ class NPU(Device):
         return int(npu_namespace().device_count()) if self.unavailable_reason() is None else 0
 
     def prepare(self, local_rank: int) -> torch.device:
-        # A second look: what is imported since would be found by megatron, too.
+        # Again, since another import may have brought an adaptor after `unavailable_reason`.
         reason = _foreign_adaptor()
         if reason is not None:
             raise DeviceError(f"device={self.type} cannot be used here: {reason}")
-        # megatron asks for torch.cuda by name: the vendor's own adaptor maps those names, process-wide.
+        # megatron calls torch.cuda by name; the vendor's adaptor maps those names to the NPU for the whole process.
         importlib.import_module("torch_npu.contrib.transfer_to_npu")
-        _tell_types_by_cuda_name()
+        _rename_tensor_types()
         import torch
 
         npu_namespace().set_device(local_rank)
@@ -99,7 +118,7 @@ class NPU(Device):
         npu_namespace().synchronize()
 
     def unsupported_dtypes(self) -> dict[str, str]:
-        # Not exchanged for fp16 without a word: runs in different dtypes are not compared.
+        # Refuse bf16 instead of taking fp16 silently: runs in different dtypes must not be compared.
         if npu_namespace().is_bf16_supported():
             return {}
         name = self.names()[0]
@@ -123,7 +142,7 @@ class NPU(Device):
         return found
 
     def backend_unavailable_reason(self) -> str | None:
-        # torch knows the backend once the vendor's package is imported.
+        # torch has the backend only after the import of torch_npu, which `unavailable_reason` makes.
         if self.unavailable_reason() is not None:
             return "torch-npu, which brings it, cannot be used here"
         return super().backend_unavailable_reason()
@@ -134,21 +153,21 @@ def _first_line(error: Exception) -> str:
 
 
 def _foreign_adaptor() -> str | None:
-    """Why another project's changes to torch and megatron, found in this process, cannot be trained with; or None."""
+    """Return why this process cannot train with an adaptor that it has imported; None where it has imported none."""
     found = next((text for name, text in ADAPTORS.items() if name in sys.modules), None)
     return f"{found}, is already imported: take it out of this environment's start-up" if found else None
 
 
-def _tell_types_by_cuda_name() -> None:
-    """Let `Tensor.type()` say 'torch.cuda.FloatTensor' and its like, which megatron's optimizers compare with."""
+def _rename_tensor_types() -> None:
+    """Let `Tensor.type()` return 'torch.cuda.FloatTensor' and its like, which megatron's optimizers compare with."""
     import torch
 
-    tell = torch.Tensor.type
-    if getattr(tell, "__module__", None) == __name__:
+    original = torch.Tensor.type
+    if getattr(original, "__module__", None) == __name__:
         return
 
     def type_by_cuda_name(self: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        answer = tell(self, *arguments, **options)
-        return answer.replace("torch.npu.", "torch.cuda.") if isinstance(answer, str) else answer
+        found = original(self, *arguments, **options)
+        return found.replace("torch.npu.", "torch.cuda.") if isinstance(found, str) else found
 
     torch.Tensor.type = type_by_cuda_name  # type: ignore[method-assign,assignment]

@@ -1,54 +1,55 @@
-"""Whether an Ascend machine can train, from its driver up to its collective backend. Never run on an NPU.
+"""Checks of an Ascend machine, from its driver up to its collective backend. Never run on an NPU.
 
-Where things lie and what they are called: the CANN Software Installation Guide, and the images that Huawei publishes.
+Sources of paths and names: the CANN Software Installation Guide, and the images that Huawei publishes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import glob
-import importlib.util
 import os
 import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from efficientbench.doctor.finding import Finding
+from efficientbench.devices.npu import INFERENCE, family
+from efficientbench.doctor.check import Check
 from efficientbench.metrics.sensors.ascend.npu_smi import find_tool
-from efficientbench.metrics.sensors.ascend.npu_smi_text import State, parse_table, parse_versions
+from efficientbench.metrics.sensors.ascend.npu_smi_text import parse_table, parse_versions
 
 MACHINES = ("x86_64", "aarch64")
 HOME_NAMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
-"""Set by CANN's set_env.sh: the folder of the toolkit."""
+"""Variables in which CANN's set_env.sh names the folder of the toolkit."""
 SET_UP = "source launchers/setup_ascend.sh"
+"""Remedy for a missing environment."""
 OCCUPIED = {
     "-8005": "the driver does not answer: another container holds the device, or this one was started without it",
     "-8020": "another container holds the device",
 }
-"""Return codes of the driver's start → what they mean, as its users found."""
+"""Return code at the driver's start → its meaning, as users of the driver found."""
 TIME_LIMIT_S = 120
 
 
-def ascend_findings(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Machine, driver, CANN, torch with torch_npu, HCCL, in the order in which each needs the one before."""
+def ascend_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
+    """Check machine, driver, CANN, torch with torch_npu, and HCCL; each needs those before it."""
     machine = platform.machine()
-    yield Finding("machine", machine in MACHINES, machine, "" if machine in MACHINES else " or ".join(MACHINES))
+    known = machine in MACHINES
+    yield Check("machine", known, machine, "" if known else " or ".join(MACHINES))
     yield from _driver()
     yield _cann(environ)
-    yield _pairing()
+    yield _torch_npu()
     yield _hccl()
 
 
-def _driver() -> Iterator[Finding]:
+def _driver() -> Iterator[Check]:
     files = sorted(glob.glob("/dev/davinci[0-9]*"))
     if not files:
-        yield Finding(
+        yield Check(
             "driver",
             False,
             "no device file /dev/davinci0 on this machine",
@@ -57,51 +58,49 @@ def _driver() -> Iterator[Finding]:
         )
     closed = [file for file in files if not os.access(file, os.R_OK | os.W_OK)]
     if closed:
-        yield Finding("driver", False, f"{closed[0]} cannot be opened", "membership of this user in group HwHiAiUser")
+        yield Check("driver", False, f"{closed[0]} cannot be opened", "membership of this user in group HwHiAiUser")
     tool = find_tool()
     if tool is None:
-        yield Finding("npu-smi", False, "not found", "npu-smi of the driver on the PATH: it tells health and power")
+        yield Check("npu-smi", False, "not found", "npu-smi of the driver on the PATH: it reports health and power")
         return
     try:
         done = subprocess.run([tool, "info"], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding("npu-smi", False, f"npu-smi info failed: {error}")
+        yield Check("npu-smi", False, f"npu-smi info failed: {error}")
         return
-    yield from _told_by_npu_smi(done.returncode, done.stdout + done.stderr)
+    yield from _npu_smi(done.returncode, done.stdout + done.stderr)
 
 
-def _told_by_npu_smi(status: int, text: str) -> Iterator[Finding]:
-    """What the driver's tool says of itself and of each NPU; `text` is what `npu-smi info` prints."""
+def _npu_smi(status: int, text: str) -> Iterator[Check]:
+    """Check the driver's tool and each NPU by the exit status and output of `npu-smi info`."""
     states = parse_table(text)
     if status != 0 or not states:
-        said = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing")
+        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "nothing")
         code = re.search(r"ret is (-\d+)", text)
-        yield Finding("npu-smi", False, f"npu-smi info lists no NPU: {said}", OCCUPIED.get(code[1], "") if code else "")
+        yield Check("npu-smi", False, f"npu-smi info lists no NPU: {last}", OCCUPIED.get(code[1], "") if code else "")
         return
     versions = ", ".join(f"{name} {version}" for name, version in parse_versions(text))
     ill = [state for state in states if state.health not in ("OK", "Warning")]
     named = ", ".join(sorted({state.name for state in states}))
-    yield Finding("npu-smi", not ill, f"{len(states)} × {named} ({versions})", _ill(ill))
-    if any(state.name.removeprefix("Ascend").strip().startswith("310") for state in states):
-        yield Finding("chips", False, "310 chips are made for inference and cannot train", "an Ascend 910")
+    remedy = "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in ill)
+    yield Check("npu-smi", not ill, f"{len(states)} × {named} ({versions})", remedy)
+    # npu-smi names products without torch_npu's prefix.
+    if any(family(f"Ascend{state.name.removeprefix('Ascend').strip()}") == INFERENCE for state in states):
+        yield Check("chips", False, "310 chips are made for inference and cannot train", "an Ascend 910")
 
 
-def _ill(states: list[State]) -> str:
-    return "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in states)
-
-
-def _cann(environ: Mapping[str, str]) -> Finding:
+def _cann(environ: Mapping[str, str]) -> Check:
     home = next((environ[name] for name in HOME_NAMES if environ.get(name)), None)
     if home is None:
-        return Finding("CANN", False, f"its environment is not set ({' or '.join(HOME_NAMES)})", SET_UP)
+        return Check("CANN", False, f"its environment is not set ({' or '.join(HOME_NAMES)})", SET_UP)
     if not Path(home).is_dir():
-        return Finding("CANN", False, f"{home} is no folder any more", SET_UP)
-    version = cann_version(Path(home))
-    return Finding("CANN", True, f"{version or 'of unknown version'} in {home}")
+        return Check("CANN", False, f"{home} is no folder any more", SET_UP)
+    version = _cann_version(Path(home))
+    return Check("CANN", True, f"{version or 'of unknown version'} in {home}")
 
 
-def cann_version(home: Path) -> str | None:
-    """The toolkit's version from the file that its installer leaves, or None."""
+def _cann_version(home: Path) -> str | None:
+    """Return the toolkit's version from the file that its installer leaves, or None."""
     for name in (f"{platform.machine()}-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info"):
         file = home / name
         if not file.is_file():
@@ -113,59 +112,34 @@ def cann_version(home: Path) -> str | None:
     return None
 
 
-def _pairing() -> Finding:
-    found = {}
+def _torch_npu() -> Check:
+    versions = {}
     for name in ("torch", "torch-npu"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             wanted = (
                 "an image with torch and torch-npu, or torch-npu in torch's own version: bash launchers/setup_ascend.sh"
             )
-            return Finding("torch-npu", False, f"{name} is not installed", wanted)
-    text = f"torch {found['torch']}, torch-npu {found['torch-npu']}"
-    if not paired(found["torch"], found["torch-npu"]):
-        return Finding(
-            "torch-npu", False, f"{text} do not belong together", "both in one version (major, minor, patch)"
-        )
-    problem = import_problem("torch_npu")
-    return Finding(
-        "torch-npu", problem is None, f"{text}{': ' + problem if problem else ''}", SET_UP if problem else ""
-    )
+            return Check("torch-npu", False, f"{name} is not installed", wanted)
+    both = f"torch {versions['torch']}, torch-npu {versions['torch-npu']}"
+    if not paired(*versions.values()):
+        return Check("torch-npu", False, f"{both} do not belong together", "both in one version (major, minor, patch)")
+    return Check("torch-npu", True, both)
 
 
 def paired(torch_version: str, torch_npu_version: str) -> bool:
-    """Whether torch and torch-npu are of one release: torch-npu 2.6.0.post3 belongs to torch 2.6.0."""
+    """Return whether torch and torch-npu are of one release; torch-npu 2.6.0.post3 belongs to torch 2.6.0."""
     try:
         return Version(torch_version).release == Version(torch_npu_version).release
     except InvalidVersion:
         return False
 
 
-def import_problem(module: str) -> str | None:
-    """Why a module does not import, or None; tried in a process of its own, since CANN may end the one it is in."""
-    if importlib.util.find_spec(module) is None:
-        return "is not installed"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", f"import {module}"],
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"does not import within {TIME_LIMIT_S} s"
-    if done.returncode == 0:
-        return None
-    lines = done.stderr.strip().splitlines()
-    return f"does not import: {lines[-1] if lines else f'exit status {done.returncode}'}"
-
-
-def _hccl() -> Finding:
-    """Its absence is a failure also for one NPU: a training without it would be a benchmark of something else."""
+def _hccl() -> Check:
+    # Needed also for one NPU: a training without it would be a benchmark of something else.
     try:
         ctypes.CDLL("libhccl.so")
     except OSError as error:
-        return Finding("HCCL", False, f"libhccl.so cannot be loaded ({error})", f"CANN with HCCL, and {SET_UP}")
-    return Finding("HCCL", True, "libhccl.so can be loaded")
+        return Check("HCCL", False, f"libhccl.so cannot be loaded ({error})", f"CANN with HCCL, and {SET_UP}")
+    return Check("HCCL", True, "libhccl.so can be loaded")

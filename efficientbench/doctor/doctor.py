@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks for which purpose, and how to mend that."""
+"""Checks of what this machine has, what it lacks for which purpose, and how to mend that."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
-from efficientbench.devices.base import DTYPES, Device, all_devices, device_called
-from efficientbench.doctor.ascend import ascend_findings
-from efficientbench.doctor.finding import Finding, print_findings
-from efficientbench.doctor.step import step_findings
+from efficientbench.devices.base import DTYPES, Device
+from efficientbench.devices.registry import all_devices, device_called
+from efficientbench.doctor.ascend import ascend_checks
+from efficientbench.doctor.check import Check, print_checks
+from efficientbench.doctor.step import step_checks
 from efficientbench.metrics import AllocatorSensor, HostSensor, NvmlSensor, RaplSensor
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.hardware import peak_flops
@@ -39,30 +40,30 @@ READS = {
     "dcmi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
     "npu-smi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
 }
-"""Name of a sensor → what it is there to read → what for."""
+"""Sensor → quantity that it reads → metrics that need it."""
 
 REMEDIES = {"nvml": "a whole GPU instead of a slice, and a driver and container that let NVML answer"}
-"""Name of a sensor → what would give it what it lacks, where its reason does not say so itself."""
+"""Sensor → remedy for missing quantities, where the sensor's own reason names none."""
 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
 
-def doctor() -> int:
-    """Print what was found; returns 0 where something can be trained here, else 1."""
+def check_machine() -> int:
+    """Check packages, devices, sensors and host, and print the report; return 0 if this machine can train, else 1."""
     console = Console()
     packages = _packages()
-    print_findings(console, "Packages", packages)
-    missing = [finding.name for finding in packages if not finding.serves]
+    print_checks(console, "Packages", packages)
+    missing = [check.name for check in packages if not check.passed]
     usable: list[Device] = []
     if _import_problem("torch") is None:
-        every = all_devices()
-        found = [device for device in every if device.unavailable_reason() is None]
-        usable = [device for device in found if device.backend_unavailable_reason() is None]
-        print_findings(console, "Devices", [_device(device) for device in every])
-        print_findings(console, "Collective backends", [_backend(device) for device in every])
-        measures = [finding for device in every for finding in _measurement(device, device in found)]
-        print_findings(console, "Measurement", measures)
-    print_findings(console, "Host", _host())
+        devices = all_devices()
+        available = [device for device in devices if device.unavailable_reason() is None]
+        usable = [device for device in available if device.backend_unavailable_reason() is None]
+        print_checks(console, "Devices", [_device(device) for device in devices])
+        print_checks(console, "Collective backends", [_backend(device) for device in devices])
+        sensors = [check for device in devices for check in _measurement(device, device in available)]
+        print_checks(console, "Measurement", sensors)
+    print_checks(console, "Host", _host())
     if missing or not usable:
         lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
         console.print(Text(f"Nothing can be trained here: {lacking}.", style="bold red"), soft_wrap=True)
@@ -72,24 +73,23 @@ def doctor() -> int:
     return 0
 
 
-def examine_device(name: str) -> int:
-    """Print whether this machine can train on one device type, a step on each device included; 0 where it can, else 1.
+def check_device(name: str) -> int:
+    """Check one device type, with a training step on each device; return 0 if this machine can train on it, else 1.
 
-    Raises:
-        DeviceError: there is no device type of this name.
+    Raises DeviceError: there is no device type of this name.
     """
     console = Console()
     device = device_called(name)
-    findings = list(ascend_findings()) if device.telemetry == "ascend" else []
-    findings += [_device(device), _backend(device)]
-    measures = list(_measurement(device, findings[-2].serves))
-    if findings[-2].serves:
-        findings += step_findings(device)
+    checks = list(ascend_checks()) if device.telemetry == "ascend" else []
+    usable = _device(device)
+    checks += [usable, _backend(device)]
+    if usable.passed:
+        checks += step_checks(device)
     else:
-        findings.append(Finding("step", False, "not tried, since the device type cannot be used"))
-    print_findings(console, f"Training on {device.type}", findings)
-    print_findings(console, "Measurement", measures)
-    failed = [finding.name for finding in findings if not finding.serves]
+        checks.append(Check("step", False, "not tried, since the device type cannot be used"))
+    print_checks(console, f"Training on {device.type}", checks)
+    print_checks(console, "Measurement", _measurement(device, usable.passed))
+    failed = [check.name for check in checks if not check.passed]
     if failed:
         text = f"{device.type} cannot be trained on here: see {', '.join(dict.fromkeys(failed))} above."
         console.print(Text(text, style="bold red"), soft_wrap=True)
@@ -98,21 +98,22 @@ def examine_device(name: str) -> int:
     return 0
 
 
-def _packages() -> list[Finding]:
-    """Python and what runs import, against the ranges that the package declares."""
+def _packages() -> list[Check]:
+    """Check Python and the packages that runs import against the ranges that this package declares."""
     python = ".".join(map(str, sys.version_info[:3]))
     requirements = _requirements()
-    serves = requirements["python"].specifier.contains(python) if "python" in requirements else True
-    wanted = f"; {requirements['python'].specifier} is needed" if not serves else ""
-    findings = [Finding("python", serves, f"{python}{wanted}")]
-    if not requirements:
-        text = "is on the import path and not installed, so its version ranges are unknown and not checked"
-        findings.append(Finding("efficientbench", True, text))
-    return findings + [_package(name, requirements.get(name)) for name in PACKAGES]
+    if requirements:
+        wanted = requirements["python"].specifier
+        passed = wanted.contains(python)
+        checks = [Check("python", passed, python if passed else f"{python}; {wanted} is needed")]
+    else:
+        unknown = "is on the import path and not installed, so its version ranges are unknown and not checked"
+        checks = [Check("python", True, python), Check("efficientbench", True, unknown)]
+    return checks + [_package(name, requirements.get(name)) for name in PACKAGES]
 
 
 def _requirements() -> dict[str, Requirement]:
-    """What the installed package asks for, by name; `python` among it. Empty where it is not installed."""
+    """Return the installed package's requirements by name, with `python`; empty where it is not installed."""
     try:
         about = metadata.metadata("efficientbench")
     except metadata.PackageNotFoundError:
@@ -122,33 +123,33 @@ def _requirements() -> dict[str, Requirement]:
     return {"python": Requirement(f"python{about['Requires-Python']}"), **found}
 
 
-def _package(name: str, wanted: Requirement | None) -> Finding:
-    asked = str(wanted) if wanted else name
+def _package(name: str, wanted: Requirement | None) -> Check:
+    install = f"pip install -c constraints.txt '{wanted or name}'"
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Finding(name, False, "not installed", f"pip install -c constraints.txt '{asked}'")
+        return Check(name, False, "not installed", install)
     if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
-        return Finding(name, False, version, f"pip install -c constraints.txt '{asked}'")
+        return Check(name, False, version, install)
     problem = _import_problem(name) if name == "torch" else None
     if problem is not None:
-        return Finding(name, False, f"{version} does not import: {problem}", "a torch built for this machine")
-    return Finding(name, True, version)
+        return Check(name, False, f"{version} does not import: {problem}", "a torch built for this machine")
+    return Check(name, True, version)
 
 
 def _import_problem(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
-        # The last is torch's where a vendor's extension, which it loads by itself, does not import.
+        # torch raises RuntimeError where a vendor's extension, which it loads by itself, does not import.
         return str(error)
     return None
 
 
-def _device(device: Device) -> Finding:
+def _device(device: Device) -> Check:
     reason = device.unavailable_reason()
     if reason is not None:
-        return Finding(device.type, False, reason, device.remedy)
+        return Check(device.type, False, reason, device.remedy)
     capacity_bytes = device.memory_capacity_bytes()
     memory = f"{memory_limit_bytes() / 1e9:.1f} GB of the host"
     if capacity_bytes is not None:
@@ -161,18 +162,18 @@ def _device(device: Device) -> Finding:
         *filter(None, map(device.dtype_warning, DTYPES)),
         *(f"{name} {version}" for name, version in device.versions().items()),
     ]
-    return Finding(device.type, True, "; ".join(parts))
+    return Check(device.type, True, "; ".join(parts))
 
 
-def _backend(device: Device) -> Finding:
+def _backend(device: Device) -> Check:
     reason = device.backend_unavailable_reason()
     if reason is not None:
-        return Finding(device.backend, False, f"for {device.type}: {reason}")
-    return Finding(device.backend, True, f"for {device.type}: in this torch")
+        return Check(device.backend, False, f"for {device.type}: {reason}")
+    return Check(device.backend, True, f"for {device.type}: in this torch")
 
 
 def _sensors(device: Device, usable: bool) -> list[Sensor]:
-    """All sensors that read a device type."""
+    """Return all sensors that read a device type."""
     by_telemetry: dict[str, list[Sensor]] = {
         "nvml": [NvmlSensor()],
         "ascend": [DcmiSensor(), NpuSmiSensor()],
@@ -183,51 +184,51 @@ def _sensors(device: Device, usable: bool) -> list[Sensor]:
     return sensors if allocator is None else [*sensors, AllocatorSensor(allocator, 0, device.names()[0])]
 
 
-def _measurement(device: Device, usable: bool) -> Iterator[Finding]:
-    """What the sensors of a device type read here, and why the rest is missing."""
+def _measurement(device: Device, usable: bool) -> Iterator[Check]:
+    """Check which quantities the sensors of a device type read here; failed checks have the reason."""
     for sensor in _sensors(device, usable):
         state = examine(sensor)
         if state.failure is not None:
-            yield Finding(device.type, False, f"sensor {state.failure}")
+            yield Check(device.type, False, f"sensor {state.failure}")
         else:
             yield from _readings(device.type, state)
     if usable:
         yield _flops(device)
 
 
-def _readings(name: str, state: SensorState) -> Iterator[Finding]:
+def _readings(name: str, state: SensorState) -> Iterator[Check]:
     reads = READS[state.name]
-    given = [purpose for quantity, purpose in reads.items() if quantity not in state.unavailable]
+    available = [purpose for quantity, purpose in reads.items() if quantity not in state.unavailable]
     scope = f" of {state.scope}" if state.name == "rapl" else ""
-    yield Finding(name, True, f"sensor {state.name}: {', '.join(given)}{scope}")
+    yield Check(name, True, f"sensor {state.name}: {', '.join(available)}{scope}")
     missing: dict[str, list[str]] = {}
     for quantity, purpose in reads.items():
         if quantity in state.unavailable:
             missing.setdefault(state.unavailable[quantity], []).append(purpose)
     for reason, purposes in missing.items():
-        yield Finding(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(state.name, ""))
+        yield Check(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(state.name, ""))
 
 
-def _flops(device: Device) -> Finding:
+def _flops(device: Device) -> Check:
     dtype = TrainingConfig().dtype
     peak, source = peak_flops(device.names()[0], dtype)
     if peak is None:
-        return Finding(device.type, False, f"no MFU in {dtype}: {source}", "measurement.peak_flops=FLOP/S")
-    return Finding(device.type, True, f"MFU in {dtype}: against {peak / 1e12:,.1f} TFLOP/s ({source})")
+        return Check(device.type, False, f"no MFU in {dtype}: {source}", "measurement.peak_flops=FLOP/S")
+    return Check(device.type, True, f"MFU in {dtype}: against {peak / 1e12:,.1f} TFLOP/s ({source})")
 
 
-def _host() -> list[Finding]:
+def _host() -> list[Check]:
     folders = {"output": RunConfig.model_fields["output"].default, "data.cache": DataConfig().cache}
     return [
-        Finding("cores", True, f"{usable_cores():g} for this process"),
-        Finding("memory", True, f"{memory_limit_bytes() / 1e9:.1f} GB for this process"),
+        Check("cores", True, f"{usable_cores():g} for this process"),
+        Check("memory", True, f"{memory_limit_bytes() / 1e9:.1f} GB for this process"),
         *(_folder(key, Path(default)) for key, default in folders.items()),
     ]
 
 
-def _folder(key: str, path: Path) -> Finding:
+def _folder(key: str, path: Path) -> Check:
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = f"{path}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(key, False, f"{free}, and {existing} cannot be written", f"{key}=FOLDER")
-    return Finding(key, True, free)
+        return Check(key, False, f"{free}, and {existing} cannot be written", f"{key}=FOLDER")
+    return Check(key, True, free)

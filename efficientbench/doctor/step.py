@@ -1,6 +1,6 @@
-"""A small training step on one device, in its own process: `python -m efficientbench.doctor.step TYPE INDEX DTYPE`.
+"""A small training step on one device in its own process, compared with the CPU's float32.
 
-A device that is broken may hang or take its process with it. What the step computes is compared with the CPU's float32.
+A broken device may hang or end its process. The process runs `python -m efficientbench.doctor.step TYPE INDEX DTYPE`.
 """
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import Device, find_device
-from efficientbench.doctor.finding import Finding
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.doctor.check import Check
 from efficientbench.launchers.processes.worker_process import module_command
 
 if TYPE_CHECKING:
     import torch
 
 TIME_LIMIT_S = 300
-"""The first step on an NPU compiles its operators."""
+"""Seconds for a step; the first one on an NPU compiles its operators."""
 TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
-"""Largest relative difference from the CPU's loss, by the dtype's accuracy over a dozen operations."""
+"""Largest relative difference from the CPU's loss that the dtype's accuracy explains over a dozen operations."""
 
 
-def step_findings(device: Device) -> list[Finding]:
-    """A forward pass, a backward pass and an AdamW step on each device of a type, one after the other."""
+def step_checks(device: Device) -> list[Check]:
+    """Check a forward pass, a backward pass and an AdamW step on each device of a type, one after the other."""
     dtype = next(name for name in ("bf16", "fp16", "fp32") if name not in device.unsupported_dtypes())
     return [_step(device.type, index, dtype) for index in range(device.count())]
 
 
-def _step(device_type: str, index: int, dtype: str) -> Finding:
+def _step(device_type: str, index: int, dtype: str) -> Check:
     name = f"step on {index}"
     command = module_command("efficientbench.doctor.step", device_type, str(index), dtype)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return Finding(name, False, f"no {dtype} step within {TIME_LIMIT_S} s", "a reset of this device")
+        return Check(name, False, f"no {dtype} step within {TIME_LIMIT_S} s", "a reset of this device")
     lines = done.stdout.strip().splitlines()
     if done.returncode != 0 or not lines:
-        said = done.stderr.strip().splitlines()
-        return Finding(name, False, f"the {dtype} step failed: {said[-1] if said else f'status {done.returncode}'}")
-    told = json.loads(lines[-1])
-    free = f", {told['free_bytes'] / 1e9:.1f} of {told['total_bytes'] / 1e9:.1f} GB free" if told["total_bytes"] else ""
-    text = (
-        f"{dtype}: loss {told['loss']:.4f} and {told['next_loss']:.4f} after a step (CPU: {told['wanted']:.4f}){free}"
-    )
-    right = abs(told["loss"] - told["wanted"]) <= TOLERANCE[dtype] * told["wanted"] and told["next_loss"] < told["loss"]
-    return Finding(name, right, text, "" if right else "a device that computes as the CPU does")
+        errors = done.stderr.strip().splitlines()
+        return Check(name, False, f"the {dtype} step failed: {errors[-1] if errors else f'status {done.returncode}'}")
+    step = json.loads(lines[-1])
+    loss, next_loss, wanted, total = step["loss"], step["next_loss"], step["wanted"], step["total_bytes"]
+    free = f", {step['free_bytes'] / 1e9:.1f} of {total / 1e9:.1f} GB free" if total else ""
+    result = f"{dtype}: loss {loss:.4f} and {next_loss:.4f} after a step (CPU: {wanted:.4f}){free}"
+    passed = abs(loss - wanted) <= TOLERANCE[dtype] * wanted and next_loss < loss
+    return Check(name, passed, result, "" if passed else "a device that computes as the CPU does")
 
 
 def take_step(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """The loss of a small causal attention model before and after one step; the same numbers on every device."""
+    """Return the loss of a small causal attention model before and after one step; all devices start from one seed."""
     import torch
     from torch.nn import functional as F
 
@@ -80,20 +80,21 @@ def take_step(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def main() -> None:
+    """Take the step, and print its losses and the device's memory as JSON."""
     import torch
 
     device_type, index, name = sys.argv[1:4]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
     device = find_device(device_type)
-    # Before any gradient is computed: torch counts a process's devices at its first backward pass, and never again.
+    # Before any backward pass: torch counts a process's devices at its first one, and never again.
     place = device.prepare(int(index))
     loss, next_loss = take_step(place, dtype)
     device.synchronize()
     wanted, _ = take_step(torch.device("cpu"), torch.float32)
     allocator: Any = device.allocator()
     free, total = allocator.mem_get_info(int(index)) if allocator is not None else (0, 0)
-    told = {"loss": loss, "next_loss": next_loss, "wanted": wanted, "free_bytes": free, "total_bytes": total}
-    print(json.dumps(told))
+    step = {"loss": loss, "next_loss": next_loss, "wanted": wanted, "free_bytes": free, "total_bytes": total}
+    print(json.dumps(step))
 
 
 if __name__ == "__main__":

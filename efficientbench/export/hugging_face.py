@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import RopeConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.files import write_file
 from efficientbench.data_tools.manifest import load_corpus
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
@@ -89,7 +89,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
 
         weights = Weights(checkpoint)
         model = Model(RunConfig.model_validate(weights.manifest.config), weights, tokenizer)
-        needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * cost.parameters(model.config.model).total
+        needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * count_parameters(model.config.model).total
         with _claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
             card = model_card(

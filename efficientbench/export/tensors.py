@@ -12,7 +12,7 @@ import torch
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import Architecture
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -65,7 +65,7 @@ def exported(
         elements += weight.numel()
         for new_name, tensor in _converted(name, weight, model, architecture).items():
             yield new_name, _with_storage_of_its_own(tensor)
-    expected = cost.parameters(model).total
+    expected = count_parameters(model).total
     if elements != expected:
         raise ConfigError(
             f"the checkpoint holds {elements:,} parameters where this model has {expected:,}: it is of another model, "

@@ -1,33 +1,37 @@
-"""What a run will be on a cluster that is not at hand: its grid of ranks, stages, memory, communication and time."""
+"""Plans of runs on a cluster that is not at hand: grid of ranks, stages, memory, communication and step time."""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from dataclasses import dataclass
+from math import gcd
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.rank_grid import RankGrid
-from efficientbench.devices.base import all_devices
+from efficientbench.devices.cpu import CPU
+from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.plan import Plan, make_plan, with_kernels
 from efficientbench.planning.step_time import Projection, project
 
 
 @dataclass(frozen=True)
-class ScalePlan:
-    """A run on so many ranks."""
+class ClusterPlan:
+    """The plan of a run on a number of ranks."""
 
     plan: Plan
     grid: RankGrid
     stage_parameters: tuple[int, ...]
-    """Of a rank of each pipeline stage, counted in the engine's own model on the meta device."""
+    """Parameters of a rank of each pipeline stage, counted in the engine's own model on the meta device."""
     rates: DeviceRates | None
-    """Of the named device; None where none is named."""
+    """Rates of the named device; None where none is named."""
     projection: Projection | None
-    """None where rates are not known."""
+    """The projected step; None where rates are missing."""
     not_projected: str | None
-    """Why there is no projection."""
+    """Why there is no projection; None where there is one."""
 
     @property
     def fullest_stage(self) -> int:
@@ -35,50 +39,50 @@ class ScalePlan:
         return max(range(self.plan.layout.pp), key=lambda stage: self.plan.memory[stage].total)
 
 
-def make_scale_plan(config: RunConfig, world: int, devices_per_node: int, device: str | None) -> ScalePlan:
-    """The plan of a run on `world` accelerators, `devices_per_node` in each node.
+def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, device: str | None) -> ClusterPlan:
+    """Return the plan of a run on `world` accelerators, `devices_per_node` in each node.
 
     Args:
         config: the run; where it leaves dp open, dp takes all ranks.
-        world: ranks in all.
-        devices_per_node: ranks of a node; a world smaller than that is one node.
-        device: a name of the table of devices, like 'H100 SXM'; None: nothing is said of time.
+        world: number of ranks.
+        devices_per_node: ranks of a node; a smaller world is one node.
+        device: a name in the table of devices, like 'H100 SXM'; None: the plan has no step time.
 
     Raises:
-        ConfigError: a layout that cannot work on so many ranks, with what could.
-        MetricsError: a device that the table does not name.
+        ConfigError: the layout cannot work on so many ranks; the message names what could.
+        DeviceError: the configuration names an unknown device type.
+        MetricsError: the table of devices lacks `device`.
     """
     rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
     config, layout = layout_of_world(config, world, devices_per_node)
-    types = {each.type: each for each in all_devices()}
-    if config.device not in (*types, "auto"):
-        raise ConfigError(f"device: {config.device!r} is not one of auto, {', '.join(types)}")
-    # Unnamed, the type is that of the device's collectives, or the first that there is of accelerators.
-    fitting = (each for each in types.values() if rates is None or each.backend == rates.backend)
-    chosen = types.get(config.device) or next(fitting)
+    if config.device == "auto":
+        # The type whose collectives the named device uses, else the first accelerator.
+        chosen = next(each for each in all_devices() if rates is None or each.backend == rates.backend)
+    else:
+        chosen = device_called(config.device)
     config = with_kernels(config, chosen)
-    plan = make_plan(config, layout, chosen.runtime_bytes)
-    projection, not_projected = None, "--device NAME, like --device 'H100 SXM', gives a step's time"
-    if rates is not None and layout.nodes > 1 and rates.between_nodes_bytes_s is None:
+    projection, not_projected = None, None
+    if rates is None:
+        not_projected = "--device NAME, like --device 'H100 SXM', gives a step's time"
+    elif layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         not_projected = f"what the network of a node of {rates.name} carries is not in the table of devices"
-    elif rates is not None:
+    else:
         projection = project(config, layout, rates)
-    # Only now: it takes seconds to load the engine.
-    from efficientbench.planning.stages import stage_parameters
-
-    return ScalePlan(
-        plan=plan,
+    return ClusterPlan(
+        plan=make_plan(config, layout, chosen.runtime_bytes),
         grid=RankGrid(layout),
-        stage_parameters=tuple(stage_parameters(config, layout)),
+        stage_parameters=tuple(count_stage_parameters(config, layout)),
         rates=rates,
         projection=projection,
-        not_projected=None if projection else not_projected,
+        not_projected=not_projected,
     )
 
 
 def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tuple[RunConfig, Layout]:
-    """The layout on `world` ranks; the configuration's micro-batch may be smaller than it was, so that all replicas
-    have one."""
+    """Return the layout on `world` ranks, and the configuration with a micro-batch that all replicas can fill.
+
+    Raises ConfigError: the ranks are not whole nodes or not whole replicas, or the layout cannot work.
+    """
     per_node = min(world, devices_per_node)
     if world % per_node:
         below = world // per_node * per_node
@@ -104,3 +108,34 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
     nodes = world // per_node
     config = fit_micro_batch(config, per_node, nodes)
     return config, Layout.of(config, per_node, nodes)
+
+
+def count_stage_parameters(config: RunConfig, layout: Layout) -> list[int]:
+    """Count the parameters of a rank of each pipeline stage in the engine's own model on the meta device.
+
+    The process groups are those of the fewest replicas that share the experts, with a backend that sends nothing;
+    further replicas hold the same. This changes torch and the engine for the whole process, as a run on a CPU does.
+    """
+    CPU().prepare(0)
+    with warnings.catch_warnings():
+        # megatron warns of missing optional packages, which a count does not need.
+        warnings.simplefilter("ignore")
+        logging.getLogger("megatron").setLevel(logging.ERROR)
+        # Imported late: the engine takes seconds to load, and finds the CPU only after `prepare`.
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        from efficientbench.model.gpt import stages_on_meta
+        from efficientbench.training import groups
+
+        per_stage = layout.tp * layout.cp * (layout.ep // gcd(layout.ep, layout.cp))
+        counts = []
+        for stage in range(layout.pp):
+            dist.init_process_group("fake", store=FakeStore(), rank=stage * per_stage, world_size=layout.pp * per_stage)
+            try:
+                with groups.model_parallel(config.parallel, config.training.seed):
+                    parts = stages_on_meta(config)
+                counts.append(sum(parameter.numel() for part in parts for parameter in part.parameters()))
+            finally:
+                dist.destroy_process_group()
+    return counts

@@ -1,20 +1,19 @@
-"""A plan for a cluster as people read it."""
+"""Tables of a plan for a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
-from efficientbench.planning.cluster_plan import ScalePlan
+from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.plan import gigabytes, memory_parts
+from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
 
@@ -28,55 +27,45 @@ _GROUPS: tuple[tuple[Group, str], ...] = (
 )
 
 
-def print_scale_plan(scale: ScalePlan, console: Console) -> None:
-    """Prints the grid, the stages, what a rank sends, and the projected step with its assumptions."""
-    for table in (_grid(scale), _stages(scale), _communication(scale), _projection(scale)):
+def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
+    """Print the grid, the stages, what a rank sends, and the projected step with its assumptions."""
+    for table in (_grid(cluster), _stages(cluster), _communication(cluster), _projection(cluster)):
         if table is not None:
             console.print(table)
             console.print()
-    for line in _notes(scale):
+    for line in _notes(cluster):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _table(title: str, first: str, columns: Iterable[str], left: int = 0) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    return table
-
-
-def _grid(scale: ScalePlan) -> Table:
-    layout = scale.plan.layout
+def _grid(cluster: ClusterPlan) -> Table:
+    layout = cluster.plan.layout
     experts = f", experts over ep {layout.ep}" if layout.ep > 1 else ""
     title = (
-        f"{scale.plan.config.name} on {layout.world_size:,} ranks = tp {layout.tp} × cp {layout.cp} × "
+        f"{cluster.plan.config.name} on {layout.world_size:,} ranks = tp {layout.tp} × cp {layout.cp} × "
         f"dp {layout.dp} × pp {layout.pp}{experts}; {layout.nodes:,} nodes of {layout.ranks_per_node}"
     )
-    table = _table(title, "group", ("ranks", "groups", "the first", "lies on"))
+    table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title)
     for kind, name in _GROUPS:
-        span = scale.grid.span(kind)
-        if span.size == 1 or (kind == "expert dp" and scale.plan.layout.ep == 1):
+        span = cluster.grid.span(kind)
+        if span.size == 1 or (kind == "expert dp" and layout.ep == 1):
             continue
-        groups = scale.grid.groups(kind)
+        groups = cluster.grid.groups(kind)
         first = ", ".join(map(str, groups[0][:3])) + (f" … {groups[0][-1]}" if span.size > 3 else "")
         lies = "one node" if span.nodes == 1 else f"{span.nodes} nodes, {span.per_node} a node"
         table.add_row(name, f"{span.size}", f"{len(groups):,}", first, lies)
     return table
 
 
-def _stages(scale: ScalePlan) -> Table:
-    memory = scale.plan.memory
+def _stages(cluster: ClusterPlan) -> Table:
+    memory = cluster.plan.memory
     parts = [name for name, _ in memory_parts(memory[0])]
-    table = _table("a rank of each stage; memory at its peak, GB", "stage", ("parameters", *parts, "total"))
+    table = plain_table("stage", ("parameters", *parts, "total"), "a rank of each stage; memory at its peak, GB")
     for stage, each in enumerate(memory):
-        largest = stage == scale.fullest_stage and len(memory) > 1
+        largest = stage == cluster.fullest_stage and len(memory) > 1
         sizes = [f"{size / 1e9:.2f}" for _, size in memory_parts(each)]
         table.add_row(
             f"{stage}, largest" if largest else f"{stage}",
-            f"{scale.stage_parameters[stage]:,}",
+            f"{cluster.stage_parameters[stage]:,}",
             *sizes,
             f"{each.total / 1e9:.2f}",
             style="bold" if largest else None,
@@ -84,9 +73,8 @@ def _stages(scale: ScalePlan) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """What one rank sends in a step, of one kind and purpose."""
+class _Sent(NamedTuple):
+    """A transfer of one rank, added up over a step."""
 
     transfer: Transfer
     link: str
@@ -94,14 +82,14 @@ class _Sent:
     sent_bytes: float
 
 
-def _communication(scale: ScalePlan) -> Table | None:
-    """Of the stage whose ranks send most; None where a rank is alone."""
-    stages = {stage: list(_sent(scale, stage)) for stage in range(scale.plan.layout.pp)}
+def _communication(cluster: ClusterPlan) -> Table | None:
+    """Return what a rank of the stage that sends most sends; None where a rank is alone."""
+    stages = {stage: list(_sent(cluster, stage)) for stage in range(cluster.plan.layout.pp)}
     most = max(stages, key=lambda stage: sum(row.sent_bytes for row in stages[stage]))
     if not stages[most]:
         return None
     title = f"what a rank of stage {most}, which sends most, sends in a step"
-    table = _table(title, "purpose", ("operation", "group", "link", "payload", "sent"), left=3)
+    table = plain_table("purpose", ("operation", "group", "link", "payload", "sent"), title, left=3)
     for row in stages[most]:
         of = row.transfer
         table.add_row(of.purpose, of.operation, of.group, row.link, _size(row.payload_bytes), _size(row.sent_bytes))
@@ -111,24 +99,24 @@ def _communication(scale: ScalePlan) -> Table | None:
     return table
 
 
-def _sent(scale: ScalePlan, stage: int) -> Iterator[_Sent]:
-    config, layout = scale.plan.config, scale.plan.layout
+def _sent(cluster: ClusterPlan, stage: int) -> Iterator[_Sent]:
+    config, layout = cluster.plan.config, cluster.plan.layout
     for times, transfers in (
         (layout.micro_batches, micro_batch_transfers(config, layout, stage)),
         (1, step_transfers(config, layout, stage)),
     ):
         for each in transfers:
-            link = BETWEEN_NODES if crosses_nodes(each, scale.grid, stage) else IN_NODE
-            sent_bytes = each.sent_bytes(scale.grid.span(each.group).size)
+            link = BETWEEN_NODES if crosses_nodes(each, cluster.grid, stage) else IN_NODE
+            sent_bytes = each.sent_bytes(cluster.grid.span(each.group).size)
             yield _Sent(each, link, times * each.payload_bytes, times * sent_bytes)
 
 
-def _projection(scale: ScalePlan) -> Table | None:
-    projection = scale.projection
-    if projection is None or scale.rates is None:
+def _projection(cluster: ClusterPlan) -> Table | None:
+    projection = cluster.projection
+    if projection is None or cluster.rates is None:
         return None
     total_s = projection.step_time_s
-    table = _table(f"projected step on {scale.rates.name}", "", ("ms", "share"))
+    table = plain_table("", ("ms", "share"), f"projected step on {cluster.rates.name}")
     parts = {**projection.compute_s, **projection.communication_s}
     if projection.bubble_s:
         parts["pipeline bubble"] = projection.bubble_s
@@ -138,9 +126,9 @@ def _projection(scale: ScalePlan) -> Table | None:
     return table
 
 
-def _notes(scale: ScalePlan) -> list[str]:
-    plan, rates = scale.plan, scale.rates
-    layout, fullest = plan.layout, plan.memory[scale.fullest_stage].total
+def _notes(cluster: ClusterPlan) -> list[str]:
+    plan, rates = cluster.plan, cluster.rates
+    layout, fullest = plan.layout, plan.memory[cluster.fullest_stage].total
     lines = [
         f"tokens per step: {plan.budget.tokens_per_step:,} in {layout.micro_batches:,} micro-batches of each replica"
     ]
@@ -150,9 +138,9 @@ def _notes(scale: ScalePlan) -> list[str]:
     if rates is not None and rates.memory_bytes is not None:
         verdict = "fits" if fullest <= rates.memory_bytes else "does NOT fit"
         lines.append(f"memory: {gigabytes(fullest)} of {gigabytes(rates.memory_bytes)} on the fullest rank: {verdict}")
-    if scale.projection is None or rates is None:
-        return [*lines, f"step time: n/a; {scale.not_projected}"]
-    tokens_s = plan.budget.tokens_per_step / scale.projection.step_time_s
+    if cluster.projection is None or rates is None:
+        return [*lines, f"step time: n/a; {cluster.not_projected}"]
+    tokens_s = plan.budget.tokens_per_step / cluster.projection.step_time_s
     used = tokens_s * plan.flops.training / (rates.peak_flops * layout.world_size)
     lines.append(f"projected: {tokens_s:,.0f} tokens/s, {tokens_s / layout.world_size:,.0f} a device, MFU {used:.1%}")
     network = rates.between_nodes_bytes_s

@@ -1,4 +1,4 @@
-"""What a run will be, before anything starts: its model, its length, its layout and the memory that it needs."""
+"""The plan of a run before anything starts: its parameters, length, layout and memory, and whether that fits."""
 
 from __future__ import annotations
 
@@ -13,76 +13,77 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import memory as memory_cost
-from efficientbench.costs import model as cost
-from efficientbench.devices.base import Device, all_devices
+from efficientbench.costs.memory import RankMemory, memory_by_stage
+from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import device_called
 
 
 class DoesNotFitError(ConfigError):
-    """A run whose estimate is above the memory that there is."""
+    """The memory estimate of a run is above the memory that there is."""
 
 
 class Hardware(Protocol):
-    """What a plan has to know of the devices that a run may use."""
+    """The properties of a node's devices that a plan needs. `Device` has them."""
 
     @property
     def runtime_bytes(self) -> int:
-        """What a rank takes beside its tensors."""
+        """Memory that a rank takes beside its tensors, in bytes."""
 
     def count(self) -> int:
-        """How many there are on a node."""
+        """Return the number of devices that a run may use on a node."""
 
     def fuses(self) -> bool:
-        """Whether torch.compile makes faster kernels for them than torch's own."""
+        """Return whether torch.compile makes faster kernels for the devices than torch's own."""
 
     def memory_capacity_bytes(self) -> int | None:
-        """Memory of one; None where the host's memory is the device's."""
+        """Return the memory of one device, in bytes; None where the devices use the host's memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's figures, all of them computed from its configuration."""
+    """The figures of a run, computed from its configuration."""
 
     config: RunConfig
     layout: Layout
     budget: Budget
-    parameters: cost.Parameters
-    flops: cost.Flops
-    memory: tuple[memory_cost.RankMemory, ...]
-    """Peak of a rank of each pipeline stage."""
+    parameters: Parameters
+    flops: Flops
+    memory: tuple[RankMemory, ...]
+    """Peak memory of a rank of each pipeline stage."""
 
     def node_memory_bytes(self) -> int:
-        """Peak of the ranks of one node together, of the node with most; stages are the grid's slowest dimension."""
+        """Return the peak memory of all ranks of a node, on the node that needs most."""
+        # Stages are the slowest dimension of the grid of ranks.
         per_stage = self.layout.tp * self.layout.cp * self.layout.dp
         ranks = [self.memory[rank // per_stage].total for rank in range(self.layout.world_size)]
         per_node = self.layout.ranks_per_node
         return max(sum(ranks[first : first + per_node]) for first in range(0, len(ranks), per_node))
 
     def rank_memory_bytes(self) -> int:
-        """Peak of the rank with most."""
+        """Return the peak memory of the rank that needs most."""
         return max(stage.total for stage in self.memory)
 
 
 def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
-    """The plan of a run on a layout; `runtime_bytes` is what a rank of its device type needs besides tensors.
+    """Return the plan of a run on a layout; a rank takes `runtime_bytes` beside its tensors.
 
-    Raises ConfigError when the budget cannot serve measurement.
+    Raises ConfigError: the run is too short to be measured.
     """
     return Plan(
         config=config,
         layout=layout,
         budget=plan_budget(config),
-        parameters=cost.parameters(config.model),
-        flops=cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute),
-        memory=memory_cost.memory_by_stage(config, layout, runtime_bytes),
+        parameters=count_parameters(config.model),
+        flops=flops_per_token(config.model, config.training.seq_len, config.training.recompute),
+        memory=memory_by_stage(config, layout, runtime_bytes),
     )
 
 
 def plan_anywhere(config: RunConfig) -> Plan:
-    """The plan of a run without a look at this machine: on the device type that the configuration names, a CPU where
-    it names none, and as few data-parallel replicas as it allows.
+    """Return the plan of a run on any machine: with the fewest data-parallel replicas, and a CPU for `auto`.
 
-    Raises ConfigError, also for a device type that does not exist.
+    Raises ConfigError: the layout cannot work. Raises DeviceError: there is no such device type.
     """
     device = planned_device(config)
     config = with_kernels(config, device)
@@ -90,19 +91,15 @@ def plan_anywhere(config: RunConfig) -> Plan:
 
 
 def planned_device(config: RunConfig) -> Device:
-    """The device type that `plan_anywhere` plans for.
+    """Return the device type that `plan_anywhere` plans for.
 
-    Raises ConfigError for one that does not exist.
+    Raises DeviceError: there is no device type of the configured name.
     """
-    types = {device.type: device for device in all_devices()}
-    name = "cpu" if config.device == "auto" else config.device
-    if name not in types:
-        raise ConfigError(f"device: {name!r} is not one of auto, {', '.join(types)}")
-    return types[name]
+    return device_called("cpu" if config.device == "auto" else config.device)
 
 
 def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
-    """The configuration with the kernels that the device's own nature decides, where it names none."""
+    """Return the configuration with `kernels.fused` set: by the device where the user has not set it."""
     if config.kernels.fused is not None:
         return config
     kernels = config.kernels.model_copy(update={"fused": device.fuses()})
@@ -110,15 +107,15 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
 
 
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
-    """Refuses a run whose estimate is above what the machine has.
+    """Check that a run fits into memory.
 
     Args:
-        plan: of the run.
-        capacity_bytes: memory of one device or, with `shared`, of a node whose ranks share it (a CPU).
-        shared: whether all ranks of a node share `capacity_bytes`.
+        plan: the plan of the run.
+        capacity_bytes: memory of one device or, with `shared`, of a node.
+        shared: whether all ranks of a node share `capacity_bytes`, as on a CPU.
 
     Raises:
-        DoesNotFitError: with the estimate, the capacity, and those changes that would make it fit.
+        DoesNotFitError: it does not fit; the message has estimate, capacity, and changes that would make it fit.
     """
     needed = _needed(plan, shared)
     if needed <= capacity_bytes:
@@ -140,7 +137,7 @@ def _needed(plan: Plan, shared: bool) -> int:
 
 
 def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
-    """Of each kind of change, the mildest that makes the run fit; none of a kind where none does."""
+    """Yield of each kind of change the mildest that makes the run fit, if any does."""
     kinds = (_smoke, _smaller_micro_batch, _recomputation, _shorter_sequence, _shared_experts, _more_ranks)
     for changes in (kind(plan) for kind in kinds):
         for text, config in changes:
@@ -154,17 +151,19 @@ def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
                 break
 
 
-# Grids that a remedy may name.
 TP_SIZES = (1, 2, 4, 8)
+"""Tensor-parallel sizes that a remedy may name."""
 PP_SIZES = (1, 2, 4, 8, 16)
+"""Numbers of pipeline stages that a remedy may name."""
 
 Changes = Iterator[tuple[str, RunConfig]]
+"""Command-line arguments that change a run, each with the changed configuration."""
 
 
 def _smoke(plan: Plan) -> Changes:
     if plan.config.smoke:
         return
-    # Another matrix than the shipped one may name runs that this one does not have.
+    # A run of the user's own matrix may be missing in the shipped one.
     with suppress(ConfigError):
         yield "--smoke", resolve(f"{plan.config.variant}_{plan.config.size}", smoke=True)
 
@@ -187,7 +186,7 @@ def _shorter_sequence(plan: Plan) -> Changes:
 
 
 def _shared_experts(plan: Plan) -> Changes:
-    """The same grid with as many more replicas as it takes to share the experts out."""
+    """Yield larger ep, each with as many replicas as share the experts."""
     layout, moe = plan.layout, plan.config.model.moe
     for ep in range(layout.ep + 1, moe.experts + 1 if moe else 0):
         dp = lcm(layout.dp, ep)
@@ -197,8 +196,11 @@ def _shared_experts(plan: Plan) -> Changes:
 
 
 def _more_ranks(plan: Plan) -> Changes:
-    """Larger grids on the same nodes: the fewest ranks first, of these data parallelism before stages before tensor
-    parallelism, which communicates most."""
+    """Yield larger grids on the same nodes, those with fewest ranks first.
+
+    Among as many ranks, data parallelism comes before stages, and these before tensor parallelism, which communicates
+    most.
+    """
     layout = plan.layout
     grids = [
         (tp * layout.cp * pp * dp, tp, pp, dp)
@@ -219,11 +221,11 @@ def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     return plan.config.model_copy(update={part: changed})
 
 
-def memory_parts(memory: memory_cost.RankMemory) -> list[tuple[str, int]]:
-    """Each part of a rank's peak memory: its name and its bytes."""
+def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:
+    """Return the name and the bytes of each part of a rank's peak memory."""
     return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
 
 
 def gigabytes(size_bytes: float) -> str:
-    """Bytes as text, in GB of 10^9 bytes."""
+    """Format bytes in GB of 10^9 bytes."""
     return f"{size_bytes / 1e9:.2f} GB"

@@ -1,24 +1,37 @@
-"""Plans as people read them: one run on its own, or all runs of the matrix in one table."""
+"""Tables of plans: of one run, or of all runs of the matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
 from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
 
-if TYPE_CHECKING:
-    from rich.console import Console
+
+def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
+    """Return an empty table without lines, whose rows never wrap.
+
+    Args:
+        first: heading of the first column, which is aligned left.
+        columns: headings of the other columns.
+        title: title of the table.
+        left: number of the other columns that are aligned left too; the rest is aligned right.
+    """
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=True)
+    return table
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the plan as two tables and the notes that belong to it."""
-    from rich.table import Table
-
+    """Print a plan as two tables, with its notes."""
     run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
     for row in _run_rows(plan):
         run.add_row(*row)
@@ -40,21 +53,15 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
-    """Prints one row for each run of the matrix, all with the same overrides.
+    """Print one row for each run of the matrix, all with the same overrides.
 
-    Raises ConfigError where the overrides fit none of the runs.
+    Raises ConfigError: the overrides fit none of the runs.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     plans, refused = _matrix_plans(overrides, smoke)
-    table = Table(title="the matrix, planned", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", no_wrap=True)
-    for title in _MATRIX_COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
     for plan in plans:
         table.add_row(plan.config.name, *_matrix_row(plan))
-    # However narrow the terminal, a row is whole and on one line.
+    # A row stays whole and on one line, however narrow the terminal is.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
     console.print(table)
     for line in _matrix_notes(plans) + refused:
@@ -62,7 +69,7 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
 
 def _matrix_plans(overrides: Sequence[str], smoke: bool) -> tuple[list[Plan], list[str]]:
-    """The plans of all runs, and a line for each run that the overrides do not fit."""
+    """Return the plans of all runs, and a line for each run that the overrides do not fit."""
     plans, refused, first = [], [], None
     for run in load_matrix().runs:
         try:
@@ -76,7 +83,7 @@ def _matrix_plans(overrides: Sequence[str], smoke: bool) -> tuple[list[Plan], li
 
 
 _LINE = 200
-"""Characters, more than a row of the matrix has."""
+"""Width of the table in characters, more than a row has."""
 
 _MATRIX_COLUMNS = (
     "parameters",
@@ -97,8 +104,8 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         f"{plan.parameters.total:,}",
         f"{plan.parameters.active:,}",
         f"{plan.flops.training:,}",
-        f"{cost.keys_read_per_query(model, training.seq_len):,.1f}",
-        f"{cost.kv_cache_bytes_per_token(model, training.dtype):,}",
+        f"{keys_read_per_query(model, training.seq_len):,.1f}",
+        f"{kv_cache_bytes_per_token(model, training.dtype):,}",
         f"{training.seq_len:,}",
         f"{training.micro_batch_size}",
         f"{plan.layout.world_size}",
@@ -107,7 +114,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
 
 
 def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
-    """What the columns mean, and which runs read no fewer keys than dense attention would."""
+    """Return the meaning of the columns, and the runs that read no fewer keys than dense attention."""
     first = plans[0].config
     device = "cpu" if first.device == "auto" else first.device
     notes = [
@@ -116,16 +123,16 @@ def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
     ]
     for plan in plans:
         seq_len = plan.config.training.seq_len
-        read, dense = cost.keys_read_per_query(plan.config.model, seq_len), cost.dense_keys_per_query(seq_len)
+        read, dense = keys_read_per_query(plan.config.model, seq_len), dense_keys_per_query(seq_len)
         if read > dense:
             notes.append(f"{plan.config.name}: keys read per query are NOT fewer than dense attention's {dense:,.1f}")
     return notes
 
 
 def _keys_read(plan: Plan) -> str:
-    """Mean keys that a query reads, beside dense attention's where that is another number."""
+    """Format the mean number of keys that a query reads, with dense attention's where that differs."""
     model, seq_len = plan.config.model, plan.config.training.seq_len
-    read, dense = cost.keys_read_per_query(model, seq_len), cost.dense_keys_per_query(seq_len)
+    read, dense = keys_read_per_query(model, seq_len), dense_keys_per_query(seq_len)
     if read == dense:
         return f"{read:,.1f}"
     return f"{read:,.1f}, dense {dense:,.1f}" + ("" if read < dense else ": NOT fewer; it pays at longer sequences")
@@ -146,7 +153,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("  attention as full square", f"{plan.flops.training_full_square:,}"),
         *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
         ("keys read per query", _keys_read(plan)),
-        ("KV cache per token", f"{cost.kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
+        ("KV cache per token", f"{kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         ("tokens per step", f"{budget.tokens_per_step:,}"),

@@ -1,4 +1,4 @@
-"""How long a training step takes, projected from counted work, counted transfers and a device's rates; no torch."""
+"""Projection of a training step's time from counted work, counted transfers and a device's rates, without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from efficientbench.metrics.hardware import DeviceRates
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Which part of a device's peaks is reached. The defaults are assumptions, not measurements."""
+    """Fractions of a device's peaks that a step reaches. The defaults are assumptions, not measurements."""
 
     matmul: float = 0.7
     attention: float = 0.45
@@ -27,14 +27,14 @@ ASSUMED = Efficiency()
 
 @dataclass(frozen=True)
 class Projection:
-    """A step's time by what it goes to, in seconds, on the ranks of the slowest stage."""
+    """A step's time on the ranks of the slowest stage, by part, in seconds."""
 
     compute_s: dict[str, float]
-    """Kind of work → its time."""
+    """Kind of work → its time in seconds."""
     communication_s: dict[str, float]
-    """Purpose → the time of its transfers, of which none hides behind computing."""
+    """Purpose → time of its transfers in seconds; none of them overlaps with computing."""
     bubble_s: float
-    """What the pipeline waits while it fills and drains."""
+    """Seconds that the pipeline waits while it fills and drains."""
 
     @property
     def step_time_s(self) -> float:
@@ -42,9 +42,11 @@ class Projection:
 
 
 def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency = ASSUMED) -> Projection:
-    """A step's time: of each operation the longer of computing and moving bytes, one after the other; every
-    transfer at the rate of the slowest link that its group crosses, while nothing is computed, latencies left out;
-    stages of unequal length in 1F1B, micro-batches at the pace of the slowest.
+    """Project a step's time.
+
+    Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
+    of the slowest link that its group crosses, without latency, and nothing is computed meanwhile. Stages may be
+    unequal; in 1F1B the slowest sets the pace of the micro-batches.
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
@@ -71,14 +73,18 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
 
 
 def bubble_fraction(layout: Layout) -> float:
-    """Of a pipeline with equal stages, waiting over computing: (p − 1) / (v · m), with p ranks, v virtual stages on
-    each and m micro-batches (arXiv 2104.04473, sections 2.2.1 and 2.2.2)."""
+    """Return waiting over computing in a pipeline with equal stages: (p − 1) / (v · m).
+
+    p = ranks, v = virtual stages on each, m = micro-batches (arXiv 2104.04473, sections 2.2.1 and 2.2.2).
+    """
     return (layout.pp - 1) / (layout.vpp * layout.micro_batches)
 
 
 def work_time_s(kind: str, works: Works, rates: DeviceRates, efficiency: Efficiency) -> float:
-    """One after another, of each the longer of computing and moving bytes; with an Efficiency of ones the roofline's
-    bound (arXiv 0809.3163)."""
+    """Return the seconds that works take one after another, each the longer of computing and moving its bytes.
+
+    With an Efficiency of ones this is the roofline's bound (arXiv 0809.3163).
+    """
     reached = efficiency.attention if kind == "attention" else efficiency.matmul
     flops, memory = rates.peak_flops * reached, rates.memory_bytes_s * efficiency.memory
     return sum(max(work.flops / flops, work.moved_bytes / memory) for work in works)
@@ -100,9 +106,11 @@ def _transfer_times(
 
 
 def link_bytes_s(transfer: Transfer, grid: RankGrid, stage: int, rates: DeviceRates) -> float:
-    """What a rank of the transfer's group can send: in the node; or between nodes, where a ring crosses each boundary
-    once for all ranks of the group on a node, with the network cards of all of them. An all-to-all between nodes sends
-    most of its shares over the rank's own card."""
+    """Return the bytes a second that a rank of the transfer's group can send, in the node or between nodes.
+
+    Between nodes, a ring crosses each boundary once for all ranks of the group on a node, over the network cards of all
+    of them. An all-to-all sends most of its shares over the rank's own card.
+    """
     if not crosses_nodes(transfer, grid, stage):
         return rates.in_node_bytes_s
     assert rates.between_nodes_bytes_s is not None
@@ -112,7 +120,7 @@ def link_bytes_s(transfer: Transfer, grid: RankGrid, stage: int, rates: DeviceRa
 
 
 def crosses_nodes(transfer: Transfer, grid: RankGrid, stage: int) -> bool:
-    """Whether it leaves a node, for any rank of the stage."""
+    """Return whether the transfer leaves a node, for any rank of the stage."""
     if transfer.operation == "send":
         return grid.sends_between_nodes(stage) or grid.sends_between_nodes((stage - 1) % grid.layout.pp)
     return grid.span(transfer.group).nodes > 1

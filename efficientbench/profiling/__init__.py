@@ -1,1 +1,1 @@
-"""What a training step's time goes to: from torch's trace of a few steps to a table, against the device's roofline."""
+"""Profiles: the time of a run's last steps by kind of work, beside the device's roofline."""

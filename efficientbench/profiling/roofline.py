@@ -1,7 +1,9 @@
-"""What a step's work would take at the device's peaks, beside what it took (roofline: arXiv 0809.3163)."""
+"""The time that a step's work would take at the device's peaks, beside what it took (roofline: arXiv 0809.3163)."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench.config.layout import Layout
@@ -12,49 +14,93 @@ from efficientbench.planning.step_time import Efficiency, work_time_s
 from efficientbench.profiling.trace import Breakdown
 
 PEAK = Efficiency(matmul=1, attention=1, memory=1, link=1)
-# Kinds of counted work that a trace shows together.
-_SHOWN_AS = {"elementwise": "other", "embedding": "other"}
+
+REPETITIONS = 15
+"""Measurements of a host's rate; the shortest counts."""
+
+_KINDS_IN_A_TRACE = {"elementwise": "other", "embedding": "other"}
+"""Kind of counted work → kind of the trace that it belongs to, where they differ."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One kind of work of a rank in a step."""
+    """The work of one kind that a rank does in a step."""
 
     flops: float
     moved_bytes: float
     bound_s: float
-    """Of each operation the longer of its FLOPs and its bytes over the device's peaks, added up."""
+    """Sum over the operations of the longer of their FLOPs and their bytes over the device's peaks, in seconds."""
     measured_s: float
 
     @property
     def gap_s(self) -> float:
-        """What a step would lose if this ran at the roofline; negative where caches beat the bytes as counted."""
+        """Seconds above the roofline; negative where caches save bytes that are counted."""
         return self.measured_s - self.bound_s
 
 
 def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: DeviceRates) -> dict[str, Bound]:
-    """Of the first rank, which computes the first stage, in a step."""
-    times = layout.micro_batches
-    counted = micro_batch_work(config, layout, 0)
-    counted = {kind: tuple(work.times(times) for work in works) for kind, works in counted.items()}
-    counted["optimizer"] = (optimizer_work(config, layout, 0),)
+    """Return the bound of each kind of work of the first rank, which computes the first stage, in a step."""
+    works = {
+        kind: tuple(work.times(layout.micro_batches) for work in each)
+        for kind, each in micro_batch_work(config, layout, 0).items()
+    }
+    works["optimizer"] = (optimizer_work(config, layout, 0),)
     found: dict[str, Bound] = {}
-    for kind, works in counted.items():
-        shown = _SHOWN_AS.get(kind, kind)
-        before = found.get(shown, Bound(0, 0, 0, breakdown.seconds[shown]))
-        found[shown] = Bound(
-            flops=before.flops + sum(work.flops for work in works),
-            moved_bytes=before.moved_bytes + sum(work.moved_bytes for work in works),
-            bound_s=before.bound_s + work_time_s(kind, works, rates, PEAK),
+    for counted, each in works.items():
+        kind = _KINDS_IN_A_TRACE.get(counted, counted)
+        before = found.get(kind, Bound(0, 0, 0, breakdown.seconds[kind]))
+        found[kind] = Bound(
+            flops=before.flops + sum(work.flops for work in each),
+            moved_bytes=before.moved_bytes + sum(work.moved_bytes for work in each),
+            bound_s=before.bound_s + work_time_s(counted, each, rates, PEAK),
             measured_s=before.measured_s,
         )
     return found
 
 
 def largest_gap(found: dict[str, Bound], breakdown: Breakdown) -> tuple[str, float]:
-    """The kind that a step loses most time to, and how much, in seconds: computing above its bound, or time in which
-    nothing is computed."""
+    """Return the kind that a step loses most time to, and how much, in seconds.
+
+    Lost is the time of computing above its bound, and all time in which nothing is computed.
+    """
     gaps = {kind: bound.gap_s for kind, bound in found.items()}
     gaps |= {kind: breakdown.seconds[kind] for kind in ("communication", "idle")}
     kind = max(gaps, key=gaps.__getitem__)
     return kind, gaps[kind]
+
+
+def probe_host(config: RunConfig, threads: int) -> DeviceRates:
+    """Measure the processor's FLOP/s and bytes a second with `threads` threads, in about a second.
+
+    The work is the model's largest matrix product in its dtype, and a sum of large tensors.
+    """
+    import torch
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.training.dtype]
+    torch.set_num_threads(threads)
+    model, training = config.model, config.training
+    inputs = torch.randn(training.micro_batch_size * training.seq_len, model.hidden_size).to(dtype)
+    weight = torch.randn(2 * model.ffn_hidden_size, model.hidden_size).to(dtype)
+    product_s = _shortest(lambda: inputs @ weight.t())
+    large = torch.ones(2**24)
+    sum_s = _shortest(lambda: torch.add(large, 1.0, out=large))
+    return DeviceRates(
+        name="this machine",
+        backend="",
+        peak_flops=2 * inputs.shape[0] * weight.numel() / product_s,
+        memory_bytes_s=2 * large.numel() * large.element_size() / sum_s,
+        memory_bytes=None,
+        in_node_bytes_s=0,
+        between_nodes_bytes_s=None,
+        sources=(f"measured now with {threads} threads: the model's largest product, a sum of large tensors",),
+    )
+
+
+def _shortest(work: Callable[[], object]) -> float:
+    work()  # allocates, and starts the threads
+    times = []
+    for _ in range(REPETITIONS):
+        begin_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin_s)
+    return min(times)

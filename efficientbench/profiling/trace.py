@@ -1,8 +1,8 @@
-"""A trace as torch.profiler exports it (Chrome's trace event format) → seconds of each kind of work in its steps.
+"""Seconds of each kind of work in the steps of a trace that torch.profiler exported (Chrome's trace event format).
 
 Where the trace has kernels of an accelerator, time is the device's: a kernel has the kind of the operation that started
-it, and idle are the gaps in which no stream of the device has work. Where it has none, time is that of the operations
-themselves on the thread that trains, and idle is what is left: Python, the engine, waiting.
+it, and `idle` is time in which no stream of the device has work. Without such kernels, time is that of the training
+thread's operations, and `idle` is the rest: Python, the engine, waiting.
 """
 
 from __future__ import annotations
@@ -14,34 +14,62 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.profiling.kinds import KINDS, STEP, is_communication, kind_of, scope_of
+
+KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
+"""Kinds of work. `other`: activations, rotation, embedding, residuals, copies. `idle`: no operation runs."""
+
+STEP = "training step"
+"""Name of the annotation around each training step."""
+OPTIMIZER = "optimizer step"
+"""Name of the annotation around each optimizer step."""
 
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 OPERATIONS = ("cpu_op", "user_annotation")
+
+_SCOPES = {
+    "loss": ("LinearCrossEntropy",),
+    "norms": ("RMSNorm", "rms_norm", "RmsNorm"),
+    "attention": (
+        "scaled_dot_product",
+        "ScaledDotProduct",
+        "BlockedAttention",
+        "RangeAttention",
+        "SelectedAttention",
+        "flex_attention",
+        "FlexAttention",
+        "FusedAttn",
+        "FlashAttn",
+    ),
+    "optimizer": (OPTIMIZER, "Optimizer.step"),
+}
+"""Kind → parts of the names of operations whose callees have that kind too. torch names backward nodes after them."""
+_MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear", "GroupedLinear")
+_MATMUL_PARTS = ("grouped_mm", "GroupedLinear")
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where the time of the traced steps went."""
+    """The time of the traced steps by kind of work."""
 
     steps: int
+    """Number of traced steps."""
     step_time_s: float
-    """Mean of the traced steps."""
+    """Mean time of a traced step, in seconds."""
     seconds: dict[str, float]
-    """Kind → seconds a step; of communication only what no computing hides. The kinds add up to a step, but for kernels
-    that run beside each other."""
+    """Kind → seconds a step. Communication counts only where no computing hides it. The kinds add up to a step, except
+    for kernels that run beside each other."""
     on_device: bool
-    """Whether these are times of an accelerator's kernels."""
+    """Whether the times are those of an accelerator's kernels."""
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of an exported trace, plain or gzipped.
+    """Read the events of an exported trace, plain or gzipped.
 
-    Raises:
-        MetricsError: a file that is no such trace.
+    Raises MetricsError: the file is no such trace.
     """
     try:
         content = path.read_bytes()
@@ -53,10 +81,9 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def break_down(events: Iterable[Mapping[str, Any]]) -> Breakdown:
-    """Seconds of each kind of work in the steps of a trace.
+    """Add up the seconds of each kind of work in the steps of a trace.
 
-    Raises:
-        MetricsError: a trace without a training step.
+    Raises MetricsError: the trace has no training step.
     """
     events = list(events)
     steps = [event for event in events if event.get("cat") == "user_annotation" and event["name"] == STEP]
@@ -85,32 +112,35 @@ def break_down(events: Iterable[Mapping[str, Any]]) -> Breakdown:
 
 
 def _on_device(kernels: list[Mapping[str, Any]], kinds: dict[int, str]) -> list[tuple[str, Interval]]:
-    """Each kernel with its kind: that of the operation that started it, unless its name says that it communicates."""
+    """Return each kernel with its kind: communication by its name, else the kind of the operation that started it."""
     spent = []
     for event in kernels:
-        started_by = kinds.get(event.get("args", {}).get("External id", -1), kind_of(event["name"]))
-        kind = "communication" if is_communication(event["name"]) else started_by
+        started_by = kinds.get(event.get("args", {}).get("External id", -1), _kind_of(event["name"]))
+        kind = "communication" if _is_communication(event["name"]) else started_by
         spent.append((kind, (event["ts"], event["ts"] + event["dur"])))
     return spent
 
 
 def _on_host(events: list[Mapping[str, Any]], kinds: dict[int, str], thread: object) -> list[tuple[str, Interval]]:
-    """What the training thread's operations take themselves, without those that they call; and what the collectives'
-    library does in threads of its own."""
+    """Return the training thread's operations without their callees, and the collectives of other threads."""
     spent = []
     for event, parts in _self_times(event for event in events if event["tid"] == thread):
         if event["cat"] == "cpu_op":
             kind = kinds[id(event)]
             spent += [(kind, part) for part in parts]
     for event in events:
-        if event["tid"] != thread and event.get("cat") == "cpu_op" and is_communication(event["name"]):
+        if event["tid"] != thread and event.get("cat") == "cpu_op" and _is_communication(event["name"]):
             spent.append(("communication", (event["ts"], event["ts"] + event["dur"])))
     return spent
 
 
 def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
-    """The kind of every operation, by the object's identity and by its number in the trace ('External id'): of those
-    that enclose it the outermost scope's, else the nearest's that has a kind, unless it communicates."""
+    """Return the kind of every operation, by the object's identity and by its number in the trace ('External id').
+
+    An operation that communicates keeps its kind. Any other has that of the outermost scope around it, else its own,
+    else that of the nearest operation around it.
+    """
+    # Object identities are far above the numbers in a trace, so both fit into one dictionary.
     kinds: dict[int, str] = {}
     threads: dict[object, list[Mapping[str, Any]]] = {}
     for event in events:
@@ -122,8 +152,8 @@ def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
             while stack and stack[-1][0] <= event["ts"]:
                 stack.pop()
             outer_scope, outer_kind = stack[-1][1:] if stack else (None, "other")
-            scope = outer_scope or scope_of(event["name"])
-            own = kind_of(event["name"])
+            scope = outer_scope or _scope_of(event["name"])
+            own = _kind_of(event["name"])
             kind = own if own == "communication" else scope or (own if own != "other" else outer_kind)
             stack.append((event["ts"] + event["dur"], scope, kind))
             kinds[id(event)] = kind
@@ -134,7 +164,7 @@ def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
 
 
 def _self_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], list[Interval]]]:
-    """Each operation of a thread with the parts of its time in which it calls no other."""
+    """Yield each operation of a thread with the parts of its time in which it calls no other."""
     operations = [event for event in events if event.get("cat") in OPERATIONS]
     stack: list[tuple[Mapping[str, Any], list[Interval]]] = []
     for event in sorted(operations, key=lambda event: (event["ts"], -event["dur"])):
@@ -152,8 +182,29 @@ def _end(event: Mapping[str, Any]) -> float:
     return float(event["ts"] + event["dur"])
 
 
+def _scope_of(name: str) -> str | None:
+    """Return the kind that an operation gives to all that it calls; None where its callees have their own kinds."""
+    return next((kind for kind, parts in _SCOPES.items() if any(part in name for part in parts)), None)
+
+
+def _kind_of(name: str) -> str:
+    """Return the kind of an operation or kernel outside all scopes."""
+    if _is_communication(name):
+        return "communication"
+    if name.startswith(_MATMULS) or any(part in name for part in _MATMUL_PARTS):
+        return "matmuls"
+    return "other"
+
+
+def _is_communication(name: str) -> bool:
+    """Return whether an operation or kernel belongs to torch's collectives or to a device's collective library."""
+    backends = [device.backend for device in all_devices()]
+    prefixes = [prefix for backend in backends for prefix in (f"{backend}:", f"{backend}DevKernel")]
+    return name.startswith(("c10d::", *prefixes))
+
+
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times as intervals that do not touch, in order."""
+    """Merge intervals to ordered ones that do not touch."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -164,7 +215,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(first: list[Interval], second: list[Interval]) -> list[Interval]:
-    """What both hold; each in order and without touching."""
+    """Return the intersection of two lists of ordered intervals that do not touch."""
     found, i, j = [], 0, 0
     while i < len(first) and j < len(second):
         begin, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
@@ -178,7 +229,7 @@ def common(first: list[Interval], second: list[Interval]) -> list[Interval]:
 
 
 def without(whole: Interval, parts: list[Interval]) -> list[Interval]:
-    """What of `whole` no part covers."""
+    """Return the intervals of `whole` that no part covers."""
     left, begin = [], whole[0]
     for part in union(parts):
         if part[0] > begin:
@@ -188,5 +239,5 @@ def without(whole: Interval, parts: list[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Of intervals that do not overlap, the sum."""
+    """Add up the lengths of intervals that do not overlap."""
     return sum(end - begin for begin, end in intervals)

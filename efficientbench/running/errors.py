@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
-from efficientbench.devices.errors import DeviceError
+from efficientbench.devices.base import DeviceError
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.training.errors import TrainingError

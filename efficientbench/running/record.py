@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
 from efficientbench.metrics.records.environment import collect_environment
 from efficientbench.metrics.records.record import RunRecord
@@ -36,8 +36,8 @@ def failed_record(
         duration_s=duration_s,
         unavailable=summary.unavailable,
         data=recorded_sources(job),
-        keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
-        dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
+        keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
+        dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
         kernels={},
         config=config.model_dump(mode="json"),
         environment=run_environment(config, device),
@@ -54,8 +54,8 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     """What was run, and on what, by the record's names."""
     config, layout = job.config, job.layout
-    parameters = cost.parameters(config.model)
-    flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    parameters = count_parameters(config.model)
+    flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
     return {
         "run": f"{config.variant}_{config.size}" + (f"__{config.label}" if config.label else ""),
         "variant": config.variant,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.devices.base import find_device
+from efficientbench.devices.registry import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record

@@ -14,7 +14,8 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.manifest import Corpus
-from efficientbench.devices.base import Device, find_device
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.connectivity import check_mesh
 from efficientbench.launchers.network.hccl_network import HcclNetwork

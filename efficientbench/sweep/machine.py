@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.devices.base import find_device
-from efficientbench.devices.errors import DeviceError
+from efficientbench.devices.base import DeviceError
+from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.worker_process import module_command
 
 MOST_RUNS = 1000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from efficientbench import metrics
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
 from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
 from efficientbench.metrics.definitions import load_imbalance, percentiles
@@ -69,8 +69,8 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     from efficientbench.training import groups
 
     config, layout = job.config, job.layout
-    parameters = cost.parameters(config.model)
-    flops = cost.flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    parameters = count_parameters(config.model)
+    flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], config.training.dtype)
@@ -115,8 +115,8 @@ def build_record(
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job),
         experts=_expert_load(quality),
-        keys_read_per_query=cost.keys_read_per_query(config.model, config.training.seq_len),
-        dense_keys_per_query=cost.dense_keys_per_query(config.training.seq_len),
+        keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
+        dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
         timelines=list(run.timelines),
         windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
         disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),

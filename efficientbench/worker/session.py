@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from efficientbench.devices.base import find_device
+from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.liveness import Pulse
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.summarize import RunFacts

@@ -145,7 +145,7 @@ fineweb_tokens() {
 _fineweb_device() {
     (cd / && python3 - "$fineweb_device") <<'PYTHON'
 import sys
-from efficientbench.devices.base import find_device
+from efficientbench.devices.registry import find_device
 from efficientbench.running.errors import is_users_mistake
 try:
     device = find_device(sys.argv[1])

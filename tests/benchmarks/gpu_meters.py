@@ -19,7 +19,7 @@ import torch
 from support.measured import Figure, add_write, write_measured
 from torch.nn import functional as F
 
-from efficientbench.devices.base import find_device
+from efficientbench.devices.registry import find_device
 from efficientbench.metrics import EfficiencyMonitor, NvmlSensor, describe, merge
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.metrics.hardware import peak_flops

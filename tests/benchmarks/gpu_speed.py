@@ -42,8 +42,9 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as cost
-from efficientbench.devices.base import Device, find_device
+from efficientbench.costs.model import flops_per_token
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.planning.plan import make_plan, with_kernels
@@ -99,7 +100,7 @@ class Bench:
         except _NoFigureError as error:
             return Speed(**named, reason=str(error))
         rate = training.global_batch_size * training.seq_len / step_s
-        flops = cost.flops_per_token(config.model, training.seq_len, training.recompute)
+        flops = flops_per_token(config.model, training.seq_len, training.recompute)
         peak, _ = peak_flops(self.device.names()[0], training.dtype)
         share = rate / peak if peak else None
         return Speed(

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.measured import add_write, write_content
 
-from efficientbench.devices.base import find_device
+from efficientbench.devices.registry import find_device
 from efficientbench.metrics.records.load import load_records
 from efficientbench.metrics.records.record import RunRecord
 

@@ -1,4 +1,4 @@
-"""The formulas of communication_cost.py against what ranks really send in a training step, byte for byte."""
+"""The formulas of costs/communication.py against what ranks send in a training step, byte for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.sent import Sent, count_step
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
-from efficientbench.costs.model import BYTES
+from efficientbench.costs.model import DTYPE_BYTES
 
 TP_SP = ["parallel.tp=2", "parallel.sp=true"]
 CELLS = {
@@ -71,7 +71,7 @@ def padding(rank: Sent, config: RunConfig, layout: Layout) -> Counter[str]:
     return Counter(
         {
             "reduce-scatter": 4 * rank.padding_elements,
-            "all-gather": gathers * BYTES[config.training.dtype] * rank.padding_elements,
+            "all-gather": gathers * DTYPE_BYTES[config.training.dtype] * rank.padding_elements,
         }
     )
 

@@ -11,7 +11,7 @@ from support.repository import ROOT
 SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
 
 
-def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
+def test_the_report_has_every_section_and_the_remedies() -> None:
     done = efficientbench("doctor", COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -22,7 +22,7 @@ def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
         assert ("✓", name) in found
     assert "computes in fp32, bf16, fp16" in found["✓", "cpu"] or "computes in" in done.stdout
     assert "memory (AMU), utilization (PCU)" in done.stdout
-    # Each sensor says in a line what it reads here, or why it reads nothing.
+    # Each sensor has a line with what it reads here, or why it reads nothing.
     for sensor in ("nvml", "dcmi", "npu-smi", "host", "rapl"):
         assert any(line[:1] in ("✓", "✗") and f" sensor {sensor}: " in line for line in lines), sensor
     assert "Runs train here on " in lines[-2]
@@ -32,16 +32,16 @@ def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [
         ('ImportError("libcudart.so.13: cannot open shared object file")', "libcudart.so.13"),
-        # As torch says it where torch-npu is installed and CANN's set_env.sh was not sourced.
+        # torch's error where torch-npu is installed and CANN's set_env.sh was not sourced.
         ('RuntimeError("Failed to load the backend extension: torch_npu")', "Failed to load the backend"),
     ],
 )
-def test_a_torch_that_does_not_import(error: str, told: str, tmp_path: Path) -> None:
+def test_a_torch_that_does_not_import(error: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}")
     done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert (done.returncode, done.stderr) == (1, "")
-    assert f"does not import: {told}" in done.stdout
+    assert f"does not import: {reason}" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

@@ -1,4 +1,4 @@
-"""The plan's memory estimate against what a run's processes were measured to need, within 15 %."""
+"""The plan's memory estimate is within 15 % of the measured memory of a run's processes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ REAL = [
     "measurement.warmup_steps=1",
     "measurement.min_steps=1",
     "training.validation_batches=1",
-    # The second has all there is: the optimizer's state from the first, activations and gradients.
+    # The second step needs most: the optimizer's state from the first, activations and gradients.
     "training.steps=2",
 ]
 
 
 def assert_estimate_holds(name: str, smoke: bool, overrides: list[str], folder: Path, cache: str) -> int:
     """Run it, compare, and return the measured peak in bytes."""
-    words = [*(["--smoke"] if smoke else []), *overrides, f"output={folder}", f"data.cache={cache}"]
-    # The real model computes by all cores.
+    arguments = [*(["--smoke"] if smoke else []), *overrides, f"output={folder}", f"data.cache={cache}"]
+    # The real model needs all cores to end in time.
     threads = 1 if smoke else os.cpu_count()
-    done = efficientbench("run", name, *words, limit_s=RUN_LIMIT_S, OMP_NUM_THREADS=str(threads))
+    done = efficientbench("run", name, *arguments, limit_s=RUN_LIMIT_S, OMP_NUM_THREADS=str(threads))
     assert done.returncode == 0, done.stderr
     estimate = plan_anywhere(resolve(name, smoke=smoke, overrides=overrides)).node_memory_bytes()
     measured = record(folder / f"{name}{'_smoke' if smoke else ''}")["peak_memory_device_bytes"]
@@ -59,8 +59,8 @@ def test_two_ranks_share_the_host(tmp_path: Path, cache: str) -> None:
 def test_the_real_half_billion_within_12_gb(dtype: str, tmp_path: Path, cache: str) -> None:
     if memory_limit_bytes() < 14e9:
         pytest.skip(f"needs 14 GB of memory; this machine has {memory_limit_bytes() / 1e9:.0f}")
-    # Processors without AVX-512 have no matrix products in bf16, and take minutes for such a step.
+    # Without AVX-512 torch has no matrix products in bf16, and a step takes minutes.
     tokens = 128 if dtype == "fp32" or "AVX512" in torch.backends.cpu.get_cpu_capability() else 32
-    words = [*REAL, f"training.seq_len={tokens}", f"training.dtype={dtype}"]
-    measured = assert_estimate_holds("gqa_0.5B", False, words, tmp_path, cache)
+    overrides = [*REAL, f"training.seq_len={tokens}", f"training.dtype={dtype}"]
+    measured = assert_estimate_holds("gqa_0.5B", False, overrides, tmp_path, cache)
     assert measured < 12e9

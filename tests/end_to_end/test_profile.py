@@ -13,9 +13,9 @@ from efficientbench.profiling.trace import break_down, read_trace
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
 
 
-def profiled(tmp_path: Path, cache: str, *words: str) -> tuple[str, Path]:
-    places = (f"output={tmp_path / 'suite'}", f"data.cache={cache}")
-    done = efficientbench("profile", "gqa_0.5B", "--smoke", *places, *TINY, *words)
+def profiled(tmp_path: Path, cache: str, *overrides: str) -> tuple[str, Path]:
+    folders = (f"output={tmp_path / 'suite'}", f"data.cache={cache}")
+    done = efficientbench("profile", "gqa_0.5B", "--smoke", *folders, *TINY, *overrides)
     assert done.returncode == 0, done.stderr
     return done.stdout, tmp_path / "suite" / "gqa_0.5B_smoke" / "profile"
 
@@ -31,7 +31,7 @@ def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path, cache: str) 
     assert re.search(r"largest gap: \w+, [\d.,]+ ms a step", out)
     assert "mean of 2 traced; time of the training thread's operations" in out
     assert break_down(read_trace(folder / "trace.json.gz")).steps == 2
-    # A run like any other, with its record, which the line that is printed reports, and nothing half written.
+    # A run like any other: it has a record, prints the command that reports it, and leaves nothing half written.
     reported = re.search(r"efficientbench report (\S+)", out)
     assert reported is not None
     assert Path(reported[1]).name == "profile"

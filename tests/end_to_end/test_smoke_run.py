@@ -13,7 +13,7 @@ from support.command_line import Finished, efficientbench, losses, record, steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from efficientbench.config.load import resolve
-from efficientbench.costs.model import parameters
+from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.records.record import Metrics
 
 NAMES = [
@@ -79,7 +79,7 @@ def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> N
     text = smoke_run.done.stdout
     assert smoke_run.done.stderr == ""
     config = resolve("gqa_1.5B", smoke=True)
-    size = f"{parameters(config.model).total:,} parameters"
+    size = f"{count_parameters(config.model).total:,} parameters"
     assert f"gqa_1.5B_smoke: {size}, 20 steps of 512 tokens, {config.training.dtype}\n" in text
     assert "data: embedded sample" in text
     assert "step 1/20 | loss " in text
@@ -107,7 +107,7 @@ def test_the_record_is_complete(folder: Path) -> None:
     assert unexplained == []
     assert content["status"] == "completed"
     assert (content["run"], content["smoke"]) == ("gqa_1.5B", True)
-    assert content["parameters"] == parameters(resolve("gqa_1.5B", smoke=True).model).total
+    assert content["parameters"] == count_parameters(resolve("gqa_1.5B", smoke=True).model).total
     assert (content["steps_measured"], content["tokens"]) == (15, 15 * 512)
     assert content["tokens_per_s"] * content["window_s"] == pytest.approx(content["tokens"], rel=0.05)
     assert content["al_s_ci_low"] < content["al_s"] < content["al_s_ci_high"]

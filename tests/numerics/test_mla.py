@@ -1,4 +1,4 @@
-"""MLA against transformers' DeepSeek-V2, its causality, and what cost.py says of it."""
+"""MLA against transformers' DeepSeek-V2, its causality, and its parameter count by the formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.oracle import build, dense_attention, gradients_beside, relative_er
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters
 
 if TYPE_CHECKING:
     pass
@@ -60,4 +60,4 @@ def test_parameters_equal_deepseeks(name: str, overrides: list[str]) -> None:
     model = resolve(name, overrides=overrides).model
     with torch.device("meta"):
         deepseek = DeepseekV2ForCausalLM(deepseek_config(model))
-    assert cost.parameters(model).total == deepseek.num_parameters()
+    assert count_parameters(model).total == deepseek.num_parameters()

@@ -1,4 +1,4 @@
-"""A process that no test has started the engine in, for what changes a process for good."""
+"""Functions for a process of their own, since they change torch and the engine for the whole process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 
 
-def counted(config: RunConfig, layout: Layout) -> list[int]:
-    """Parameters of a rank of each stage, counted in the engine's model."""
-    from efficientbench.planning.stages import stage_parameters
-
-    return stage_parameters(config, layout)
-
-
 def peak_memory_bytes() -> int:
-    """The most that the process has held since its program began; getrusage would begin with its parent's."""
+    """Return the peak memory of this process; getrusage would start from its parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def engine_groups(config: RunConfig, layout: Layout, rank: int) -> dict[str, list[int]]:
-    """The groups that the engine puts a rank into, by the names of rank_grid."""
+    """Return the groups that the engine puts a rank into, by the names of rank_grid."""
     from efficientbench.devices.cpu import CPU
 
     CPU().prepare(0)

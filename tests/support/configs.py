@@ -21,7 +21,6 @@ TINY = [
     "parallel.dp=1",
 ]
 
-# Blocks in the paper's ratios, and a sequence in which a query reads a part of them.
 TINY_VARIANTS = {
     "nsa": [
         "model.attention.compress_block=4",
@@ -32,8 +31,9 @@ TINY_VARIANTS = {
         "training.seq_len=64",
     ]
 }
+"""Overrides by variant. NSA's blocks have the paper's ratios, and a query reads only a part of the sequence."""
 
 
 def tiny(name: str, *overrides: str) -> RunConfig:
-    """The run called `name` with shapes that take milliseconds."""
+    """Return the run called `name` with shapes that take milliseconds."""
     return resolve(name, smoke=True, overrides=[*TINY, *TINY_VARIANTS.get(name.partition("_")[0], []), *overrides])

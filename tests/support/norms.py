@@ -1,4 +1,4 @@
-"""What the ranks of a pool run: a few steps, and the norm of their gradients by megatron beside ours."""
+"""Gradient norms of a few steps on the ranks of a pool: ours and megatron's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from efficientbench.config.schema import RunConfig
 
 
 def norms_beside_megatrons(config: RunConfig, prefix: Path, steps: int) -> list[tuple[float, float]]:
-    """(ours, megatron's) of each step, before clipping."""
+    """Train `steps` steps and return (ours, megatron's) norm of each, before clipping."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
     from efficientbench.training.batches import Batches, Vocabulary

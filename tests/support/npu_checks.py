@@ -1,4 +1,4 @@
-"""What a rank on the simulated NPU runs: our kernels against the CPU's, and what the device refuses."""
+"""Checks on a rank with the simulated NPU: our kernels against the CPU's, waits of the host, refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS, GROUPS, BATCH, SEQUENCE = 4, 2, 2, 40
 
 
 def _error(compute: Compute, inputs: list[torch.Tensor], trained: list[int]) -> float:
-    """The largest relative difference between NPU and CPU, in the output and in the gradients of `trained` inputs."""
+    """Return the largest relative difference between NPU and CPU, in output and gradients of `trained` inputs."""
     results = []
     for device in ("cpu", "npu"):
         here = [each.to(device).requires_grad_(index in trained) for index, each in enumerate(inputs)]
@@ -30,7 +30,7 @@ def _error(compute: Compute, inputs: list[torch.Tensor], trained: list[int]) -> 
 
 
 def kernel_errors() -> dict[str, float]:
-    """Relative error of each kernel's output and gradients on the simulated NPU against the CPU's, in float32."""
+    """Return the relative error of each kernel's output and gradients against the CPU's, in float32."""
     from efficientbench.model.kernels import attention, biased_attention, norm, npu_fused, rope, swiglu
 
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def kernel_errors() -> dict[str, float]:
 
 
 def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
-    """Relative errors of the grouped matmul and of its weight gradient; one group has no rows."""
+    """Return the relative errors of the grouped matmul and of its weight gradient; one group has no rows."""
     from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
 
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
 
 
 class Waits(TorchDispatchMode):
-    """Names, in `seen`, the operators for whose result the host must wait for the device."""
+    """Record of the operators whose results the host must wait for."""
 
     BY_NAME = ("_local_scalar_dense", "masked_select", "nonzero", "_unique2")
 
@@ -102,7 +102,7 @@ class Waits(TorchDispatchMode):
 
 
 def waits_of_a_mixture(config: RunConfig) -> tuple[list[str], list[str], int]:
-    """What the host waits for in a layer's forward pass, and in its backward pass, which has so many operators."""
+    """Return the host's waits in a layer's forward pass and in its backward pass, and the latter's operators."""
     from efficientbench.model.gpt import build_stage
     from efficientbench.training import groups
     from efficientbench.training.optimizer import wrap_data_parallel
@@ -119,7 +119,7 @@ def waits_of_a_mixture(config: RunConfig) -> tuple[list[str], list[str], int]:
 
 
 def refusals() -> dict[str, str]:
-    """What the simulated device says to what the real one would refuse."""
+    """Return the simulated device's errors for calls that the real one would refuse."""
     import torch_npu
 
     on_npu = torch.randn(4, 2, 8, device="npu")
@@ -139,15 +139,15 @@ def refusals() -> dict[str, str]:
             [on_npu[:, 0].requires_grad_()], [torch.zeros(1, 8, 2, device="npu")]
         ),
     }
-    said = {}
+    errors = {}
     for name, attempt in attempts.items():
         try:
             attempt()
         except (RuntimeError, ValueError) as error:
-            said[name] = str(error)
-    return said
+            errors[name] = str(error)
+    return errors
 
 
 def double_becomes_float() -> torch.dtype:
-    """What a cast to float64 gives."""
+    """Return the dtype after a cast to float64."""
     return torch.zeros(2, device="npu").double().dtype

@@ -94,7 +94,7 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
         import torch
         import torch.distributed as dist
 
-        from efficientbench.devices.base import all_devices
+        from efficientbench.devices.registry import all_devices
 
         torch.set_num_threads(1)
         device = next(device for device in all_devices() if device.type == device_type)

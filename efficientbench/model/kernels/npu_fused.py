@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from efficientbench.devices.ascend_chip import FUSED, family
+from efficientbench.devices.npu import FUSED, family
 
 ATTENTION = "torch_npu npu_fusion_attention"
 RMS_NORM = "torch_npu npu_rms_norm"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.config.schema import MeasurementConfig
-from efficientbench.profiling.kinds import OPTIMIZER, STEP
+from efficientbench.profiling.trace import OPTIMIZER, STEP
 from efficientbench.training.events import Event, StepEnded, StepStarted
 
 if TYPE_CHECKING:

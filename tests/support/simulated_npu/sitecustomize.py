@@ -1,6 +1,6 @@
-"""Python runs this at start where this folder is on PYTHONPATH: the driver's device file appears to be there.
+"""The driver's device file, which a machine without an Ascend driver lacks, as `glob` finds it.
 
-That file is what a machine without an Ascend driver cannot have. Everything else the folder brings by being importable.
+Python imports this module at start where its folder is on PYTHONPATH.
 """
 
 from __future__ import annotations

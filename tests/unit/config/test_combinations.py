@@ -1,12 +1,25 @@
-"""What combines with what."""
+"""Layouts of each variant: a product of them works where each of its parts does."""
 
 from __future__ import annotations
 
-from efficientbench.config.combinations import products, refusals, runs
+from itertools import combinations
+
+from efficientbench.config.combinations import PARTS, refusals, run_of_each_variant
+
+
+def products() -> list[tuple[str, ...]]:
+    """Return every product of the parts, each parallelism once."""
+    alternatives = ({"TP", "TP + SP"}, {"PP", "PP interleaved"})
+    return [
+        chosen
+        for count in range(1, len(PARTS) + 1)
+        for chosen in combinations(PARTS, count)
+        if not any(each <= set(chosen) for each in alternatives)
+    ]
 
 
 def test_a_product_works_where_each_of_its_parts_does() -> None:
-    for name in runs().values():
+    for name in run_of_each_variant().values():
         refused = {part for parts in products() if len(parts) == 1 and refusals(name, parts) for part in parts}
         for parts in products():
             assert bool(refusals(name, parts)) == bool(refused & set(parts)), (name, parts)

@@ -1,4 +1,4 @@
-"""Ranks and steps: the arithmetic, and each refusal with its numbers."""
+"""Layouts and lengths of runs: the arithmetic, and each refusal with its numbers."""
 
 from __future__ import annotations
 

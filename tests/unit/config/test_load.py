@@ -1,4 +1,4 @@
-"""From names and overrides to a RunConfig: the order of the layers, and every mistake told at once."""
+"""From names and overrides to a RunConfig: the order of the layers, and all mistakes in one message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from efficientbench.config.load import ConfigError, resolve, same_model, settable_keys
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import MLAConfig, NSAConfig, RopeConfig
 from efficientbench.config.schema import DataConfig, RunConfig
@@ -223,7 +224,7 @@ def test_names(name: str, message: str) -> None:
         st.one_of(st.text(), st.tuples(st.sampled_from(sorted(settable_keys())), st.text()).map("=".join)), max_size=4
     )
 )
-@settings(deadline=None)  # what it checks is what is said, not how fast a busy machine says it
+@settings(deadline=None)  # checks messages, not the speed of a busy machine
 def test_any_text_resolves_or_is_refused_in_printable_lines(overrides: list[str]) -> None:
     problems: tuple[str, ...] = ()
     try:
@@ -237,12 +238,6 @@ def test_an_override_of_the_length_replaces_the_files_length() -> None:
     assert resolve("gqa_0.5B", True).training.steps is not None
     training = resolve("gqa_0.5B", True, ["training.tokens=100000"]).training
     assert (training.tokens, training.steps) == (100_000, None)
-
-
-def test_same_models_are_found_by_what_they_resolve_to() -> None:
-    assert same_model("gqa_1.5B") == ["rope_1.5B", "dense_1.5B"]
-    assert same_model("dense_3B") == ["gqa_3B"]
-    assert same_model("gqa_0.5B") == []
 
 
 @pytest.mark.parametrize("name", RUNS)

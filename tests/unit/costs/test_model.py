@@ -1,4 +1,4 @@
-"""The formulas of cost.py against the published figures, transformers' Qwen2 and torch's own FLOP counter."""
+"""Formulas of costs/ against published figures, transformers' Qwen2, torch's FLOP counter and what autograd keeps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs import memory as memory_cost
-from efficientbench.costs import model as cost
+from efficientbench.costs.memory import RankMemory, memory_by_stage
+from efficientbench.costs.model import count_parameters, flops_per_token, kv_cache_bytes_per_token
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -56,9 +56,9 @@ def layout_of(config: RunConfig) -> Layout:
     return Layout.of(config, devices=1, oversubscribe=True)
 
 
-def memory_of(name: str, *overrides: str) -> tuple[memory_cost.RankMemory, ...]:
+def memory_of(name: str, *overrides: str) -> tuple[RankMemory, ...]:
     config = resolve(name, overrides=overrides)
-    return memory_cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)
+    return memory_by_stage(config, layout_of(config), runtime_bytes=0)
 
 
 EXPERTS = {
@@ -73,12 +73,12 @@ EXPERTS = {
 
 @pytest.mark.parametrize(("name", "counts"), EXPERTS.items())
 def test_experts_count_in_all_and_active(name: str, counts: tuple[int, int]) -> None:
-    found = cost.parameters(resolve(name).model)
+    found = count_parameters(resolve(name).model)
     assert (found.total, found.active) == counts
 
 
 def test_experts_flops_are_those_of_the_chosen_and_of_the_router() -> None:
-    dense, moe = (cost.flops_per_token(resolve(name).model, 2048) for name in ("dense_1.5B", "moe_1.5Bx8"))
+    dense, moe = (flops_per_token(resolve(name).model, 2048) for name in ("dense_1.5B", "moe_1.5Bx8"))
     assert moe.forward - dense.forward == 28 * 2 * (3 * 1536 * 8960 + 8 * 1536)
     assert moe.training_hardware == 3 * moe.forward
 
@@ -105,7 +105,7 @@ def test_tensor_parallel_ranks_split_each_expert_or_share_them_out() -> None:
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
 def test_published_parameters(name: str, count: int) -> None:
-    found = cost.parameters(resolve(name).model)
+    found = count_parameters(resolve(name).model)
     assert (found.total, found.active) == (count, count)
 
 
@@ -113,7 +113,7 @@ def test_published_parameters(name: str, count: int) -> None:
 @pytest.mark.parametrize("smoke", [False, True])
 def test_parameters_equal_qwen2(name: str, smoke: bool) -> None:
     model = resolve(name, smoke).model
-    assert cost.parameters(model).total == qwen2_on_meta(model).num_parameters()
+    assert count_parameters(model).total == qwen2_on_meta(model).num_parameters()
 
 
 @pytest.mark.parametrize(("name", "seq_len"), [("gqa_0.5B", 2048), ("mqa_1.5B", 512), ("gqa_1.5B", 1)])
@@ -127,23 +127,23 @@ def test_flops_equal_those_that_torch_counts(name: str, seq_len: int) -> None:
     mask = torch.zeros(1, 1, seq_len, seq_len, device="meta")
     with FlopCounterMode(display=False) as counter:
         qwen2_on_meta(model)(tokens, attention_mask=mask, position_ids=tokens)
-    flops = cost.flops_per_token(model, seq_len)
+    flops = flops_per_token(model, seq_len)
     assert flops.forward_full_square * seq_len == counter.get_total_flops()
     assert flops.training_full_square == 3 * flops.forward_full_square
 
 
 def test_causal_attention_is_counted_halved() -> None:
     model = resolve("gqa_1.5B").model
-    short, long = cost.flops_per_token(model, 1024), cost.flops_per_token(model, 3072)
+    short, long = flops_per_token(model, 1024), flops_per_token(model, 3072)
     # Scores and their product with the values: 2 FLOPs × 2 matmuls × heads × head dim × S / 2, in each layer.
     assert long.forward - short.forward == 28 * 2 * 12 * 128 * 2048
     assert long.forward_full_square - short.forward_full_square == 2 * (long.forward - short.forward)
 
 
 def test_kv_cache() -> None:
-    assert cost.kv_cache_bytes_per_token(resolve("gqa_1.5B").model, "bf16") == 28 * 2 * 2 * 128 * 2
-    assert cost.kv_cache_bytes_per_token(resolve("mqa_1.5B").model, "fp32") == 28 * 2 * 1 * 128 * 4
-    assert cost.kv_cache_bytes_per_token(resolve("mla_1.5B").model, "bf16") == 28 * (384 + 64) * 2
+    assert kv_cache_bytes_per_token(resolve("gqa_1.5B").model, "bf16") == 28 * 2 * 2 * 128 * 2
+    assert kv_cache_bytes_per_token(resolve("mqa_1.5B").model, "fp32") == 28 * 2 * 1 * 128 * 4
+    assert kv_cache_bytes_per_token(resolve("mla_1.5B").model, "bf16") == 28 * (384 + 64) * 2
 
 
 def test_state_by_dtype() -> None:
@@ -237,7 +237,7 @@ def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, si
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(tokens, tokens, torch.ones(shape))
     measured = sum(storage.nbytes() for storage in kept.values())
-    estimate = memory_cost.memory_by_stage(config, layout_of(config), runtime_bytes=0)[0].activations
+    estimate = memory_by_stage(config, layout_of(config), runtime_bytes=0)[0].activations
     assert estimate == pytest.approx(measured, rel=0.15)
 
 
@@ -259,7 +259,7 @@ def test_context_parallel_ranks_share_tokens_and_optimizer_but_keep_all_keys() -
 
 def test_recomputation_costs_flops_and_saves_memory() -> None:
     model = resolve("gqa_1.5B").model
-    none, selective, full = (cost.flops_per_token(model, 2048, each) for each in ("none", "selective", "full"))
+    none, selective, full = (flops_per_token(model, 2048, each) for each in ("none", "selective", "full"))
     assert none.training == selective.training == full.training == none.training_hardware
     assert selective.recomputed == 28 * 4 * 12 * 128 * 2048 // 2
     assert full.recomputed == full.forward - 2 * 1536 * 151_936

@@ -1,4 +1,4 @@
-"""What is said of a CPU, by what Linux describes, and of the dtype that it may lack."""
+"""bf16 on a CPU by the instructions that Linux lists, and the warning where it is slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
 from efficientbench.devices.cpu import CPU, multiplies_bf16
-from efficientbench.doctor.doctor import doctor
+from efficientbench.doctor.doctor import check_machine
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
 
@@ -23,14 +23,14 @@ ARM = "fp asimd aes sha2 atomics fphp asimdhp asimddp sve"
 
 @pytest.fixture
 def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What stands for Linux's description of the processors."""
+    """Replace Linux's description of the processors."""
     path = tmp_path / "cpuinfo"
     monkeypatch.setattr(cpu, "CPUINFO", str(path))
     return path
 
 
 def x86(flags: str) -> str:
-    # The second has more: the first one speaks for all.
+    # The second processor has more instructions; only the first one counts.
     return "".join(
         f"processor\t: {index}\nmodel name\t: Some CPU\nflags\t\t: {each}\nvmx flags\t: vnmi\nbugs\t\t:\n\n"
         for index, each in enumerate([flags, AVX512])
@@ -58,7 +58,7 @@ def test_bf16_products_by_instructions(described: Path, text: str | None, multip
 
 
 @pytest.mark.parametrize("has_them", [True, False])
-def test_torch_is_asked_for_what_linux_does_not_tell(
+def test_torch_decides_where_linux_does_not_list_the_instructions(
     described: Path, has_them: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described.write_text(x86(f"{AVX2} avx_vnni"))
@@ -72,23 +72,23 @@ def test_torch_agrees_on_this_machine() -> None:
     assert multiplies_bf16() is torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def test_people_are_told_what_would_be_right(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described.write_text(x86(AVX2))
     warning = CPU().dtype_warning("bf16")
     assert warning is not None
     assert warning.startswith("training.dtype=bf16 is slow here: torch has no bf16 matrix products for Some CPU (")
     assert warning.endswith("on this CPU add training.dtype=fp32")
     CPU().check("bf16")
-    doctor()
+    check_machine()
     assert warning in " ".join(capsys.readouterr().out.split())
     assert f"warning: {warning}\n" in planned("training.dtype=bf16")
-    for words in (["training.dtype=fp32"], ["training.dtype=bf16", "device=cuda"]):
-        assert "warning" not in planned(*words)
+    for overrides in (["training.dtype=fp32"], ["training.dtype=bf16", "device=cuda"]):
+        assert "warning" not in planned(*overrides)
     described.write_text(x86(AVX512))
     assert "warning" not in planned("training.dtype=bf16")
 
 
-def planned(*words: str) -> str:
+def planned(*overrides: str) -> str:
     out = io.StringIO()
-    print_plan(plan_anywhere(resolve("gqa_0.5B", overrides=list(words))), Console(file=out, width=100))
+    print_plan(plan_anywhere(resolve("gqa_0.5B", overrides=overrides)), Console(file=out, width=100))
     return out.getvalue()

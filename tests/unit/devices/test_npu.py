@@ -1,4 +1,4 @@
-"""What is said of an NPU, with a stand-in for torch_npu's namespace."""
+"""Reasons and refusals of the NPU device type, with a fake of torch_npu's namespace."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from efficientbench.devices import base, npu
-from efficientbench.devices.ascend_chip import FUSED, family
-from efficientbench.devices.errors import DeviceError
-from efficientbench.devices.npu import NPU
+from efficientbench.devices import npu
+from efficientbench.devices.base import DeviceError
+from efficientbench.devices.npu import FUSED, NPU, family
 
 Machine = Callable[..., NPU]
 
@@ -64,7 +63,7 @@ def test_a_training_chip_serves(machine: Machine) -> None:
     assert device.unsupported_dtypes() == {}
 
 
-def test_bf16_is_refused_where_the_chip_has_none_with_the_word_that_helps(machine: Machine) -> None:
+def test_bf16_is_refused_where_the_chip_lacks_it_with_the_override_that_helps(machine: Machine) -> None:
     device = machine("Ascend910PremiumA", bf16=False)
     device.check("fp16")
     with pytest.raises(DeviceError, match="Ascend910PremiumA has no bf16 arithmetic: add training.dtype=fp16, which"):
@@ -115,10 +114,3 @@ def test_an_npu_that_the_driver_withholds_is_no_matter_of_cann(
         "the driver refuses torch_npu the NPU (NPU function error: aclrtSetDevice, error code is 507033); npu-smi info "
         "tells more"
     )
-
-
-def test_environment_is_given_where_the_user_has_not_set_it() -> None:
-    assert NPU.environment["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
-    # A broadcast fails without it, since torch asks what answers for CUDA for its compute capability.
-    assert "TORCH_NPU_DEVICE_CAPABILITY" in NPU.environment
-    assert base.Device.environment == {}

@@ -1,4 +1,4 @@
-"""Every name and keyword of torch_npu that we use, and that its stand-in has, is in the wheel of torch-npu."""
+"""The wheel of torch-npu has every name and keyword that this project uses and that the simulated NPU has."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from support import torch_npu_wheel
 from support.npu_kernels import NsaSelectAttention
 from support.repository import ROOT
-from support.torch_npu_use import NAMESPACE, PACKAGE, Use, uses
+from support.torch_npu_wheel import NAMESPACE, PACKAGE, Use, uses
 
 from efficientbench.devices.npu import NPU
 from efficientbench.metrics.sensors.allocator import DeviceMemory
 
-STAND_IN = ROOT / "tests" / "support" / "simulated_npu" / "torch_npu"
+SIMULATED = ROOT / "tests" / "support" / "simulated_npu" / "torch_npu"
 FOLDERS = ("efficientbench", "metrics", "launchers", "data_tools")
 PACKAGE_NAMES = {"npu", "contrib", "__version__"}
-"""What we take from the package besides its operators."""
+"""Names in the package that this project uses besides its operators."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,7 +30,7 @@ def _wheel() -> None:
 
 
 def problems(use: Use) -> Iterator[str]:
-    """What the wheel says against a use."""
+    """Yield what is wrong with a use by the wheel."""
     if use.owner == NAMESPACE:
         if use.name not in torch_npu_wheel.namespace_names():
             yield f"torch_npu.npu has no {use.name}"
@@ -94,27 +94,27 @@ def test_what_sensors_ask_of_the_namespace_exists() -> None:
 
 def test_environment_variables_are_read_by_torch_npu() -> None:
     library = torch_npu_wheel.wheel().read(torch_npu_wheel.LIBRARY)
-    sources = torch_npu_wheel.text(torch_npu_wheel.NAMESPACE).encode()
+    sources = torch_npu_wheel.text(torch_npu_wheel.NAMESPACE_SOURCE).encode()
     assert [name for name in NPU.environment if name.encode() not in library + sources] == []
 
 
 def functions(file: str) -> dict[str, ast.FunctionDef]:
-    tree = ast.parse((STAND_IN / file).read_text(encoding="utf-8"))
+    tree = ast.parse((SIMULATED / file).read_text(encoding="utf-8"))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_stand_in_kernels_have_the_real_signatures() -> None:
+def test_simulated_kernels_have_the_real_signatures() -> None:
     kernels = {name: node for name, node in functions("kernels.py").items() if name.startswith("npu_")}
     assert kernels
     for name, node in kernels.items():
-        told = ([each.arg for each in node.args.args], [each.arg for each in node.args.kwonlyargs])
-        assert told in [_names(schema) for schema in torch_npu_wheel.schemas()[name]], name
+        arguments = ([each.arg for each in node.args.args], [each.arg for each in node.args.kwonlyargs])
+        assert arguments in [_names(schema) for schema in torch_npu_wheel.schemas()[name]], name
         decorator = node.decorator_list[0]
         assert isinstance(decorator, ast.Name)
         assert (decorator.id == "differentiable_kernel") == (name in torch_npu_wheel.differentiable()), name
 
 
-def test_stand_in_of_the_selection_has_the_real_signatures() -> None:
+def test_simulated_of_the_selection_has_the_real_signatures() -> None:
     for name, method in (("", NsaSelectAttention.forward), ("_grad", NsaSelectAttention.backward)):
         parameters = list(inspect.signature(method).parameters.values())[1:]
         positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -129,14 +129,16 @@ def _names(schema: object) -> tuple[list[str], list[str]]:
     return positional, [each.name for each in arguments if each.kwarg_only]
 
 
-def test_stand_in_namespace_has_no_more_than_the_real_one() -> None:
-    tree = ast.parse((STAND_IN / "npu.py").read_text(encoding="utf-8"))
-    exported = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
-    )
-    assert set(exported) <= torch_npu_wheel.namespace_names()
+def assigned(file: str, name: str) -> set[str]:
+    """Return the list that a source of the simulated NPU assigns to `name`."""
+    for node in ast.parse((SIMULATED / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
+            return set(ast.literal_eval(node.value))
+    raise KeyError(name)
+
+
+def test_simulated_namespace_has_no_more_than_the_real_one() -> None:
+    assert assigned("npu.py", "__all__") <= torch_npu_wheel.namespace_names()
 
 
 @pytest.mark.parametrize(
@@ -148,11 +150,5 @@ def test_stand_in_namespace_has_no_more_than_the_real_one() -> None:
         "device_kwargs_list",
     ],
 )
-def test_stand_in_adaptor_wraps_no_more_than_the_real_one(name: str) -> None:
-    tree = ast.parse((STAND_IN / "contrib" / "transfer_to_npu.py").read_text(encoding="utf-8"))
-    ours = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name
-    )
-    assert set(ours) <= set(torch_npu_wheel.adaptor_list(name))
+def test_simulated_adaptor_wraps_no_more_than_the_real_one(name: str) -> None:
+    assert assigned("contrib/transfer_to_npu.py", name) <= set(torch_npu_wheel.adaptor_list(name))

@@ -1,4 +1,4 @@
-"""What the check of an Ascend machine makes of its driver, CANN, torch and HCCL; on a machine that has none."""
+"""Checks of an Ascend machine's driver, CANN, torch and HCCL, on a machine that has none."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from support.ascend_machine import ROOT, fake_npu_smi, install_cann
 from support.command_line import efficientbench, environment
 
 from efficientbench.devices.cpu import CPU
-from efficientbench.doctor import ascend as ascend_check
-from efficientbench.doctor.finding import Finding
-from efficientbench.doctor.step import step_findings
+from efficientbench.doctor.ascend import ascend_checks, paired
+from efficientbench.doctor.check import Check
+from efficientbench.doctor.step import step_checks
 
 OUTPUTS = yaml.safe_load((ROOT / "tests" / "support" / "npu_smi_outputs.yaml").read_text(encoding="utf-8"))
 TABLES = {entry["what"]: entry["text"] for entry in OUTPUTS["tables"]}
 
 
-def npu_smi_findings(monkeypatch: pytest.MonkeyPatch, folder: Path, table: str, status: int = 0) -> list[Finding]:
+def npu_smi_findings(monkeypatch: pytest.MonkeyPatch, folder: Path, table: str, status: int = 0) -> list[Check]:
     fake_npu_smi(folder, table, status)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    return [finding for finding in ascend_check.ascend_findings({}) if finding.name in ("npu-smi", "chips")]
+    return [check for check in ascend_checks({}) if check.name in ("npu-smi", "chips")]
 
 
 def test_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4-1 (A2)"])
-    assert finding == Finding("npu-smi", True, "2 × 910B4-1 (npu-smi 25.2.0, driver 25.2.0)")
+    (check,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4-1 (A2)"])
+    assert check == Check("npu-smi", True, "2 × 910B4-1 (npu-smi 25.2.0, driver 25.2.0)")
 
 
 def test_an_ill_npu_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4 (A2), in use, the numbers touch the slash"])
-    assert not finding.serves
-    assert finding.remedy == "NPU 1 healthy again, which is 'Alarm'"
+    (check,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["910B4 (A2), in use, the numbers touch the slash"])
+    assert not check.passed
+    assert check.remedy == "NPU 1 healthy again, which is 'Alarm'"
 
 
 def test_a_310p_is_for_inference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _, chips = npu_smi_findings(monkeypatch, tmp_path, TABLES["310P3 (300I Duo), no power, DDR"])
-    assert not chips.serves
-    assert "made for inference" in chips.text
+    assert not chips.passed
+    assert "made for inference" in chips.result
 
 
 def test_a_device_that_another_container_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (finding,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["a device in use"], status=1)
-    assert not finding.serves
-    assert finding.text.endswith("because the device is used. ret is -8020")
-    assert finding.remedy == "another container holds the device"
+    (check,) = npu_smi_findings(monkeypatch, tmp_path, TABLES["a device in use"], status=1)
+    assert not check.passed
+    assert check.result.endswith("because the device is used. ret is -8020")
+    assert check.remedy == "another container holds the device"
 
 
 @pytest.mark.parametrize(
@@ -66,38 +66,38 @@ def test_a_device_that_another_container_holds(monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_torch_and_torch_npu_are_of_one_release(torch: str, torch_npu: str, together: bool) -> None:
-    assert ascend_check.paired(torch, torch_npu) == together
+    assert paired(torch, torch_npu) == together
 
 
 def test_cann_is_found_by_its_environment(tmp_path: Path) -> None:
     home = install_cann(tmp_path / "Ascend")
-    by_name = {finding.name: finding for finding in ascend_check.ascend_findings({"ASCEND_HOME_PATH": str(home)})}
-    assert by_name["CANN"] == Finding("CANN", True, f"8.2.RC1 in {home}")
+    by_name = {check.name: check for check in ascend_checks({"ASCEND_HOME_PATH": str(home)})}
+    assert by_name["CANN"] == Check("CANN", True, f"8.2.RC1 in {home}")
     shutil.rmtree(home)
-    by_name = {finding.name: finding for finding in ascend_check.ascend_findings({"ASCEND_HOME_PATH": str(home)})}
-    assert by_name["CANN"].text == f"{home} is no folder any more"
+    by_name = {check.name: check for check in ascend_checks({"ASCEND_HOME_PATH": str(home)})}
+    assert by_name["CANN"].result == f"{home} is no folder any more"
 
 
 def test_a_missing_hccl_is_a_failure() -> None:
-    (finding,) = [finding for finding in ascend_check.ascend_findings({}) if finding.name == "HCCL"]
-    if finding.serves:
+    (check,) = [check for check in ascend_checks({}) if check.name == "HCCL"]
+    if check.passed:
         pytest.skip("this machine has HCCL")
-    assert "libhccl.so cannot be loaded" in finding.text
+    assert "libhccl.so cannot be loaded" in check.result
 
 
 @pytest.mark.proof
 def test_a_step_on_the_cpu_learns_and_a_wrong_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    (finding,) = step_findings(CPU())
-    assert finding.serves
-    assert finding.text.startswith("bf16: loss ")
+    (check,) = step_checks(CPU())
+    assert check.passed
+    assert check.result.startswith("bf16: loss ")
     answer = '{"loss": 7.1, "next_loss": 7.0, "wanted": 6.24, "free_bytes": 0, "total_bytes": 0}\n'
     done = subprocess.CompletedProcess([], 0, f"noise of a library\n{answer}", "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    (finding,) = step_findings(CPU())
-    assert not finding.serves
+    (check,) = step_checks(CPU())
+    assert not check.passed
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -11, "", "boom\n"))
-    (finding,) = step_findings(CPU())
-    assert finding.text == "the bf16 step failed: boom"
+    (check,) = step_checks(CPU())
+    assert check.result == "the bf16 step failed: boom"
 
 
 @pytest.mark.proof
@@ -108,9 +108,9 @@ def test_a_step_on_the_simulated_npu_has_the_cpus_loss() -> None:
         command, env=environment(PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["loss"] == pytest.approx(told["wanted"], rel=1e-3)
-    assert told["next_loss"] < told["loss"]
+    step = json.loads(done.stdout.splitlines()[-1])
+    assert step["loss"] == pytest.approx(step["wanted"], rel=1e-3)
+    assert step["next_loss"] < step["loss"]
 
 
 def test_the_doctor_refuses_a_machine_without_npus() -> None:

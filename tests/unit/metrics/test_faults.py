@@ -18,7 +18,7 @@ from support.nvml_replica import Driver, Gpu
 from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
@@ -112,7 +112,7 @@ def test_a_run_called_moe_trains_experts() -> None:
         model = resolve(name, smoke).model
         assert model.moe is not None, name
         assert model.moe.experts > model.moe.top_k > 0, name
-        found = cost.parameters(model)
+        found = count_parameters(model)
         assert found.total > found.active, name
 
 

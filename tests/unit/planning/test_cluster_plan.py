@@ -11,20 +11,20 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from support.alone import counted, engine_groups, peak_memory_bytes
+from support.alone import engine_groups, peak_memory_bytes
 from typer.testing import CliRunner
 
 from efficientbench.cli import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.costs import memory as memory_cost
 from efficientbench.costs.compute import micro_batch_work
+from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
-from efficientbench.planning.cluster_plan import ScalePlan, layout_of_world, make_scale_plan
-from efficientbench.planning.cluster_table import print_scale_plan
+from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
+from efficientbench.planning.cluster_table import print_cluster_plan
 from efficientbench.planning.step_time import Efficiency, bubble_fraction, project
 
 H100 = device_rates("H100 SXM", "bf16")
@@ -68,17 +68,14 @@ def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPool
         except ConfigError:
             continue  # not every variant divides so
         tried += 1
-        formula = [
-            memory_cost.rank_parameters(config, layout, stage) + memory_cost.rank_experts(config, layout)
-            for stage in range(layout.pp)
-        ]
-        assert alone.submit(counted, config, layout).result() == formula, overrides
+        formula = [rank_parameters(config, layout, stage) + rank_experts(config, layout) for stage in range(layout.pp)]
+        assert alone.submit(count_stage_parameters, config, layout).result() == formula, overrides
     assert tried >= 2
 
 
 def test_weights_are_not_allocated(alone: ProcessPoolExecutor) -> None:
     config, layout = laid_out("moe_1.5Bx8", 1)
-    (parameters,) = alone.submit(counted, config, layout).result()
+    (parameters,) = alone.submit(count_stage_parameters, config, layout).result()
     assert alone.submit(peak_memory_bytes).result() < 1e9 < parameters
 
 
@@ -158,25 +155,25 @@ def test_a_slower_link_makes_a_longer_step() -> None:
     assert far.communication_s[activations] == near.communication_s[activations]
 
 
-def scale_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ScalePlan:
+def cluster_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str | None, *overrides: str) -> ClusterPlan:
     config = resolve(name, overrides=("training.global_batch_size=1024", *overrides))
-    return alone.submit(make_scale_plan, config, world, 8, device).result()
+    return alone.submit(make_cluster_plan, config, world, 8, device).result()
 
 
-def printed(scale: ScalePlan) -> str:
+def printed(cluster: ClusterPlan) -> str:
     out = io.StringIO()
-    print_scale_plan(scale, Console(file=out, width=160))
+    print_cluster_plan(cluster, Console(file=out, width=160))
     return re.sub(r"\s+", " ", out.getvalue())
 
 
 def test_printed_figures(alone: ProcessPoolExecutor) -> None:
-    scale = scale_plan(
+    cluster = cluster_plan(
         alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
     )
-    text = printed(scale)
+    text = printed(cluster)
     for figure in (
         "1,024 ranks = tp 8 × cp 1 × dp 32 × pp 4; 128 nodes of 8",
-        f"{scale.stage_parameters[0]:,}",
+        f"{cluster.stage_parameters[0]:,}",
         "0, largest",
         "3 / (1 × 32) = 9.4%",
         "projected step on H100 SXM",
@@ -185,15 +182,15 @@ def test_printed_figures(alone: ProcessPoolExecutor) -> None:
     ):
         assert figure in text, figure
     # More than a run on a laptop: an accelerator's context.
-    assert scale.plan.memory[0].runtime == 1_500_000_000
+    assert cluster.plan.memory[0].runtime == 1_500_000_000
 
 
 def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:
-    text = printed(scale_plan(alone, "gqa_0.5B", 16, None))
+    text = printed(cluster_plan(alone, "gqa_0.5B", 16, None))
     assert "step time: n/a; --device NAME" in text
-    text = printed(scale_plan(alone, "gqa_0.5B", 16, "L40S"))
+    text = printed(cluster_plan(alone, "gqa_0.5B", 16, "L40S"))
     assert "step time: n/a; what the network of a node of L40S carries" in text
-    assert "projected step on L40S" in printed(scale_plan(alone, "gqa_0.5B", 8, "L40S"))
+    assert "projected step on L40S" in printed(cluster_plan(alone, "gqa_0.5B", 8, "L40S"))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +215,7 @@ def test_what_cannot_be_laid_out_says_what_could(world: int, overrides: tuple[st
 def test_an_unknown_device_is_refused_with_the_nearest() -> None:
     config = resolve("gqa_3B")
     with pytest.raises(MetricsError, match="did you mean 'H100 SXM'"):
-        make_scale_plan(config, 8, 8, "H100 SMX")
+        make_cluster_plan(config, 8, 8, "H100 SMX")
 
 
 @pytest.mark.parametrize("option", [("--devices-per-node", "4"), ("--device", "H100 SXM")])

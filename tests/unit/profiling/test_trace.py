@@ -14,9 +14,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
-from efficientbench.profiling.kinds import OPTIMIZER, STEP
 from efficientbench.profiling.roofline import bounds, largest_gap
-from efficientbench.profiling.trace import Breakdown, break_down, common, read_trace, union, without
+from efficientbench.profiling.trace import OPTIMIZER, STEP, Breakdown, break_down, common, read_trace, union, without
 from efficientbench.worker.listeners.profiler import Profiler
 
 
@@ -128,14 +127,14 @@ def test_a_run_that_traces_nothing_has_no_profiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1", gzip.compress(b'{"traceEvents": 1}')[:10]])
-def test_a_damaged_trace_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / ("trace.json.gz" if content[:1] == b"\x1f" else "trace.json")
     path.write_bytes(content)
     with pytest.raises(MetricsError, match="is no trace of torch.profiler"):
         read_trace(path)
 
 
-def test_a_trace_without_steps_is_told(tmp_path: Path) -> None:
+def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [event("aten::mm", 0, 1)]}))
     with pytest.raises(MetricsError, match="holds no 'training step'"):

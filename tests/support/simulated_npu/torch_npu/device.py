@@ -1,7 +1,6 @@
 """Tensors of device type `npu` that the CPU keeps and computes.
 
-PyTorch's own hooks for a backend written in Python, and a wrapper around each CPU tensor. Operators are those of the
-CPU, run on what the wrappers hold.
+They use PyTorch's hooks for backends in Python. Each tensor wraps one of the CPU, on which operators run.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ TAKES_HOST_TENSORS = {
 
 
 class NpuTensor(torch.Tensor):
-    """A tensor on `npu:0`; `held` is its content."""
+    """A tensor on `npu:0`."""
 
     held: torch.Tensor
+    """The CPU tensor with its content."""
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> NpuTensor:
@@ -56,7 +56,7 @@ class NpuTensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        # torch would replace what it knows of the tensor, and leave this content as it was.
+        # torch alone would replace shape and dtype, but leave `held` as it was.
         if not isinstance(other, NpuTensor):
             raise RuntimeError("incompatible tensor type: a tensor of the host cannot become the data of one on npu")
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
@@ -79,14 +79,14 @@ class NpuTensor(torch.Tensor):
 
 
 def run(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """An operator on the CPU tensors that its arguments hold; its results are on the device if they are."""
+    """Run an operator on the CPU tensors of its arguments; its results are on the device if the arguments are."""
     flat, structure = tree_flatten((args, dict(kwargs)))
     wrappers = {id(each.held): each for each in flat if isinstance(each, NpuTensor)}
     name = function._schema.name
     if wrappers and name not in TAKES_HOST_TENSORS and not name.startswith(("aten::set_", "profiler::")):
         _refuse_host_tensors(name, flat)
     if name == "aten::_to_copy" and wrappers and kwargs.get("dtype") is torch.float64 and kwargs.get("device") is None:
-        # As the real device, which says so in a warning that few read.
+        # Like the real device, which only warns of it.
         kwargs = {**kwargs, "dtype": torch.float32}
         flat, structure = tree_flatten((args, kwargs))
     if name.startswith("c10d::"):
@@ -108,7 +108,7 @@ def run(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if wrapper.shape != wrapper.held.shape:
             raise NotImplementedError(f"{name} has resized a tensor, which its wrapper does not follow")
     parts, structure = tree_flatten(result)
-    # What an operator changed in place is the same tensor afterwards.
+    # A tensor that the operator changed in place keeps its wrapper.
     return tree_unflatten([wrappers.get(id(part), _on_device(part)) for part in parts], structure)
 
 
@@ -126,7 +126,7 @@ def _refuse_host_tensors(name: str, flat: list[Any]) -> None:
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of CPU tensors as a kernel of the device without a gradient: it takes and gives tensors on `npu`."""
+    """Make a function of CPU tensors a kernel of the device without a gradient, on tensors of `npu`."""
 
     @functools.wraps(function)
     def launch(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def differentiable_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same with a gradient of its first result, which torch_npu registers for the real kernel."""
+    """Make a function a kernel with a gradient of its first result, as torch_npu registers it for the real one."""
 
     @functools.wraps(function)
     def launch(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def _run_any(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _libraries: list[torch.library.Library] = []
-"""Kept alive: torch forgets what a library has registered when it goes."""
+"""Libraries kept alive, since torch drops the registrations of one that is collected."""
 
 
 def register(module: Any) -> None:
@@ -201,7 +201,7 @@ def register(module: Any) -> None:
     _setup_privateuseone_for_python_backend(rename="npu", backend_module=module)
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda operator, *args, **kwargs: run(operator, args, kwargs), "PrivateUse1")
-    # torch's own would make an empty tensor and have it resized.
+    # torch's own arange would resize an empty tensor, which a wrapper cannot follow.
     aten = torch.library.Library("aten", "IMPL")
     for overload in ("default", "start", "start_step"):
         operator = getattr(torch.ops.aten.arange, overload)
@@ -211,11 +211,11 @@ def register(module: Any) -> None:
 
 
 def _let_torch_make_tensors_from_lists() -> None:
-    # torch.tensor(…, device="npu") fills storage that a wrapper does not have.
+    # torch.tensor(…, device="npu") writes into the storage, which a wrapper lacks.
     make = torch.tensor
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
-        # Not by torch.get_default_device, which makes a tensor to find out.
+        # Not torch.get_default_device, which itself makes a tensor.
         device = device if device is not None else _device.CURRENT_DEVICE
         if device is None or torch.device(device).type != "npu":
             return make(data, device=device, **options)

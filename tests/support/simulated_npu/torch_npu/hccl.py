@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 REDUCED_DTYPES = {torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.bfloat16}
-"""What the real ProcessGroupHCCL reduces (`checkSupportedDataTypeOfAllReduce` in its source); it gathers anything."""
+"""Dtypes that the real ProcessGroupHCCL reduces (`checkSupportedDataTypeOfAllReduce` in its source)."""
 
 
 def register() -> None:
@@ -17,14 +17,13 @@ def register() -> None:
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
         return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
-    # The host's tensors as well: those that the wrappers hold are handed on.
+    # The CPU too, since gloo gets the wrapped tensors.
     dist.Backend.register_backend("hccl", create, devices=["npu", "cpu"])
     dist.is_hccl_available = lambda: True  # type: ignore[attr-defined]
 
 
 def check(operator: str, tensors: list[torch.Tensor]) -> None:
-    """Refuse to reduce what the real backend would refuse."""
-    reduces = "reduce" in operator
+    """Raise RuntimeError for a reduction that the real backend refuses; it gathers any dtype."""
     for tensor in tensors:
-        if reduces and tensor.dtype not in REDUCED_DTYPES:
+        if "reduce" in operator and tensor.dtype not in REDUCED_DTYPES:
             raise RuntimeError(f"HCCL AllReduce & Reduce: Unsupported data type {tensor.dtype}")

@@ -1,8 +1,8 @@
 """The kernels of torch_npu that this project calls: their documented formulas in float32, and their limits.
 
 Signatures are those of `npu_native_functions_by_codegen.yaml` in the wheel of torch-npu 2.13.0, formulas and limits
-those of its `_op_plugin_docs.py`. What the real kernel refuses is refused; what it could and nobody here needs raises
-NotImplementedError.
+those of its `_op_plugin_docs.py`. A kernel refuses what the real one refuses. What the real one can do and nobody here
+needs raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def npu_fusion_attention(
     seed: int = 0,
     offset: int = 0,
 ) -> tuple[Any, ...]:
-    """softmax(mask(scale · (pse + q kᵀ))) v; a mask's 1 hides."""
+    """Return softmax(mask(scale · (pse + q kᵀ))) v; a mask's 1 hides a key."""
     _refuse(not query.dtype == key.dtype == value.dtype, "query, key and value have one dtype")
     _refuse(query.dtype not in FLOATS, "dtypes are float16, bfloat16 and float32")
     _refuse(padding_mask is not None, "padding_mask is not supported")
@@ -88,7 +88,7 @@ def npu_fusion_attention(
 def _heads(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, layout: str
 ) -> tuple[torch.Tensor, ...]:
-    """All three as [B, N, S, D]."""
+    """Return query, key and value as [B, N, S, D]."""
     if layout in ("SBH", "BSH"):
         _refuse(query.dim() != 3, f"{layout} has three dimensions")
         dim = query.shape[2] // heads
@@ -113,7 +113,7 @@ def _laid_out(out: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _hidden(mask: Optional, mode: int, queries: int, keys: int) -> Optional:
-    """[Sq, Skv], or what broadcasts with the scores; True hides."""
+    """Return the mask as [Sq, Skv], or in a shape that broadcasts with the scores; True hides a key."""
     if mask is None:
         return None
     _refuse(mask.dtype not in (torch.bool, torch.uint8), "a mask is bool or uint8")
@@ -131,7 +131,7 @@ def _hidden(mask: Optional, mode: int, queries: int, keys: int) -> Optional:
 
 @differentiable_kernel
 def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x / rms(x) · gamma, 1 / rms(x))"""
+    """Return (x / rms(x) · gamma, 1 / rms(x))."""
     _refuse(self.dtype not in FLOATS or gamma.dtype != self.dtype, "one dtype: float16, bfloat16 or float32")
     _refuse(not 2 <= self.dim() <= 8 or self.shape[-gamma.dim() :] != gamma.shape, "gamma spans the last dimensions")
     factor = self.float().square().mean(dim=-1, keepdim=True).add(epsilon).rsqrt()
@@ -142,7 +142,7 @@ def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06
 def npu_rotary_mul(
     self: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half", rotate: Optional = None
 ) -> torch.Tensor:
-    """r1 · x + r2 · (−second half, first half)"""
+    """Return r1 · x + r2 · (−second half, first half)."""
     if rotary_mode != "half" or rotate is not None:
         raise NotImplementedError
     _refuse(self.dim() != 4 or self.shape[-1] % 2 != 0 or self.shape[-1] >= 896, "[., ., ., D], D even and below 896")
@@ -157,7 +157,7 @@ def npu_rotary_mul(
 
 @differentiable_kernel
 def npu_swiglu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """silu(first half) · second half"""
+    """Return silu(first half) · second half."""
     _refuse(self.dtype not in FLOATS or not 1 <= self.dim() <= 8, "one to eight dimensions of floats")
     _refuse(self.shape[dim] % 2 != 0, "two halves")
     first, second = self.float().chunk(2, dim=dim)
@@ -190,7 +190,7 @@ def npu_grouped_matmul(
     scale_dtype: int | None = None,
     per_token_scale_dtype: int | None = None,
 ) -> list[torch.Tensor]:
-    """x · weight[e] for the rows of each group e, of one x, one weight and one result."""
+    """Return x · weight[e] for the rows of each group e, of one x, one weight and one result."""
     if len(x) != 1 or len(weight) != 1 or group_type != 0 or split_item not in (2, 3) or bias is not None:
         raise NotImplementedError
     rows, weights = x[0], weight[0]
@@ -218,7 +218,7 @@ def npu_grouped_matmul_add_(
     group_type: int = 2,
     group_list_type: int | None = 0,
 ) -> torch.Tensor:
-    """self[e] += x[rows of e]ᵀ · weight[rows of e]"""
+    """Compute self[e] += x[rows of e]ᵀ · weight[rows of e]."""
     _refuse(not transpose_x or transpose_weight or group_type != 2, "xᵀ · weight, grouped by their rows")
     _refuse(self.dtype != torch.float32 or self.dim() != 3, "self is float32 [E, M, N]")
     _refuse(x.dtype != weight.dtype or x.dtype not in FLOATS[:2], "x and weight are float16 or bfloat16")

@@ -1,4 +1,4 @@
-"""`torch_npu.npu`, which is also `torch.npu`: one device, on which everything has happened already.
+"""`torch_npu.npu`, which is also `torch.npu`: one device that never has work queued.
 
 Only names that the real namespace has (tests/unit/devices/test_torch_npu_wheel.py compares them).
 """
@@ -9,11 +9,15 @@ import contextlib
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from efficientbench.devices import cuda_shim
+from efficientbench.devices.cuda_shim import Event, get_rng_state, set_rng_state
+from efficientbench.devices.cuda_shim import stream_context as stream
 
 __all__ = [
     "Event",
@@ -54,51 +58,11 @@ DEFAULT_CHIP = "Ascend910B2"
 TOTAL_MEMORY_BYTES = 64 << 30
 
 
-class Event:
-    """An event that has happened."""
-
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        self.enable_timing = enable_timing
-
-    def record(self, stream: Stream | None = None) -> None:
-        pass
-
-    def wait(self, stream: Stream | None = None) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-class Stream:
-    """The only stream; all objects are equal."""
+class Stream(cuda_shim.Stream):
+    """The device's only stream."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.device = torch.device("npu:0")
-
-    def wait_stream(self, stream: Stream) -> None:
-        pass
-
-    def wait_event(self, event: Event) -> None:
-        pass
-
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream)
-
-    def __hash__(self) -> int:
-        return hash(Stream)
 
 
 class device(contextlib.AbstractContextManager[None]):  # noqa: N801
@@ -112,7 +76,7 @@ class device(contextlib.AbstractContextManager[None]):  # noqa: N801
 
 
 def chip() -> str:
-    """The product that this device answers for; tests set SIMULATED_NPU."""
+    """Return the simulated product; tests choose it by SIMULATED_NPU."""
     return os.environ.get("SIMULATED_NPU", DEFAULT_CHIP)
 
 
@@ -125,8 +89,8 @@ def get_device_properties(device_name: object = None) -> SimpleNamespace:
 
 
 def get_device_capability(device: object = None) -> tuple[int, ...] | None:
-    told = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY")
-    return tuple(map(int, told.split("."))) if told else None
+    capability = os.environ.get("TORCH_NPU_DEVICE_CAPABILITY")
+    return tuple(map(int, capability.split("."))) if capability else None
 
 
 def is_bf16_supported(including_emulation: bool = False) -> bool:
@@ -137,8 +101,7 @@ def is_available() -> bool:
     return True
 
 
-def is_initialized() -> bool:
-    return True
+is_initialized = is_available
 
 
 def init() -> None:
@@ -146,7 +109,7 @@ def init() -> None:
 
 
 def device_count() -> int:
-    # As many as the test has ranks; they all are npu:0 to their own process.
+    # Tests set the number of their ranks; each rank sees its device as npu:0.
     return int(os.environ.get("SIMULATED_NPUS", "1"))
 
 
@@ -166,17 +129,11 @@ def current_stream(device: object = None) -> Stream:
     return Stream()
 
 
-def default_stream(device: object = None) -> Stream:
-    return Stream()
+default_stream = current_stream
 
 
 def set_stream(stream: Stream) -> None:
     pass
-
-
-@contextlib.contextmanager
-def stream(stream: Stream | None) -> Iterator[None]:
-    yield
 
 
 def is_current_stream_capturing() -> bool:
@@ -186,20 +143,11 @@ def is_current_stream_capturing() -> bool:
 default_generators = (torch.default_generator,)
 
 
-def get_rng_state(device: object = "npu") -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: object = "npu") -> None:
-    torch.set_rng_state(new_state)
-
-
 def manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def manual_seed_all(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
+manual_seed_all = manual_seed
 
 
 def empty_cache() -> None:

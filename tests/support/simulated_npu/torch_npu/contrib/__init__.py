@@ -1,1 +1,1 @@
-"""What torch_npu.contrib holds, as far as it is used."""
+"""The part of torch_npu.contrib that this project uses."""

@@ -1,7 +1,7 @@
-"""As the real adaptor: on import, the names of torch.cuda come to mean the NPU, and `cuda` in arguments becomes `npu`.
+"""The adaptor: on import, the names of torch.cuda come to mean the NPU, and `cuda` in arguments becomes `npu`.
 
-Only those functions that the real one wraps are wrapped here (tests/unit/devices/test_torch_npu_wheel.py compares the
-lists): a call that it leaves alone must be seen to fail.
+It wraps only functions that the real one wraps (tests/unit/devices/test_torch_npu_wheel.py compares the lists): calls
+that the real one leaves alone must fail here too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _wrap(owner: Any, names: list[str]) -> None:
 
 
 def _init() -> None:
-    # torch remembers from the first call which functions make tensors: not the wrappers.
+    # torch caches at the first call which functions make tensors; the cache must not have the wrappers.
     _device_constructors()
     for name in torch_npu.npu.__all__:
         setattr(torch.cuda, name, getattr(torch_npu.npu, name))

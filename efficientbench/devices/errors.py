@@ -1,5 +1,0 @@
-"""Errors whose message is for the user."""
-
-
-class DeviceError(ValueError):
-    """The machine lacks what the run asks for."""

@@ -1,0 +1,41 @@
+"""The device types that a run may name, and the choice among them."""
+
+from __future__ import annotations
+
+from efficientbench.config.errors import nearest
+from efficientbench.devices.base import Device, DeviceError
+from efficientbench.devices.cpu import CPU
+from efficientbench.devices.cuda import CUDA
+from efficientbench.devices.npu import NPU
+
+
+def all_devices() -> list[Device]:
+    """Return every known device type, accelerators first, in the order in which `auto` tries them."""
+    return [CUDA(), NPU(), CPU()]
+
+
+def device_called(name: str) -> Device:
+    """Return the device type called `name`, whether or not this machine has one.
+
+    Raises DeviceError: no device type has this name.
+    """
+    devices = {device.type: device for device in all_devices()}
+    if name not in devices:
+        near = nearest(name, [*devices, "auto"])
+        hint = f"; did you mean {near}?" if near else ""
+        raise DeviceError(f"device={name} is not one of auto, {', '.join(devices)}{hint}")
+    return devices[name]
+
+
+def find_device(name: str = "auto") -> Device:
+    """Return the device type called `name`; `auto` is the first accelerator that can be used, else the CPU.
+
+    Raises DeviceError: the name is unknown, or this machine cannot use the device type, with the reason.
+    """
+    if name == "auto":
+        return next(device for device in all_devices() if device.unavailable_reason() is None)
+    device = device_called(name)
+    reason = device.unavailable_reason()
+    if reason is not None:
+        raise DeviceError(f"device={name} cannot be used here: {reason}")
+    return device

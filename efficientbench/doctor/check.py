@@ -1,0 +1,40 @@
+"""Checks of this machine, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    """Name of the part of the machine that was checked."""
+    passed: bool
+    """Whether that part works."""
+    result: str
+    """Version, product or reason that the check found."""
+    remedy: str = ""
+    """What the machine needs instead; empty where there is nothing to add."""
+
+
+def print_checks(console: Console, title: str, checks: Iterable[Check]) -> None:
+    """Print checks as a section of the report."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for check in checks:
+        mark = Text("✓", style="green") if check.passed else Text("✗", style="yellow")
+        table.add_row(mark, check.name, Text(check.result))
+        if check.remedy:
+            table.add_row("", "", Text(f"needs: {check.remedy}", style="dim"))
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    console.print()

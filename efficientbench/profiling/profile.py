@@ -1,0 +1,90 @@
+"""Runs whose last steps are traced, and the table of what the steps' time went to."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+from rich.table import Table
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.planning.plan_table import plain_table
+from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
+from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import run
+
+STEPS = 3
+"""Steps to trace where the configuration sets none."""
+
+
+def profile(config: RunConfig, mode: str) -> int:
+    """Train a run into `profile/` below its folder, trace its last steps, and print the table and the trace's path.
+
+    Returns the exit code of the run.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: the message is for the user.
+    """
+    if not config.measurement.profile_steps:
+        traced = config.measurement.model_copy(update={"profile_steps": STEPS})
+        config = config.model_copy(update={"measurement": traced})
+    folder = OutputFolder(OutputFolder.of(config).path / "profile")
+    exit_code = run(config, mode, folder, fresh=True)
+    # Of several nodes, only the one with rank 0 has the trace.
+    if exit_code == 0 and folder.trace.exists():
+        print_profile(folder)
+    return exit_code
+
+
+def print_profile(folder: OutputFolder) -> None:
+    """Print what the time of the traced steps went to, and what lies farthest above its bound."""
+    job = Job.read(folder.config)
+    breakdown = break_down(read_trace(folder.trace))
+    rates, reason = _rates(job, find_device(job.config.device))
+    found = bounds(job.config, job.layout, breakdown, rates) if rates else {}
+    console = Console(width=140, highlight=False, soft_wrap=True)
+    source = "the device's time" if breakdown.on_device else "time of the training thread's operations"
+    console.print(
+        f"a step of {breakdown.step_time_s * 1e3:,.1f} ms, mean of {breakdown.steps} traced; {source}, rank 0"
+    )
+    console.print(_table(breakdown, found), soft_wrap=False)
+    if rates is None:
+        console.print(f"roofline: n/a; {reason}")
+    else:
+        kind, gap_s = largest_gap(found, breakdown)
+        console.print(
+            f"largest gap: {kind}, {gap_s * 1e3:,.1f} ms a step ({gap_s / breakdown.step_time_s:.1%}) above what "
+            f"{rates.peak_flops / 1e9:,.0f} GFLOP/s and {rates.memory_bytes_s / 1e9:,.0f} GB/s allow\n"
+            f"rates: {rates.name}, {'; '.join(rates.sources[:1])}"
+        )
+    console.print(f"trace        {folder.trace} (opens in ui.perfetto.dev)")
+
+
+def _rates(job: Job, device: Device) -> tuple[DeviceRates | None, str | None]:
+    """Return the device's rates, or why they are not known; a host's are measured, others taken from the table."""
+    if device.memory_capacity_bytes() is None:
+        cores = len(os.sched_getaffinity(0))
+        threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // job.layout.ranks_per_node))
+        return probe_host(job.config, threads), None
+    try:
+        return device_rates(device.names()[0], job.config.training.dtype, job.config.measurement.peak_flops), None
+    except MetricsError as error:
+        return None, str(error)
+
+
+def _table(breakdown: Breakdown, found: dict[str, Bound]) -> Table:
+    table = plain_table("kind", ("ms", "share", "GFLOP", "GB moved", "bound, ms", "of the bound"))
+    for kind in KINDS:
+        time_s, bound = breakdown.seconds[kind], found.get(kind)
+        cells = [f"{time_s * 1e3:,.1f}", f"{time_s / breakdown.step_time_s:.1%}"]
+        if bound is not None:
+            cells += [f"{bound.flops / 1e9:,.1f}", f"{bound.moved_bytes / 1e9:.3f}", f"{bound.bound_s * 1e3:,.1f}"]
+            cells.append(f"{bound.bound_s / time_s:.0%}" if time_s else "n/a")
+        table.add_row(kind, *cells)
+    return table
