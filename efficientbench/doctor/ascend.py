@@ -20,8 +20,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from efficientbench.doctor.finding import Finding
-from efficientbench.metrics.sensors.ascend.npu_smi import find_tool
-from efficientbench.metrics.sensors.ascend.npu_smi_text import State, parse_table, parse_versions
+from efficientbench.doctor.npu_smi import NpuState, find_tool, parse_table, parse_versions
 
 MACHINES = ("x86_64", "aarch64")
 HOME_NAMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
@@ -86,7 +85,7 @@ def _told_by_npu_smi(status: int, text: str) -> Iterator[Finding]:
         yield Finding("chips", False, "310 chips are made for inference and cannot train", "an Ascend 910")
 
 
-def _ill(states: list[State]) -> str:
+def _ill(states: list[NpuState]) -> str:
     return "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in states)
 
 

@@ -19,30 +19,12 @@ from efficientbench.devices.base import DTYPES, Device, all_devices, device_call
 from efficientbench.doctor.ascend import ascend_findings
 from efficientbench.doctor.finding import Finding, print_findings
 from efficientbench.doctor.step import step_findings
-from efficientbench.metrics import AllocatorSensor, HostSensor, NvmlSensor, RaplSensor
+from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.metrics.monitoring.examine import examine
 from efficientbench.metrics.monitoring.measurement import SensorState
-from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
-from efficientbench.metrics.sensors.ascend.npu_smi import NpuSmiSensor
+from efficientbench.metrics.monitoring.sensor_registry import device_sensors, examine
 from efficientbench.metrics.sensors.base import Sensor
-
-MEMORY_AND_UTILIZATION = {"memory_used_bytes": "memory (AMU)", "utilization": "utilization (PCU)"}
-POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}
-READS = {
-    "allocator": {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"},
-    "host": MEMORY_AND_UTILIZATION,
-    "rapl": POWER_AND_ENERGY,
-    "nvml": MEMORY_AND_UTILIZATION | POWER_AND_ENERGY,
-    # Energy is power, integrated: there is no counter to miss.
-    "dcmi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
-    "npu-smi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
-}
-"""Name of a sensor → what it is there to read → what for."""
-
-REMEDIES = {"nvml": "a whole GPU instead of a slice, and a driver and container that let NVML answer"}
-"""Name of a sensor → what would give it what it lacks, where its reason does not say so itself."""
 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
@@ -172,40 +154,34 @@ def _backend(device: Device) -> Finding:
 
 
 def _sensors(device: Device, usable: bool) -> list[Sensor]:
-    """All sensors that read a device type."""
-    by_telemetry: dict[str, list[Sensor]] = {
-        "nvml": [NvmlSensor()],
-        "ascend": [DcmiSensor(), NpuSmiSensor()],
-        "host": [HostSensor(), RaplSensor()],
-    }
-    sensors = by_telemetry[device.telemetry]
+    """Return all sensors that read a device type."""
+    sensors = device_sensors(device.telemetry)
     allocator = device.allocator() if usable else None
     return sensors if allocator is None else [*sensors, AllocatorSensor(allocator, 0, device.names()[0])]
 
 
 def _measurement(device: Device, usable: bool) -> Iterator[Finding]:
-    """What the sensors of a device type read here, and why the rest is missing."""
+    """Yield what the sensors of a device type read here, and why the rest is missing."""
     for sensor in _sensors(device, usable):
         state = examine(sensor)
         if state.failure is not None:
             yield Finding(device.type, False, f"sensor {state.failure}")
         else:
-            yield from _readings(device.type, state)
+            yield from _readings(device.type, sensor, state)
     if usable:
         yield _flops(device)
 
 
-def _readings(name: str, state: SensorState) -> Iterator[Finding]:
-    reads = READS[state.name]
-    given = [purpose for quantity, purpose in reads.items() if quantity not in state.unavailable]
+def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Finding]:
+    given = [figure for quantity, figure in sensor.figures.items() if quantity not in state.unavailable]
     scope = f" of {state.scope}" if state.name == "rapl" else ""
     yield Finding(name, True, f"sensor {state.name}: {', '.join(given)}{scope}")
     missing: dict[str, list[str]] = {}
-    for quantity, purpose in reads.items():
+    for quantity, figure in sensor.figures.items():
         if quantity in state.unavailable:
-            missing.setdefault(state.unavailable[quantity], []).append(purpose)
-    for reason, purposes in missing.items():
-        yield Finding(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(state.name, ""))
+            missing.setdefault(state.unavailable[quantity], []).append(figure)
+    for reason, figures in missing.items():
+        yield Finding(name, False, f"no {', '.join(figures)}: {reason}", sensor.remedy)
 
 
 def _flops(device: Device) -> Finding:

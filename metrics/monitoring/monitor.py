@@ -17,10 +17,9 @@ from types import TracebackType
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.description import describe
-from efficientbench.metrics.monitoring.local import local_sensors, local_synchronize
-from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize
 from efficientbench.metrics.sensors.base import Sample, Sensor
 
 
@@ -33,7 +32,7 @@ class EfficiencyMonitor:
 
     Args:
         sensors: what to sample, in threads. By default those that fit this process when `start` is
-            called, see `efficientbench.metrics.monitoring.local`.
+            called, see `efficientbench.metrics.monitoring.sensor_registry`.
         synchronize: waits until the device has done all its work; called around each step, so that a step's time
             is that of its work and not of its launch. By default that of torch's accelerator; nothing on a CPU.
         barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.

@@ -15,7 +15,7 @@ MAXIMUM_SHARE_OF_A_CORE = 0.004
 """The threads of all sensors together may take this much of one core. A tenth of a second of reading buys 25 s of
 rest."""
 
-FOREIGN_INTERVAL_S = 3.0
+OTHER_USE_INTERVAL_S = 3.0
 """Time between looks for other processes on the device."""
 
 NEWEST_WEIGHT = 0.05
@@ -182,10 +182,10 @@ class SensorSampler:
     def _look_for_others(self, now_s: float) -> None:
         # What the first look finds has been there since an unknown time: it counts from now on.
         begin_s = now_s if self._looked_s is None else self._looked_s
-        for uuid, foreign in self._sensor.foreign().items():
-            self._series[uuid].add_foreign(begin_s, now_s, foreign)
+        for uuid, use in self._sensor.other_use().items():
+            self._series[uuid].add_other_use(begin_s, now_s, use)
         self._looked_s = now_s
-        self._next_look_s = now_s + FOREIGN_INTERVAL_S
+        self._next_look_s = now_s + OTHER_USE_INTERVAL_S
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self.failure is not None:
@@ -281,7 +281,8 @@ class SamplingThread:
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:
     """One thread for the sensors that answer at once, since each awakening costs more than a reading, and one for
-    each that is slow, so that it holds up no other's samples."""
+    each that is slow, so that it holds up no other's samples.
+    """
     prompt = [sampler for sampler in samplers if not sampler.is_slow]
     groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.is_slow)]
     share_of_each = MAXIMUM_SHARE_OF_A_CORE / max(len(samplers), 1)

@@ -12,7 +12,7 @@ from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, covered_s,
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
 from efficientbench.metrics.monitoring.timeline import make_timeline
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
 """Share of the window that samples must cover before their mean stands for the whole of it."""
@@ -73,7 +73,7 @@ class DeviceSeries:
         self._utilization = Signal()
         self._power = Signal()
         self._intervals: list[Interval] = []
-        self._foreign: list[tuple[float, float, Foreign]] = []
+        self._other_use: list[tuple[float, float, OtherUse]] = []
         self._origin_s: float | None = None
 
     def add(self, sample: Sample) -> None:
@@ -88,15 +88,15 @@ class DeviceSeries:
     def add_interval(self, interval: Interval) -> None:
         self._intervals.append(interval)
 
-    def add_foreign(self, begin_s: float, end_s: float, foreign: Foreign) -> None:
+    def add_other_use(self, begin_s: float, end_s: float, use: OtherUse) -> None:
         """Others used the device in that time; what follows on the same goes on with it."""
-        if self._foreign:
-            before_s, until_s, last = self._foreign[-1]
-            if until_s == begin_s and last.description == foreign.description:
-                share = None if last.share is None or foreign.share is None else max(last.share, foreign.share)
-                self._foreign[-1] = (before_s, end_s, Foreign(last.description, share))
+        if self._other_use:
+            before_s, until_s, last = self._other_use[-1]
+            if until_s == begin_s and last.description == use.description:
+                share = None if last.share is None or use.share is None else max(last.share, use.share)
+                self._other_use[-1] = (before_s, end_s, OtherUse(last.description, share))
                 return
-        self._foreign.append((begin_s, end_s, foreign))
+        self._other_use.append((begin_s, end_s, use))
 
     def measure(self, windows: Windows, unavailable: dict[str, str], failure: str | None) -> DeviceMeasurement:
         """What this device did over the windows.
@@ -178,8 +178,8 @@ class DeviceSeries:
     def _disturbances(self, windows: Windows) -> tuple[Disturbance, ...]:
         zero_s = self._zero_s(windows)
         return tuple(
-            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, foreign.description, foreign.share)
-            for begin_s, end_s, foreign in self._foreign
+            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, use.description, use.share)
+            for begin_s, end_s, use in self._other_use
         )
 
     def _zero_s(self, windows: Windows) -> float:

@@ -11,10 +11,9 @@ from transformers import TrainerCallback
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.description import describe
-from efficientbench.metrics.monitoring.local import local_sensors
-from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.monitoring.measurement import RunMeasurement, describe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 

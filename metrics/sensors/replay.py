@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
 _COUNTED = ("energy_j", "busy_s")
@@ -189,8 +189,8 @@ class RecordingSensor(Sensor):
     def peaks(self) -> dict[str, Peaks]:
         return self._sensor.peaks()
 
-    def foreign(self) -> dict[str, Foreign]:
-        return self._sensor.foreign()
+    def other_use(self) -> dict[str, OtherUse]:
+        return self._sensor.other_use()
 
     def close(self) -> None:
         self._sensor.close()

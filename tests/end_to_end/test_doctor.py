@@ -23,7 +23,7 @@ def test_tells_what_is_here_and_how_to_mend_what_is_not() -> None:
     assert "computes in fp32, bf16, fp16" in found["✓", "cpu"] or "computes in" in done.stdout
     assert "memory (AMU), utilization (PCU)" in done.stdout
     # Each sensor says in a line what it reads here, or why it reads nothing.
-    for sensor in ("nvml", "dcmi", "npu-smi", "host", "rapl"):
+    for sensor in ("nvml", "dcmi", "host", "rapl"):
         assert any(line[:1] in ("✓", "✗") and f" sensor {sensor}: " in line for line in lines), sensor
     assert "Runs train here on " in lines[-2]
     for index, line in enumerate(lines):

@@ -235,14 +235,14 @@ def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
     driver = Driver(Gpu("GPU-a", pids=(own,)), Gpu("GPU-b", pids=(own, os.getppid(), 2**22 + 1)))
     sensor = NvmlSensor(environment={}, nvml=driver)
     sensor.open()
-    assert set(sensor.foreign()) == {"GPU-b"}
-    description = sensor.foreign()["GPU-b"].description
+    assert set(sensor.other_use()) == {"GPU-b"}
+    description = sensor.other_use()["GPU-b"].description
     assert f"process {os.getppid()} (" in description
     assert f"process {2**22 + 1}" in description
     assert f"process {own}" not in description
     both = NvmlSensor(environment={}, nvml=driver, pids=[own, os.getppid(), 2**22 + 1])
     both.open()
-    assert both.foreign() == {}
+    assert both.other_use() == {}
 
 
 @pytest.mark.parametrize("gpu", [Gpu("GPU-a", pids=(2**22 + 1,)), Gpu("GPU-a", lacks=("processes",))])
@@ -250,7 +250,7 @@ def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> N
     # The run's own process is not listed: its ids are of another namespace, or NVML lists none.
     sensor = NvmlSensor(environment={}, nvml=Driver(gpu))
     sensor.open()
-    assert sensor.foreign() == {}
+    assert sensor.other_use() == {}
     assert len(sensor.sample(0.0)) == 1
 
 

@@ -13,7 +13,7 @@ from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.timeline import MAXIMUM_POINTS, make_timeline
-from efficientbench.metrics.sensors.base import Foreign
+from efficientbench.metrics.sensors.base import OtherUse
 
 NOTHING: tuple[list[float], list[float]] = ([], [])
 
@@ -47,9 +47,9 @@ def test_no_sample_is_lost_or_counted_twice(samples: list[tuple[float, float]], 
 class Visited(TraceSensor):
     """Another process is on the device from second 20 to 40."""
 
-    def foreign(self) -> dict[str, Foreign]:
+    def other_use(self) -> dict[str, OtherUse]:
         now_s = self.clock()
-        return {"GPU-0": Foreign("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
+        return {"GPU-0": OtherUse("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
 
 
 def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() -> None:
