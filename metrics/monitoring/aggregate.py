@@ -1,4 +1,4 @@
-"""Merges the ranks' measurements into the run's: steps by their slowest rank, each physical device once."""
+"""Merges the ranks' measurements into the run's: each step by its slowest rank, each physical device once."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
 
-# Figures of an accelerator are never replaced by the host's, nor mixed with them.
 _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
-# What a meter of the host's energy may count.
+"""Scopes of a run's figures, best first: an accelerator's are never replaced by the host's, nor mixed with them."""
 _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
+"""Scopes of meters of the host's energy."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
-    """All ranks together.
+    """Return the measurement of all ranks together.
 
-    Times are the largest over the ranks, step by step; tokens are summed; a physical device seen by several ranks
-    counts once, by the reading that says most. A figure over devices needs all of them: where one lacks it, the
-    figure is None with that device's reason. The figures are of the accelerators where any rank had a sensor for
-    them, even one that failed; else of the host.
+    Each step's time is the largest over the ranks, and tokens are summed. A physical device seen by several ranks
+    counts once, by its most complete reading. A figure over devices needs all of them: if one lacks it, the figure is
+    None with that device's reason. The figures are the accelerators' if any rank has a sensor for them, even one that
+    failed; else the host's.
 
     Raises:
         MetricsError: no rank at all, ranks that measured different steps, or different processes of one host.
@@ -82,10 +82,10 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
 
 
 class _Sorted(NamedTuple):
-    """The devices' readings by what they are asked for."""
+    """The devices' measurements by the figures that they serve."""
 
     scope: Scope | None
-    """Whose figures count: an accelerator's before the host's."""
+    """The scope of the run's figures."""
     energy_scope: Scope | None
     devices: _Figures
     allocators: _Figures
@@ -107,18 +107,18 @@ def _sort(ranks: Sequence[RankMeasurement], everything: list[DeviceMeasurement])
 
 
 def _slowest_s(ranks: Sequence[RankMeasurement]) -> tuple[float, ...]:
-    """Each step's time on the rank that took longest."""
+    """Return each step's time on the rank that took longest."""
     by_step = zip(*(rank.steps for rank in ranks), strict=True)
     return tuple(max(step.time_s for step in same) for same in by_step)
 
 
 def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:
-    """The energy of each measured interval, J, over all meters."""
+    """Return the energy of each measured interval, J, over all meters."""
     return tuple(map(math.fsum, zip(*(meter.window_energy_j for meter in meters), strict=True)))
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
-    """Whose energy counts, the accelerators' own or on a host that of its meter; and the reason where there is none."""
+    """Return whose energy counts, the accelerators' or that of the host's meter, and the reason if there is none."""
     if scope != "host":
         return scope, _NO_SENSOR
     meters = [(rank, sensor) for rank in ranks for sensor in rank.sensors if sensor.scope in _METERS]
@@ -143,7 +143,7 @@ def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
 
 
 def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
-    """One reading for each uuid: the one with the fewest gaps, then the most samples."""
+    """Return one measurement for each uuid: the one with the fewest gaps, then the most samples."""
     best: dict[str, DeviceMeasurement] = {}
     for device in devices:
         other = best.setdefault(device.info.uuid, device)
@@ -158,7 +158,7 @@ def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
 
 
 class _Figures:
-    """Gathers figures over the devices of one scope, and the reasons for those that are missing."""
+    """Collects figures over the devices of one scope, and the reasons for missing ones."""
 
     def __init__(
         self, ranks: Sequence[RankMeasurement], devices: list[DeviceMeasurement], scope: Scope | None, no_sensor: str
@@ -168,7 +168,7 @@ class _Figures:
         self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
 
     def all(self, name: str) -> list[float]:
-        """That figure of each device, or nothing and a reason where a device is missing or lacks it."""
+        """Return a figure of each device; or nothing, and record the reason, if a device is missing or lacks it."""
         if self._no_devices is not None:
             self.unavailable[name] = self._no_devices
             return []
@@ -184,7 +184,7 @@ class _Figures:
 
     @staticmethod
     def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
-        """The failure of a sensor that found no device: nobody knows which, so that a sum would lack it unseen."""
+        """Return the failure of a sensor that found no device: a sum would lack its devices without a trace."""
         for rank in ranks:
             if any(device.scope == scope for device in rank.devices):
                 continue
@@ -195,7 +195,7 @@ class _Figures:
         return None
 
     def memory_fractions(self) -> list[float]:
-        """AMU over capacity for each device, or nothing and a reason."""
+        """Return AMU over capacity of each device; or nothing, and record the reason."""
         used_gb = self.all("amu_gb")
         capacities = [device.info.memory_capacity_bytes for device in self.devices]
         if not used_gb:
@@ -211,7 +211,7 @@ class _Figures:
 
 
 def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
-    """The longest so many, in order of time: a busy machine may have thousands, a record holds a bounded number."""
+    """Return the `count` longest in order of time: a busy machine may have thousands, and a record must stay small."""
     kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
     return sorted(kept, key=_begin)
 
