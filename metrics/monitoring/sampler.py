@@ -42,7 +42,9 @@ class SensorSampler:
 
     def __init__(self, sensor: Sensor, clock: Callable[[], float]) -> None:
         self.failure: str | None = None
-        self._sensor = sensor
+        """Why the series ended early; None: it did not."""
+        self.sensor = sensor
+        """The sensor to read."""
         self._clock = clock
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
@@ -55,29 +57,14 @@ class SensorSampler:
         self._samples = 0
         self._closed = False
 
-    @property
-    def name(self) -> str:
-        """The sensor's name."""
-        return self._sensor.name
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a reading may take longer than a few milliseconds."""
-        return self._sensor.is_slow
-
-    @property
-    def fastest_interval_s(self) -> float:
-        """The sensor has nothing new more often than this."""
-        return self._sensor.fastest_interval_s
-
     def open(self) -> None:
         """Open the sensor within `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
 
         def begin_series() -> None:
-            self._series = {info.uuid: DeviceSeries(info, self._sensor.scope) for info in self._sensor.devices()}
+            self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in self.sensor.devices()}
 
-        target, name = self._guarded, f"open-{self._sensor.name}"
-        opening = threading.Thread(target=target, args=(self._sensor.open,), name=name, daemon=True)
+        target, name = self._guarded, f"open-{self.sensor.name}"
+        opening = threading.Thread(target=target, args=(self.sensor.open,), name=name, daemon=True)
         opening.start()
         opening.join(OPENING_PATIENCE_S)
         if opening.is_alive():
@@ -93,8 +80,8 @@ class SensorSampler:
         """Read the counters at the beginning of a measured interval, and restart the peaks."""
 
         def read() -> None:
-            self._sensor.reset_peaks()
-            counters = self._sensor.counters()
+            self.sensor.reset_peaks()
+            counters = self.sensor.counters()
             self._begin = self._clock(), counters
 
         self._begin = 0.0, {}
@@ -108,9 +95,9 @@ class SensorSampler:
 
         def read() -> None:
             nonlocal read_s, counters, peaks
-            counters = self._sensor.counters()
+            counters = self.sensor.counters()
             read_s = self._clock()
-            peaks = self._sensor.peaks()
+            peaks = self.sensor.peaks()
 
         self._guarded(read)
         begin_s, begin_counters = self._begin
@@ -126,7 +113,7 @@ class SensorSampler:
         """Close the sensor, also one that has failed."""
         self._closed = True
         failure, self.failure = self.failure, None
-        self._guarded(self._sensor.close)
+        self._guarded(self.sensor.close)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
@@ -135,11 +122,11 @@ class SensorSampler:
 
     def state(self) -> SensorState:
         """Return what the sensor measured, and why not the rest."""
-        unavailable = dict(self._sensor.unavailable)
+        unavailable = dict(self.sensor.unavailable)
         opened = bool(self._series)
         return SensorState(
-            self._sensor.name,
-            self._sensor.scope,
+            self.sensor.name,
+            self.sensor.scope,
             self.failure,
             measures=tuple(name for name in QUANTITIES if name not in unavailable) if opened else (),
             unavailable=unavailable,
@@ -149,13 +136,13 @@ class SensorSampler:
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
         """Return each device's measurement over the windows; called after `close`."""
         self._store()
-        return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
+        return [s.measure(windows, self.sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _sample(self) -> None:
         if self._closed:  # by the main thread, while another sensor blocked this one
             return
         now_s = self._clock()
-        newest = self._sensor.sample(now_s)
+        newest = self.sensor.sample(now_s)
         if self._closed or self.failure is not None:  # the driver answered after all, but too late
             return
         self._pending += newest
@@ -182,7 +169,7 @@ class SensorSampler:
     def _find_other_use(self, now_s: float) -> None:
         # The first search cannot know how long others have been there: their time counts from now.
         begin_s = now_s if self._searched_s is None else self._searched_s
-        for uuid, use in self._sensor.other_use().items():
+        for uuid, use in self.sensor.other_use().items():
             self._series[uuid].add_other_use(begin_s, now_s, use)
         self._searched_s = now_s
         self._next_search_s = now_s + OTHER_USE_INTERVAL_S
@@ -202,7 +189,7 @@ class SensorSampler:
 
     def _fail(self, reason: str) -> None:
         """Record why the sensor failed; the first reason stays."""
-        self.failure = self.failure or f"{self._sensor.name}: {reason}"
+        self.failure = self.failure or f"{self.sensor.name}: {reason}"
 
 
 class SamplingThread:
@@ -215,7 +202,7 @@ class SamplingThread:
     """
 
     def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
-        self.interval_s = max(interval_s, *(sampler.fastest_interval_s for sampler in samplers))
+        self.interval_s = max(interval_s, *(sampler.sensor.fastest_interval_s for sampler in samplers))
         """The interval in use."""
         self._asked_interval_s = self.interval_s
         self._share_of_a_core = share_of_a_core
@@ -247,7 +234,7 @@ class SamplingThread:
         self._thread.join(timeout=PATIENCE_S)
 
     def _new_thread(self) -> threading.Thread:
-        name = f"metrics-{'+'.join(sampler.name for sampler in self._samplers)}"
+        name = f"metrics-{'+'.join(sampler.sensor.name for sampler in self._samplers)}"
         return threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:
@@ -284,7 +271,7 @@ def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> li
 
     The quick ones share a thread because waking up costs more than reading; a slow one must not delay other samples.
     """
-    prompt = [sampler for sampler in samplers if not sampler.is_slow]
-    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.is_slow)]
+    prompt = [sampler for sampler in samplers if not sampler.sensor.is_slow]
+    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.sensor.is_slow)]
     share_of_each = MAXIMUM_SHARE_OF_A_CORE / max(len(samplers), 1)
     return [SamplingThread(group, interval_s, share_of_each * len(group)) for group in groups]

@@ -6,13 +6,15 @@ A sensor for devices of another vendor is added here, and nowhere else outside i
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from efficientbench.metrics.monitoring.measurement import SensorState
+from efficientbench.metrics.monitoring.sampler import SensorSampler
 from efficientbench.metrics.sensors.allocator import AllocatorSensor
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
-from efficientbench.metrics.sensors.base import QUANTITIES, Sensor
+from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import HostSensor
 from efficientbench.metrics.sensors.nvml import NvmlSensor
 from efficientbench.metrics.sensors.rapl import RaplSensor
@@ -58,15 +60,11 @@ def local_synchronize() -> Callable[[], object]:
 
 
 def examine(sensor: Sensor) -> SensorState:
-    """Open and close a sensor, and return what it can measure on this machine, and why not the rest."""
-    try:
-        sensor.open()
-    except Exception as error:  # a driver's binding may raise any type
-        return SensorState(sensor.name, sensor.scope, f"{sensor.name}: {str(error) or type(error).__name__}")
-    finally:
-        sensor.close()
-    measures = tuple(name for name in QUANTITIES if name not in sensor.unavailable)
-    return SensorState(sensor.name, sensor.scope, None, measures, dict(sensor.unavailable))
+    """Open a sensor, take one sample, close it, and return what it can measure here, and why not the rest."""
+    sampler = SensorSampler(sensor, time.monotonic)
+    sampler.open()
+    sampler.close()
+    return sampler.state()
 
 
 def _torch_with_accelerator() -> Any:

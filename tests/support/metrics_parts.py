@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
@@ -29,6 +31,13 @@ class HandClock:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+def measure_step(*sensors: Sensor, work: Callable[[], object] = lambda: None, **options: Any) -> RunMeasurement:
+    """Measure one step of one rank, which does `work`."""
+    with EfficiencyMonitor(sensors, **options) as monitor, monitor.step(tokens=1):
+        work()
+    return merge([monitor.finish()])
 
 
 Signal = Callable[[float], float]

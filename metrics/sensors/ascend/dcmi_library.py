@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
@@ -68,17 +69,18 @@ def load(path: str | None = None) -> Any:
     Raises:
         MetricsError: the library cannot be loaded, or no driver answers behind it.
     """
-    problems = []
+    problem = "not found"
     for candidate in [path] if path else LIBRARIES:
         try:
             dcmi = ctypes.CDLL(candidate)
             break
         except OSError as error:
-            problems.append(str(error))
+            if os.path.exists(candidate):  # such as one that needs another library of the driver
+                problem = str(error)
     else:
         raise MetricsError(
-            f"the Ascend driver's library libdcmi.so cannot be loaded ({'; '.join(problems)}): install the NPU driver, "
-            "or mount the host's /usr/local/dcmi and /usr/local/Ascend/driver/lib64 in the container"
+            f"the Ascend driver's library libdcmi.so cannot be loaded ({problem}): install the NPU driver, or mount the "
+            "host's /usr/local/dcmi and /usr/local/Ascend/driver/lib64 in the container"
         )
     call(dcmi, "dcmi_init")
     return dcmi

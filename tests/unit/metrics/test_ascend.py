@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.metrics_parts import measure_step
 from support.repository import ROOT
 
-from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics import MetricsError
 from efficientbench.metrics.sensors.ascend import dcmi_library
 from efficientbench.metrics.sensors.ascend.chips import Chip, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
@@ -59,16 +60,13 @@ def test_dcmi_reads_every_chip_in_our_units(library: str) -> None:
 
 
 def test_energy_is_integrated_power_with_the_interval_achieved(library: str) -> None:
-    monitor = EfficiencyMonitor([DcmiSensor(environment={}, library=library)], sample_interval_s=0.02)
-    with monitor, monitor.step(tokens=10):
-        time.sleep(0.3)
-    run = merge([monitor.finish()])
+    sensor = DcmiSensor(environment={}, library=library)
+    run = measure_step(sensor, work=lambda: time.sleep(0.3), sample_interval_s=0.02)
     assert run.energy_scope == run.device_scope == "npu"
     assert run.energy_source == "integrated power"
     assert run.aec_w == pytest.approx((200 + 500 + 500.5) / 3)
     assert run.power_w_sum == pytest.approx(1200.5)
     assert run.energy_j == pytest.approx(1200.5 * run.window_s)
-    assert run.sample_interval_s is not None
     assert 0.01 < run.sample_interval_s < 0.3
     assert "no energy counter" in run.sensors[0].unavailable["energy_j"]
 
@@ -169,9 +167,9 @@ def test_without_library_or_driver_the_reason_and_the_remedy_are_said(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libdcmi.so").write_text("no library")
-    for path in (str(tmp_path / "none.so"), str(tmp_path / "libdcmi.so")):
-        with pytest.raises(MetricsError, match=f"cannot be loaded .{path}: .*mount the host's /usr/local/dcmi"):
-            DcmiSensor(library=path).open()
+    for name, problem in (("none.so", "not found"), ("libdcmi.so", ".*libdcmi.so: file too short")):
+        with pytest.raises(MetricsError, match=f"cannot be loaded .{problem}.: .*mount the host's /usr/local/dcmi"):
+            DcmiSensor(library=str(tmp_path / name)).open()
     monkeypatch.setattr(dcmi_library, "LIBRARIES", (str(tmp_path / "none.so"), library))
     DcmiSensor(environment={}).open()
     monkeypatch.setenv("DCMI_LACKS", "dcmi_init")

@@ -12,6 +12,7 @@ import time
 
 import pynvml
 import pytest
+from support.metrics_parts import measure_step
 from support.nvml_replica import GB, Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
@@ -106,9 +107,7 @@ def test_mig_slices(visible: str | None, letters: str | None) -> None:
 
 def test_a_slice_has_memory_of_its_own_and_no_power() -> None:
     sensor = NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced())
-    with EfficiencyMonitor([sensor]) as monitor, monitor.step(tokens=1):
-        pass
-    run = merge([monitor.finish()])
+    run = measure_step(sensor)
     assert run.amu_gb == pytest.approx(10)
     assert (run.pcu, run.energy_j) == (None, None)
     assert "MIG-00000001" in run.unavailable["energy_j"]
@@ -146,18 +145,20 @@ def test_readings_come_in_our_units() -> None:
     assert sensor.devices()[0].memory_capacity_bytes == 80 * GB
 
 
-def test_the_counter_is_preferred_and_power_serves_without_one() -> None:
-    for lacks, source in (((), "counter"), (("energy",), "integrated power")):
-        driver = Driver(Gpu("GPU-a", lacks=lacks))
-        with EfficiencyMonitor([NvmlSensor(environment={}, nvml=driver)]) as monitor, monitor.step(tokens=1):
-            driver.gpus[0].energy_mj += 5000
-            time.sleep(0.05)
-        run = merge([monitor.finish()])
-        assert run.energy_source == source
-        if source == "counter":
-            assert run.energy_j == pytest.approx(5, rel=0.1)  # the edges' own time is scaled away
-        else:
-            assert run.aec_w == pytest.approx(250)
+@pytest.mark.parametrize(("lacks", "source"), [((), "counter"), (("energy",), "integrated power")])
+def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str, ...], source: str) -> None:
+    driver = Driver(Gpu("GPU-a", lacks=lacks))
+
+    def spend() -> None:
+        driver.gpus[0].energy_mj += 5000
+        time.sleep(0.05)
+
+    run = measure_step(NvmlSensor(environment={}, nvml=driver), work=spend)
+    assert run.energy_source == source
+    if source == "counter":
+        assert run.energy_j == pytest.approx(5, rel=0.1)  # the edges' own time is scaled away
+    else:
+        assert run.aec_w == pytest.approx(250)
 
 
 @pytest.mark.parametrize("lacks", ["utilization", "power", "energy", "mig"])
@@ -261,11 +262,6 @@ def test_the_real_driver_agrees_with_torch() -> None:
         pytest.skip("no NVIDIA GPU is here")
     block = torch.ones(2 * GB, dtype=torch.uint8, device="cuda")
     sensor = NvmlSensor(indices=[0])
-    with EfficiencyMonitor([sensor], torch.cuda.synchronize) as monitor, monitor.step(tokens=1):
-        for _ in range(200):
-            block.add_(1)
-    run = merge([monitor.finish()])
-    assert run.amu_gb is not None
+    run = measure_step(sensor, work=lambda: [block.add_(1) for _ in range(200)], synchronize=torch.cuda.synchronize)
     assert run.amu_gb >= 2
-    assert run.aec_w is not None
     assert run.aec_w > 0

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.metrics_parts import GB, HandClock, TraceSensor
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
 
 from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.device_use import Disturbance
@@ -91,9 +91,7 @@ def test_a_device_that_two_ranks_watch_has_one_timeline() -> None:
 def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
     clock = HandClock(0)
     sensor = TraceSensor(clock, power=lambda t: 5, unavailable={"utilization": "it has no meter"})
-    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor, monitor.step(tokens=1):
-        clock.pass_time(4)
-    (state,) = merge([monitor.finish()]).sensors
+    (state,) = measure_step(sensor, work=lambda: clock.pass_time(4), sample_interval_s=1e6, clock=clock).sensors
     assert "power_w" in state.measures
     assert "utilization" not in state.measures
     assert state.unavailable == {"utilization": "it has no meter"}
