@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import Disturbance
@@ -18,6 +17,8 @@ _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
 """Scopes of meters of the host's energy."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
+_NO_ALLOCATOR = "no allocator sensor was in use"
+_NO_HOST_ALLOCATOR = "the host has no device allocator"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
@@ -35,17 +36,17 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         raise MetricsError("there is no rank's measurement to merge")
     _require_same_steps(ranks)
     everything = _once_each(device for rank in ranks for device in rank.devices)
-    scope, energy_scope, devices, allocators, meters = _sort(ranks, everything)
+    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
+    scope = next((scope for scope in _SCOPES if scope in scopes), None)
+    energy_scope, no_meter = _meter(scope, ranks)
+    devices = _Figures(ranks, everything, scope, _NO_SENSOR)
+    allocators = _Figures(ranks, everything, "allocator", _NO_HOST_ALLOCATOR if scope == "host" else _NO_ALLOCATOR)
+    meters = _Figures(ranks, everything, energy_scope, no_meter)
     memory_gb = devices.all("amu_gb")
     fractions = devices.memory_fractions()
     energy_j = meters.all("energy_j")
-    power_w = meters.all("aec_w")
-    allocated_gb = allocators.all("amu_gb")
     first = ranks[0]
     zero_s = first.windows[0][0] if first.windows else 0.0
-    allocators.rename("amu_gb", "allocated_mean_gb")
-    if "aec_w" in meters.unavailable:
-        meters.unavailable["power_w_sum"] = meters.unavailable["aec_w"]
     return RunMeasurement(
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
@@ -61,14 +62,14 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         amu_fraction=_mean(fractions),
         amu_fraction_max=max(fractions, default=None),
         pcu=_mean(devices.all("pcu")),
-        aec_w=_mean(power_w),
-        power_w_sum=math.fsum(power_w) if power_w else None,
-        energy_j=math.fsum(energy_j) if energy_j else None,
+        aec_w=_mean(meters.all("aec_w")),
+        power_w_sum=_sum(meters.all("aec_w", "power_w_sum")),
+        energy_j=_sum(energy_j),
         energy_source=_joined(device.energy_source for device in meters.devices if device.energy_source),
         peak_used_bytes=_largest(devices.all("peak_used_bytes")),
         peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
-        allocated_mean_gb=_mean(allocated_gb),
+        allocated_mean_gb=_mean(allocators.all("amu_gb", "allocated_mean_gb")),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
         window_energy_j=_by_window(meters.devices) if energy_j else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
@@ -78,31 +79,6 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
         disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
-    )
-
-
-class _Sorted(NamedTuple):
-    """The devices' measurements by the figures that they serve."""
-
-    scope: Scope | None
-    """The scope of the run's figures."""
-    energy_scope: Scope | None
-    devices: _Figures
-    allocators: _Figures
-    meters: _Figures
-
-
-def _sort(ranks: Sequence[RankMeasurement], everything: list[DeviceMeasurement]) -> _Sorted:
-    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
-    scope = next((scope for scope in _SCOPES if scope in scopes), None)
-    energy_scope, no_meter = _meter(scope, ranks)
-    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
-    return _Sorted(
-        scope,
-        energy_scope,
-        devices=_Figures(ranks, everything, scope, _NO_SENSOR),
-        allocators=_Figures(ranks, everything, "allocator", no_allocator),
-        meters=_Figures(ranks, everything, energy_scope, no_meter),
     )
 
 
@@ -167,17 +143,23 @@ class _Figures:
         self.unavailable: dict[str, str] = {}
         self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
 
-    def all(self, name: str) -> list[float]:
-        """Return a figure of each device; or nothing, and record the reason, if a device is missing or lacks it."""
+    def all(self, name: str, recorded_as: str | None = None) -> list[float]:
+        """Return a figure of each device; or nothing, and record the reason, if a device is missing or lacks it.
+
+        Args:
+            name: the figure's field in `DeviceMeasurement`.
+            recorded_as: its field in `RunMeasurement`; the same name by default.
+        """
+        recorded_as = recorded_as or name
         if self._no_devices is not None:
-            self.unavailable[name] = self._no_devices
+            self.unavailable[recorded_as] = self._no_devices
             return []
         values = []
         for device in self.devices:
             value = getattr(device, name)
             if value is None:
                 reason = device.unavailable[name]
-                self.unavailable[name] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
+                self.unavailable[recorded_as] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
                 return []
             values.append(value)
         return values
@@ -205,10 +187,6 @@ class _Figures:
             return []
         return [gb * 1e9 / capacity for gb, capacity in zip(used_gb, capacities, strict=False) if capacity]
 
-    def rename(self, name: str, new_name: str) -> None:
-        if name in self.unavailable:
-            self.unavailable[new_name] = self.unavailable.pop(name)
-
 
 def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
     """Return the `count` longest in order of time: a busy machine may have thousands, and a record must stay small."""
@@ -222,6 +200,10 @@ def _begin(disturbance: Disturbance) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    return math.fsum(values) if values else None
 
 
 def _largest(values: Sequence[float]) -> int | None:

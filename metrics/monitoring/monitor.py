@@ -159,10 +159,6 @@ class EfficiencyMonitor:
         """Return the newest sample of each device, for a progress display."""
         return [sample for sampler in self._samplers for sample in sampler.latest()]
 
-    def measured_steps(self) -> int:
-        """Return the number of steps in the window so far."""
-        return len(self._steps)
-
     def closed_windows(self) -> int:
         """Return the number of measured intervals that pauses have ended so far."""
         return len(self._windows)

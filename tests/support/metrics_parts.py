@@ -56,6 +56,7 @@ class TraceSensor(Sensor):
     dies_at_s: float = float("inf")
     name: str = "trace"
     scope: Scope = "gpu"
+    is_slow: bool = True
     unavailable: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 

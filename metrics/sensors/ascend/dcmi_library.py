@@ -79,8 +79,8 @@ def load(path: str | None = None) -> Any:
                 problem = str(error)
     else:
         raise MetricsError(
-            f"the Ascend driver's library libdcmi.so cannot be loaded ({problem}): install the NPU driver, or mount the "
-            "host's /usr/local/dcmi and /usr/local/Ascend/driver/lib64 in the container"
+            f"the Ascend driver's library libdcmi.so cannot be loaded ({problem}): install the NPU driver, or mount "
+            "the host's /usr/local/dcmi and /usr/local/Ascend/driver/lib64 in the container"
         )
     call(dcmi, "dcmi_init")
     return dcmi

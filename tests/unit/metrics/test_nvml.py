@@ -6,7 +6,6 @@ What only a GPU can prove (that the real driver answers so, and how fine its cou
 from __future__ import annotations
 
 import builtins
-import itertools
 import os
 import time
 
@@ -57,13 +56,6 @@ def test_every_function_that_we_call_exists_in_pynvml() -> None:
 )
 def test_visible_devices_by_index_and_uuid(visible: str | None, letters: str) -> None:
     assert found(four(), visible) == letters
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3), 2)))
-def test_index_and_uuid_name_the_same_device_in_any_order(order: tuple[int, int]) -> None:
-    by_index = ",".join(map(str, order))
-    by_uuid = ",".join(four().gpus[i].uuid for i in order)
-    assert found(four(), by_index) == found(four(), by_uuid)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-", "1,0,1", "GPU-a,GPU-a", "GPU-a,GPU-aa", "none"])
@@ -204,31 +196,6 @@ def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.
     monkeypatch.setattr(builtins, "__import__", without_pynvml)
     with pytest.raises(MetricsError, match="pip install nvidia-ml-py"):
         NvmlSensor().open()
-
-
-RANKS = 4
-
-
-@pytest.mark.parametrize("mapping", ["own", "all", "shared", "reversed", "uuid"])
-def test_merging_counts_each_gpu_once_whatever_ranks_watch(mapping: str) -> None:
-    driver = four()
-    environment = {"CUDA_VISIBLE_DEVICES": "3,2,1,0"} if mapping == "reversed" else {}
-    ranks = []
-    for rank in range(RANKS):
-        watched: dict[str, list[int] | None] = {
-            "own": [rank],
-            "all": None,
-            "shared": [rank // 2],
-            "reversed": [rank],
-            "uuid": None,
-        }
-        uuids = [driver.gpus[rank].uuid] if mapping == "uuid" else None
-        sensor = NvmlSensor(uuids, watched[mapping], environment, driver)
-        with EfficiencyMonitor([sensor], rank=rank) as monitor, monitor.step(tokens=1):
-            pass
-        ranks.append(monitor.finish())
-    run = merge(ranks)
-    assert len(run.device_names) == (2 if mapping == "shared" else 4)
 
 
 def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:

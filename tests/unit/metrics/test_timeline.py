@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,19 +71,6 @@ def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() 
     # The looks at 11 and 16 saw nobody, that at 17 comes too soon after.
     assert (disturbance.begin_s, disturbance.end_s, disturbance.share) == (5, 21, 0.32)
     assert disturbance.description == "process 7 (other)"
-
-
-def test_a_device_that_two_ranks_watch_has_one_timeline() -> None:
-    clock = HandClock(0)
-    ranks = []
-    for rank in range(2):
-        sensor = TraceSensor(clock, power=lambda t: 5)
-        monitor = EfficiencyMonitor([sensor], rank=rank, sample_interval_s=1e6, clock=clock)
-        with monitor, monitor.step(tokens=1):
-            clock.pass_time(1)
-        ranks.append(monitor.finish())
-    assert len(merge(ranks).timelines) == 1
-    assert math.isfinite(merge(ranks).timelines[0].bucket_s)
 
 
 def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
