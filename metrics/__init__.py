@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from efficientbench.metrics.errors import MetricsError
     from efficientbench.metrics.monitoring.aggregate import merge
-    from efficientbench.metrics.monitoring.description import describe
+    from efficientbench.metrics.monitoring.measurement import describe
     from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
     from efficientbench.metrics.monitoring.trainer_callback import EfficiencyCallback
     from efficientbench.metrics.sensors.allocator import AllocatorSensor
@@ -39,7 +39,7 @@ _MODULES = {
     "RaplSensor": "efficientbench.metrics.sensors.rapl",
     "RecordingSensor": "efficientbench.metrics.sensors.replay",
     "ReplaySensor": "efficientbench.metrics.sensors.replay",
-    "describe": "efficientbench.metrics.monitoring.description",
+    "describe": "efficientbench.metrics.monitoring.measurement",
     "merge": "efficientbench.metrics.monitoring.aggregate",
 }
 

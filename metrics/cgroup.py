@@ -1,4 +1,4 @@
-"""What this process may use of the host: a container's limits, not the machine's sizes. Linux, cgroup v1 and v2."""
+"""Reads what this process may use of the host: a container's limits, not the machine's sizes (cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNLIMITED = 1 << 60
 
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
-    """The smallest of the machine's memory and every limit set on this process's cgroup or one above it, bytes."""
+    """Return the memory that this process may use, bytes: the machine's, or the lowest limit of a cgroup around it."""
     limits = [_machine_memory_bytes(root)]
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -23,10 +23,11 @@ def memory_limit_bytes(root: Path = _ROOT) -> int:
 
 
 def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
-    """The cores that processes may keep busy together: those of their affinity, or a CPU quota that allows less.
+    """Return how many cores processes may keep busy together: those of their affinity, or a lower CPU quota.
 
     Args:
         pids: the processes, 0 being this one; all are taken to share this one's cgroup.
+        root: the root of the file system.
     """
     cores = float(len(set().union(*(os.sched_getaffinity(pid) for pid in pids))))
     for folder in _folders(root, "cpu"):
@@ -39,7 +40,7 @@ def usable_cores(pids: Sequence[int] = (0,), root: Path = _ROOT) -> float:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """This process's cgroup folder for a controller and all above it, those of v1 and of v2."""
+    """Yield this process's cgroup folders for a controller, innermost first, those of v1 and of v2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,12 +1,12 @@
-"""Every metric as a pure function of numbers: no device, no clock, no torch.
+"""Defines every metric as a pure function of numbers: no device, no clock, no torch.
 
-The five efficiency metrics follow EfficientLLM (arXiv 2505.13840, equations 1-8), so that a row can be laid beside
-that paper's tables. Symbols used below:
+The five efficiency metrics follow EfficientLLM (arXiv 2505.13840, equations 1-8), so that a row compares with that
+paper's tables. Symbols used below:
 
     T  length of the measured window, s        N  optimizer steps in it
     K  tokens trained on in it, all ranks      P  parameters        D  devices
 
-Warm-up, evaluation, checkpoints and set-up lie outside the window and take no part in any figure.
+Warm-up, evaluation, checkpoints and set-up lie outside the window and are in no figure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Windows = Sequence[tuple[float, float]]
 BYTES_PER_GB = 1e9
 
 FORMULAS = "efficientllm-2505.13840/1"
-"""The formula id of a record: whose definitions, and the edition of this file, counted up when a figure changes its
-meaning. Figures of different ids are not laid side by side."""
+"""The formula id of a record: the source of the definitions, and the edition of this file.
+
+The edition rises when a figure changes its meaning. Figures of different ids are not compared.
+"""
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T_95 = (
@@ -32,27 +34,28 @@ _T_95 = (
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
     *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
 )
-_Z_95 = 1.959964
+Z_95 = 1.959964
+"""Two-sided 95 % quantile of the normal distribution."""
 
 
 def window_length_s(windows: Windows) -> float:
-    """T: the summed length of the measured intervals, s. Pauses between them do not count."""
+    """Return T, the summed length of the measured intervals, s, without the pauses between them."""
     return sum(end - begin for begin, end in windows)
 
 
 def integrate(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float:
-    """The trapezoidal integral of an irregularly sampled signal over the windows.
+    """Return the trapezoidal integral of an irregularly sampled signal over the windows.
 
-    The signal runs straight from sample to sample by their own time stamps; a window's edge between two samples
-    cuts the line there. Time before the first or after the last sample is not covered, never guessed.
+    The signal is a straight line from sample to sample by their own time stamps, and a window's edge between two
+    samples cuts the line there. Time before the first or after the last sample is not covered, never guessed.
 
     Args:
         times_s: when each sample was taken, s, increasing. [n]
-        values: what each sample said, in any unit u. [n]
+        values: the sampled values, in any unit u. [n]
         windows: the intervals to integrate over.
 
     Returns:
-        The integral over what the samples cover of the windows, u · s.
+        The integral over the part of the windows that the samples cover, u · s.
 
     Raises:
         MetricsError: the lengths differ or the time stamps run backwards.
@@ -61,6 +64,7 @@ def integrate(times_s: Sequence[float], values: Sequence[float], windows: Window
         raise MetricsError(f"{len(times_s)} time stamps for {len(values)} samples: each sample needs one")
     integral = 0.0
     for begin, end in windows:
+        # Skip the samples before the window by bisection: a run of days has millions, and each window asks again.
         first = max(bisect_right(times_s, begin) - 1, 0)
         for i in range(first, len(times_s) - 1):
             left, right = times_s[i], times_s[i + 1]
@@ -77,22 +81,22 @@ def integrate(times_s: Sequence[float], values: Sequence[float], windows: Window
 
 
 def covered_s(times_s: Sequence[float], windows: Windows) -> float:
-    """The time inside the windows that lies between the first and the last sample, s."""
+    """Return the time inside the windows that lies between the first and the last sample, s."""
     if not times_s:
         return 0.0
     return sum(max(min(times_s[-1], end) - max(times_s[0], begin), 0.0) for begin, end in windows)
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:
-    """(1/T) ∫ value dt over the part of the windows that the samples cover; None where they cover none of it."""
+    """Return (1/T) ∫ value dt over the part of the windows that the samples cover; None if they cover none of it."""
     seconds = covered_s(times_s, windows)
     return integrate(times_s, values, windows) / seconds if seconds > 0 else None
 
 
 def average_memory_utilization(times_s: Sequence[float], used_bytes: Sequence[float], windows: Windows) -> float | None:
-    """AMU = (1/T) ∫ memory_used(t) dt, in GB (10^9 bytes), of one device.
+    """Return AMU = (1/T) ∫ memory_used(t) dt of one device, GB (10^9 bytes).
 
-    Memory as the driver sees it, so the idle baseline is in it. Source: EfficientLLM, equation 1.
+    Memory is the driver's figure, which contains the idle baseline. Source: EfficientLLM, equation 1.
     """
     mean_bytes = time_average(times_s, used_bytes, windows)
     return None if mean_bytes is None else mean_bytes / BYTES_PER_GB
@@ -101,17 +105,17 @@ def average_memory_utilization(times_s: Sequence[float], used_bytes: Sequence[fl
 def peak_compute_utilization(
     times_s: Sequence[float], utilization: Sequence[float], windows: Windows, utilization_peak: float = 1.0
 ) -> float | None:
-    """PCU = (1/T) ∫ utilization(t) / utilization_peak dt, a ratio, of one device.
+    """Return PCU = (1/T) ∫ utilization(t) / utilization_peak dt of one device, a ratio.
 
-    Utilization is the device's own busy fraction, which says that something ran, not how much of the device it
-    filled: MFU says that. Source: EfficientLLM, equation 2.
+    Utilization is the device's own busy fraction: the time in which something ran, however little of the device it
+    filled. MFU measures how much. Source: EfficientLLM, equation 2.
     """
     mean = time_average(times_s, utilization, windows)
     return None if mean is None else mean / utilization_peak
 
 
 def average_latency(step_times_s: Sequence[float]) -> float:
-    """AL = Σ (compute_i + communication_i) / N, the mean synchronized wall time of a step, s.
+    """Return AL = Σ (compute_i + communication_i) / N, the mean synchronized wall time of a step, s.
 
     Each step's time is the largest over the ranks. Source: EfficientLLM, equation 3.
     """
@@ -121,7 +125,7 @@ def average_latency(step_times_s: Sequence[float]) -> float:
 
 
 def token_throughput(tokens: float, parameters: float, time_s: float) -> float:
-    """TT = Σ (tokens_i / P) / Σ time_i, in tokens / parameter / s.
+    """Return TT = Σ (tokens_i / P) / Σ time_i, tokens / parameter / s.
 
     Tokens and time are those of the same steps. Source: EfficientLLM, equation 4.
     """
@@ -129,34 +133,34 @@ def token_throughput(tokens: float, parameters: float, time_s: float) -> float:
 
 
 def average_energy_consumption(energy_j: float, window_s: float) -> float:
-    """AEC = (1/T) ∫ power(t) dt, W: mean power, despite its name. Source: EfficientLLM, equations 7 and 8.
+    """Return AEC = (1/T) ∫ power(t) dt, W: mean power, despite its name. Source: EfficientLLM, equations 7 and 8.
 
-    It ranks a slow, idle device as thrifty: compare energies by `energy_per_token`.
+    A slow, idle device has a low AEC: compare energies by `energy_per_token`.
     """
     return energy_j / _positive("window_s", window_s)
 
 
 def energy_per_token(energy_j: float, tokens: float) -> float:
-    """J / token: the energy of the window over the tokens trained on in it."""
+    """Return the energy of the window over the tokens trained on in it, J / token."""
     return energy_j / _positive("tokens", tokens)
 
 
 def flops_utilization(flops: float, window_s: float, devices: int, peak_flops: float) -> float:
-    """FLOPs of the window / (T · D · peak FLOP/s of one device for that dtype, dense), a ratio.
+    """Return FLOPs of the window / (T · D · dense peak FLOP/s of one device in that dtype), a ratio.
 
-    MFU with model FLOPs (forward plus twice as much backward, matmuls only, no recomputation; causal attention
-    halved as in Megatron, or the full square as in PaLM, arXiv 2204.02311, appendix B, each under its own name);
-    HFU with recomputation added.
+    It is the MFU of model FLOPs: forward plus twice as much backward, matmuls only, no recomputation. Causal attention
+    counts half as in Megatron, or the full square as in PaLM (arXiv 2204.02311, appendix B), each under its own name.
+    It is the HFU of model FLOPs with those of recomputation.
     """
     available = _positive("window_s", window_s) * _positive("devices", devices) * _positive("peak_flops", peak_flops)
     return flops / available
 
 
 def perplexity(mean_token_loss: float) -> float:
-    """exp(mean token loss in nats).
+    """Return exp(mean token loss in nats).
 
     Raises:
-        MetricsError: the loss is so large that its exponential is no finite number.
+        MetricsError: the exponential of the loss exceeds the largest float.
     """
     try:
         return math.exp(mean_token_loss)
@@ -165,12 +169,12 @@ def perplexity(mean_token_loss: float) -> float:
 
 
 def bits_per_byte(mean_token_loss: float, tokens: int, utf8_bytes: int) -> float:
-    """loss / ln 2 × tokens / UTF-8 bytes of the same text, bits: comparable between tokenizers."""
+    """Return loss / ln 2 × tokens / UTF-8 bytes of the same text, bits: comparable between tokenizers."""
     return mean_token_loss / math.log(2) * tokens / _positive("utf8_bytes", utf8_bytes)
 
 
 def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """Tokens of a layer's busiest expert over the mean of its experts, for each layer: 1 where all get as many.
+    """Return for each layer the tokens of its busiest expert over the mean of its experts: 1 if all get as many.
 
     Under expert parallelism all ranks wait for the busiest. `tokens_per_expert` is [layers][experts].
     """
@@ -180,12 +184,12 @@ def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, .
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` % of the values lie, straight between the two nearest ranks."""
+    """Return the value below which `percent` % of the values lie, interpolated between the two nearest ranks."""
     return _between(sorted(values), percent)
 
 
 def percentiles(values: Sequence[float]) -> list[float]:
-    """The 101 values from the smallest (0 %) to the largest (100 %), by the rule of `percentile`."""
+    """Return the 101 percentiles from the smallest value (0 %) to the largest (100 %)."""
     ordered = sorted(values)
     return [_between(ordered, percent) for percent in range(101)]
 
@@ -200,7 +204,7 @@ def _between(ordered: Sequence[float], percent: float) -> float:
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:
-    """The sample standard deviation (n - 1 below the line); None for fewer than two values."""
+    """Return the sample standard deviation (denominator n - 1); None for fewer than two values."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -208,13 +212,13 @@ def standard_deviation(values: Sequence[float]) -> float | None:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of independent values: standard deviation / √n; None for fewer than two."""
+    """Return the standard error of the mean of independent values, standard deviation / √n; None for fewer than two."""
     deviation = standard_deviation(values)
     return None if deviation is None else deviation / math.sqrt(len(values))
 
 
 def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % Student-t interval of the mean, which takes the values as independent; None for fewer than two."""
+    """Return the 95 % Student-t interval of the mean of independent values; None for fewer than two."""
     deviation = standard_deviation(values)
     if deviation is None:
         return None
@@ -224,11 +228,11 @@ def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | N
 
 
 def t_quantile_95(degrees_of_freedom: int) -> float:
-    """Student's t that 95 % of values lie within, on both sides of 0."""
+    """Return the two-sided 95 % quantile of Student's t."""
     if degrees_of_freedom <= len(_T_95):
         return _T_95[degrees_of_freedom - 1]
-    # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5): 1e-5 is right beyond 30.
-    n, z = degrees_of_freedom, _Z_95
+    # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), exact to 1e-5 beyond 30.
+    n, z = degrees_of_freedom, Z_95
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 

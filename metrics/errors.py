@@ -1,4 +1,4 @@
-"""The one error class of this package."""
+"""Defines the one error class of this package."""
 
 
 class MetricsError(ValueError):

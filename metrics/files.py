@@ -1,29 +1,48 @@
-"""Files that are never half written."""
+"""Writes files that are never seen half written."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from efficientbench.metrics.errors import MetricsError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write the text beside its place and rename it, making folders as needed: the file is the old one or the new.
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file beside `path` for writing, and rename it to `path` at the end; folders are made as needed.
+
+    Whatever happens meanwhile, `path` is the old file or the new one, whole.
 
     Raises:
-        MetricsError: it cannot be written; the message names the file and says why.
+        MetricsError: the file cannot be written; the message has its name and the reason.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    # The name must not have path's in it: TensorBoard reads every file that has "tfevents" in its name.
+    beside = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("wb") as file:
+            yield file
+            # Before the rename: else a power cut may leave the new name with the content not yet on the disk.
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as error:
+        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
         with suppress(OSError):
             beside.unlink()
-        raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text as `whole_file` does.
+
+    Raises:
+        MetricsError: the file cannot be written; the message has its name and the reason.
+    """
+    with whole_file(path) as file:
+        file.write(text.encode())

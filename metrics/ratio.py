@@ -1,4 +1,4 @@
-"""A ratio of two figures, and whether it says more than noise does."""
+"""Compares two figures by their ratio, and decides whether it exceeds the noise."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efficientbench.metrics.definitions import t_quantile_95
-
-Z_95 = 1.959964
+from efficientbench.metrics.definitions import Z_95, t_quantile_95
 
 _ROUNDING = 1e-9
 
@@ -19,23 +17,24 @@ NO_INTERVAL = "one run: use --repeat"
 
 @dataclass(frozen=True)
 class Ratio:
-    """The second over the first, with what can be said of it."""
+    """The second figure over the first, with its confidence interval."""
 
     metric: str
     first: float
     second: float
     ratio: float
     low: float | None
-    """95 % confidence interval of the ratio; None where nothing tells it."""
+    """Lower end of the ratio's 95 % confidence interval; None if neither repeats nor a run's own spread give one."""
     high: float | None
     basis: str
-    """What the interval is of."""
+    """Origin of the interval."""
     noise_floor: float | None
-    """The largest ratio, above 1, between identical models; None where none ran."""
+    """The largest ratio, above 1, between identical models; None if none ran."""
 
     @property
     def measurable(self) -> bool | None:
-        """Whether there is a difference, beyond the interval and the noise floor; None where neither is known."""
+        """Whether the difference exceeds both the interval and the noise floor; None if neither is known."""
+        # In logarithms, so that a ratio and its inverse are equally far from 1.
         if self.noise_floor is not None and abs(math.log(self.ratio)) <= math.log(self.noise_floor) + _ROUNDING:
             return False
         if self.low is None or self.high is None:
@@ -49,6 +48,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
+        """The difference in words."""
         if self.measurable is None:
             return NO_INTERVAL
         if not self.measurable:
@@ -63,13 +63,14 @@ def make_ratio(
     errors: Sequence[Sequence[float | None]],
     floor: float | None,
 ) -> Ratio:
-    """The ratio of geometric means, with its interval from the repeats, else from each run's own relative error.
+    """Return the ratio of geometric means, with its interval from the repeats, else from the runs' own spread.
 
     Args:
         metric: name of the figure.
-        first, second: the figure of each run, above 0.
-        errors: of both sides, each run's relative standard error; None where the run does not tell.
-        floor: the largest ratio between identical models.
+        first: the figure of each run of the first side, above 0.
+        second: the figure of each run of the second side, above 0.
+        errors: of both sides, each run's relative standard error; None if unknown.
+        floor: the largest ratio between identical models; None if none ran.
     """
     logs = [[math.log(value) for value in values] for values in (first, second)]
     means = [math.fsum(each) / len(each) for each in logs]
@@ -85,7 +86,7 @@ def make_ratio(
 
 
 def _welch_margin(logs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-    """Half of the 95 % interval of the difference of two means of unequal variances (Welch, 1947)."""
+    """Return half of the 95 % interval of the difference of two means of unequal variances (Welch, 1947)."""
     parts = [
         math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
         for values, mean in zip(logs, means, strict=True)

@@ -1,8 +1,8 @@
-"""The noise of a run's steps: confidence intervals that autocorrelation does not fool, drift, outliers.
+"""Measures the noise of a run's steps: confidence intervals that allow for autocorrelation, and drift.
 
 Neighbouring steps are alike (clocks, temperature, other processes), so that the interval of independent values is too
-narrow. Here whole blocks of neighbouring steps are drawn: the circular block bootstrap (Politis & Romano, 1992) with
-the block length of Politis & White (2004) as corrected by Patton, Politis & White (2009).
+narrow. Here resamples consist of whole blocks of neighbouring steps: the circular block bootstrap (Politis & Romano,
+1992) with the block length of Politis & White (2004) as corrected by Patton, Politis & White (2009).
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from efficientbench.metrics.definitions import t_quantile_95
+from efficientbench.metrics.definitions import Z_95, t_quantile_95
 from efficientbench.metrics.errors import MetricsError
 
 RESAMPLES = 2000
 SEED = 20130622
-"""Of the bootstrap, so that a report made again says the same."""
+"""Seed of the bootstrap, so that a report made again has the same intervals."""
 
 DRIFT_SIGNIFICANCE = 0.01
+"""A flagged drift is at most this likely by chance."""
 DRIFT_SIZE = 0.01
-"""A drift is flagged that is at once this unlikely by chance and this large a part of the median step."""
+"""A flagged drift is at least this part of the median step."""
 DRIFT_BLOCKS = 8
-"""Fewer blocks than that cannot tell a drift at that significance."""
-
-_Z_95 = 1.959964
+"""Fewer blocks cannot show a drift at that significance."""
 
 
 @dataclass(frozen=True)
@@ -40,36 +39,36 @@ class Interval:
 
 @dataclass(frozen=True)
 class StepTimeNoise:
-    """What a run's step times say of themselves."""
+    """Mean and median of a run's step times, with their confidence intervals, s."""
 
     mean: Interval
     median: Interval
     block_steps: int
-    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    """Length of the bootstrap's blocks; steps further apart are taken as independent."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How step times moved over the window."""
+    """The trend of step times over the window."""
 
     relative: float
-    """Change from the first to the last step, as a part of the median: 0.05 is 5 % slower at the end."""
+    """Change from the first to the last step over the median: 0.05 is 5 % slower at the end."""
     p_value: float
-    """Chance of so clear a trend where there is none, two-sided."""
+    """Two-sided chance of so clear a trend in steps without one."""
 
     @property
     def flagged(self) -> bool:
-        """Whether it is both significant and large enough to matter."""
+        """Whether the drift is both significant and large enough to matter."""
         return self.p_value < DRIFT_SIGNIFICANCE and abs(self.relative) >= DRIFT_SIZE
 
 
 def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
-    """Mean and median of the step times with their 95 % confidence intervals, s.
+    """Return mean and median of the step times with their 95 % confidence intervals, s.
 
-    Blocks are as long as mean or median ask for, and at least n^(1/3) steps, the rate at which they have to grow. The
-    mean's interval is the bootstrap's percentile interval. The median's is Woodruff's (1952): the bootstrap says
-    between which quantiles of the steps the true middle lies. Both are widened as Student's t widens the normal's,
-    with 1.5 n / block degrees of freedom, those of the Bartlett window that a block bootstrap amounts to.
+    Blocks are as long as mean or median need, and at least n^(1/3) steps, the rate at which they have to grow. The
+    mean's interval is the bootstrap's percentile interval. The median's is Woodruff's (1952): the bootstrap finds the
+    quantiles of the steps between which the true middle lies. Both are widened as Student's t widens the normal
+    distribution, with 1.5 n / block degrees of freedom, those of the Bartlett window that equals a block bootstrap.
 
     Raises:
         MetricsError: fewer than two steps.
@@ -78,7 +77,7 @@ def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
     if times.size < 2:
         raise MetricsError("a spread needs two measured steps")
     median = float(np.median(times))
-    # Half for a step that is the median itself, so that the share below is one half.
+    # A step that equals the median counts half, so that the share below the median is one half.
     below = (times < median) + 0.5 * (times == median)
     block = max(block_length(times), block_length(below))
     means = _resampled_means(np.stack([times, below]), block)
@@ -94,7 +93,7 @@ def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
 
 
 def block_length(values: np.ndarray) -> int:
-    """The circular block bootstrap's best block length for the mean of an autocorrelated series, in values.
+    """Return the circular block bootstrap's best block length for an autocorrelated series' mean, in values.
 
     (2 G² / D)^(1/3) n^(1/3), where D = 4/3 g(0)², g(0) and G are sums of autocovariances, weighted by a flat-top
     window as wide as the autocorrelation reaches. Source: Politis & White (2004), corrected 2009. At least n^(1/3)
@@ -104,6 +103,7 @@ def block_length(values: np.ndarray) -> int:
     longest = max(n // 3, 1)
     least = min(math.ceil(n ** (1 / 3)), longest)
     covariances = _autocovariances(values, min(n - 1, math.ceil(math.sqrt(n)) + _insignificant_lags(n)))
+    # Equal values have a variance of rounding errors alone, whose correlations mean nothing.
     if covariances[0] <= 1e-12 * float(np.mean(values)) ** 2:
         return least
     reach = _reach(covariances / covariances[0], n)
@@ -118,14 +118,14 @@ def block_length(values: np.ndarray) -> int:
 
 
 def drift(step_times_s: Sequence[float]) -> Drift:
-    """The trend of step times over the window: Theil and Sen's slope with Kendall's test for its significance.
+    """Return the trend of step times over the window: Theil and Sen's slope with Kendall's test of its significance.
 
-    Both are taken of the medians of blocks of steps, which outliers do not move. The blocks are as long as the
-    bootstrap's of the same steps without their trend, so that their medians are nearly independent; Kendall's test is
-    wrong for values that are not. Sources: Sen (1968), Mann (1945).
+    Both use the medians of blocks of steps, which outliers do not move. The blocks are as long as the bootstrap's of
+    the same steps without their trend, so that their medians are nearly independent, as Kendall's test needs them.
+    Sources: Sen (1968), Mann (1945).
 
     Raises:
-        MetricsError: too few blocks to tell.
+        MetricsError: too few blocks to show a drift.
     """
     times = np.asarray(step_times_s, dtype=np.float64)
     if times.size < DRIFT_BLOCKS:
@@ -143,12 +143,12 @@ def drift(step_times_s: Sequence[float]) -> Drift:
 
 
 def _block_medians(times: np.ndarray, blocks: int) -> np.ndarray:
-    # More than 500 make pairs by the million and the trend no clearer.
+    # More than 500 blocks would make millions of pairs, and the trend no clearer.
     return np.array([np.median(part) for part in np.array_split(times, min(blocks, 500))])
 
 
 def _theil_sen(values: np.ndarray) -> tuple[float, float]:
-    """The median slope between two values, as the rise from first to last, and Kendall's score."""
+    """Return the median slope between two values, as the rise from first to last, and Kendall's score."""
     later, earlier = np.tril_indices(values.size, -1)
     rises = values[later] - values[earlier]
     slope = float(np.median(rises / (later - earlier)))
@@ -156,8 +156,9 @@ def _theil_sen(values: np.ndarray) -> tuple[float, float]:
 
 
 def _autocovariances(values: np.ndarray, lags: int) -> np.ndarray:
-    """[lags + 1], the sums divided by n; by Fourier transforms."""
+    """Return the autocovariances [lags + 1], sums divided by n."""
     centred = values - values.mean()
+    # By Fourier transforms, padded to twice the length: else the end of the series would correlate with its beginning.
     size = 1 << (2 * values.size - 1).bit_length()
     power = np.abs(np.fft.rfft(centred, size)) ** 2
     return np.fft.irfft(power, size)[: lags + 1] / values.size
@@ -168,7 +169,7 @@ def _insignificant_lags(n: int) -> int:
 
 
 def _reach(correlations: np.ndarray, n: int) -> int:
-    """The lag after which so many in a row are insignificant; else the last significant one."""
+    """Return the lag that a row of insignificant ones follows; else the last significant lag."""
     row = _insignificant_lags(n)
     significant = np.abs(correlations[1:]) >= 2 * math.sqrt(math.log10(n) / n)
     for lag in range(significant.size - row + 1):
@@ -179,9 +180,10 @@ def _reach(correlations: np.ndarray, n: int) -> int:
 
 
 def _resampled_means(series: np.ndarray, block: int) -> np.ndarray:
-    """[series, RESAMPLES] means of resamples made of blocks drawn from the circle, the same for each series [., n]."""
+    """Return means [series, RESAMPLES] of resamples made of blocks from the circle, the same for each series [., n]."""
     n = series.shape[1]
     whole, rest = divmod(n, block)
+    # Cumulative sums over the series written twice: a block's sum is one difference, also where it wraps around.
     sums = np.concatenate([np.zeros((len(series), 1)), np.cumsum(np.tile(series, 2), axis=1)], axis=1)
     starts = np.random.default_rng(SEED).integers(n, size=(RESAMPLES, whole + 1))
     block_sums = sums[:, block : n + block] - sums[:, :n]
@@ -191,9 +193,9 @@ def _resampled_means(series: np.ndarray, block: int) -> np.ndarray:
 
 
 def _widening(n: int, block: int) -> float:
-    """By how much the percentile interval is too narrow: few blocks, and blocks centred on the sample's own mean."""
+    """Return how much too narrow the percentile interval is: few blocks, centred on the sample's own mean."""
     degrees = max(min(n - 1, int(1.5 * n / block)), 1)
-    return t_quantile_95(degrees) / _Z_95 / math.sqrt(1 - min(block / n, 0.5))
+    return t_quantile_95(degrees) / Z_95 / math.sqrt(1 - min(block / n, 0.5))
 
 
 def _interval(means: np.ndarray, centre: float, widening: float) -> tuple[float, float]:
@@ -202,7 +204,7 @@ def _interval(means: np.ndarray, centre: float, widening: float) -> tuple[float,
 
 
 def _kendall_p_value(values: np.ndarray, score: float) -> float:
-    """Two-sided, by the normal approximation with its corrections for continuity and ties (Kendall 1975)."""
+    """Return the two-sided p value by the normal approximation, corrected for continuity and ties (Kendall 1975)."""
     n = values.size
     ties = np.unique(values, return_counts=True)[1]
     variance = (n * (n - 1) * (2 * n + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18

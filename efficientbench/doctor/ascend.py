@@ -19,8 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from efficientbench.devices.npu import INFERENCE, family
 from efficientbench.doctor.check import Check
-from efficientbench.metrics.sensors.ascend.npu_smi import find_tool
-from efficientbench.metrics.sensors.ascend.npu_smi_text import parse_table, parse_versions
+from efficientbench.doctor.npu_smi import NpuState, find_tool, parse_table, parse_versions
 
 MACHINES = ("x86_64", "aarch64")
 HOME_NAMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
@@ -87,6 +86,10 @@ def _npu_smi(status: int, text: str) -> Iterator[Check]:
     # npu-smi names products without torch_npu's prefix.
     if any(family(f"Ascend{state.name.removeprefix('Ascend').strip()}") == INFERENCE for state in states):
         yield Check("chips", False, "310 chips are made for inference and cannot train", "an Ascend 910")
+
+
+def _ill(states: list[NpuState]) -> str:
+    return "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in states)
 
 
 def _cann(environ: Mapping[str, str]) -> Check:

@@ -20,30 +20,12 @@ from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.doctor.ascend import ascend_checks
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.step import step_checks
-from efficientbench.metrics import AllocatorSensor, HostSensor, NvmlSensor, RaplSensor
+from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.metrics.monitoring.examine import examine
 from efficientbench.metrics.monitoring.measurement import SensorState
-from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
-from efficientbench.metrics.sensors.ascend.npu_smi import NpuSmiSensor
+from efficientbench.metrics.monitoring.sensor_registry import device_sensors, examine
 from efficientbench.metrics.sensors.base import Sensor
-
-MEMORY_AND_UTILIZATION = {"memory_used_bytes": "memory (AMU)", "utilization": "utilization (PCU)"}
-POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}
-READS = {
-    "allocator": {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"},
-    "host": MEMORY_AND_UTILIZATION,
-    "rapl": POWER_AND_ENERGY,
-    "nvml": MEMORY_AND_UTILIZATION | POWER_AND_ENERGY,
-    # Energy is power, integrated: there is no counter to miss.
-    "dcmi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
-    "npu-smi": MEMORY_AND_UTILIZATION | {"power_w": "power (AEC, J/token)"},
-}
-"""Sensor → quantity that it reads → metrics that need it."""
-
-REMEDIES = {"nvml": "a whole GPU instead of a slice, and a driver and container that let NVML answer"}
-"""Sensor → remedy for missing quantities, where the sensor's own reason names none."""
 
 PACKAGES = ("torch", "megatron-core", "numpy", "transformers", "tokenizers", "tensorboard")
 
@@ -174,39 +156,33 @@ def _backend(device: Device) -> Check:
 
 def _sensors(device: Device, usable: bool) -> list[Sensor]:
     """Return all sensors that read a device type."""
-    by_telemetry: dict[str, list[Sensor]] = {
-        "nvml": [NvmlSensor()],
-        "ascend": [DcmiSensor(), NpuSmiSensor()],
-        "host": [HostSensor(), RaplSensor()],
-    }
-    sensors = by_telemetry[device.telemetry]
+    sensors = device_sensors(device.telemetry)
     allocator = device.allocator() if usable else None
     return sensors if allocator is None else [*sensors, AllocatorSensor(allocator, 0, device.names()[0])]
 
 
 def _measurement(device: Device, usable: bool) -> Iterator[Check]:
-    """Check which quantities the sensors of a device type read here; failed checks have the reason."""
+    """Yield what the sensors of a device type read here, and why the rest is missing."""
     for sensor in _sensors(device, usable):
         state = examine(sensor)
         if state.failure is not None:
             yield Check(device.type, False, f"sensor {state.failure}")
         else:
-            yield from _readings(device.type, state)
+            yield from _readings(device.type, sensor, state)
     if usable:
         yield _flops(device)
 
 
-def _readings(name: str, state: SensorState) -> Iterator[Check]:
-    reads = READS[state.name]
-    available = [purpose for quantity, purpose in reads.items() if quantity not in state.unavailable]
+def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
+    given = [figure for quantity, figure in sensor.figures.items() if quantity not in state.unavailable]
     scope = f" of {state.scope}" if state.name == "rapl" else ""
-    yield Check(name, True, f"sensor {state.name}: {', '.join(available)}{scope}")
+    yield Check(name, True, f"sensor {state.name}: {', '.join(given)}{scope}")
     missing: dict[str, list[str]] = {}
-    for quantity, purpose in reads.items():
+    for quantity, figure in sensor.figures.items():
         if quantity in state.unavailable:
-            missing.setdefault(state.unavailable[quantity], []).append(purpose)
-    for reason, purposes in missing.items():
-        yield Check(name, False, f"no {', '.join(purposes)}: {reason}", REMEDIES.get(state.name, ""))
+            missing.setdefault(state.unavailable[quantity], []).append(figure)
+    for reason, figures in missing.items():
+        yield Check(name, False, f"no {', '.join(figures)}: {reason}", sensor.remedy)
 
 
 def _flops(device: Device) -> Check:

@@ -9,16 +9,16 @@ from datetime import datetime
 from efficientbench import metrics
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
-from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor
+from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor
 from efficientbench.metrics.definitions import load_imbalance, percentiles
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
+from efficientbench.metrics.monitoring.sensor_registry import device_sensors
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
-from efficientbench.metrics.sensors.ascend.chips import ascend_sensor
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources
@@ -43,13 +43,10 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
     measurement = job.config.measurement
     sensors: list[Sensor] = []
     if measurement.enabled:
-        devices = range(job.layout.ranks_per_node)
-        if local_rank == 0 and device.telemetry == "nvml":
-            sensors.append(NvmlSensor(indices=devices, pids=here))
-        elif local_rank == 0 and device.telemetry == "ascend":
-            sensors.append(ascend_sensor(devices, here))
-        elif os.getpid() == here[0] and device.telemetry == "host":
-            sensors += [HostSensor(here), RaplSensor()]
+        # A host's first process reads the host; a node's first rank reads the node's devices.
+        reads_devices = os.getpid() == here[0] if device.telemetry == "host" else local_rank == 0
+        if reads_devices:
+            sensors += device_sensors(device.telemetry, range(job.layout.ranks_per_node), here)
         allocator = device.allocator()
         if allocator is not None:
             sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))

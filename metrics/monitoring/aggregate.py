@@ -1,10 +1,9 @@
-"""Merges the ranks' measurements into the run's: steps by their slowest rank, each physical device once."""
+"""Merges the ranks' measurements into the run's: each step by its slowest rank, each physical device once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import Disturbance
@@ -12,21 +11,23 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
 
-# Figures of an accelerator are never replaced by the host's, nor mixed with them.
 _SCOPES: tuple[Scope, ...] = ("gpu", "npu", "host")
-# What a meter of the host's energy may count.
+"""Scopes of a run's figures, best first: an accelerator's are never replaced by the host's, nor mixed with them."""
 _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
+"""Scopes of meters of the host's energy."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
+_NO_ALLOCATOR = "no allocator sensor was in use"
+_NO_HOST_ALLOCATOR = "the host has no device allocator"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
-    """All ranks together.
+    """Return the measurement of all ranks together.
 
-    Times are the largest over the ranks, step by step; tokens are summed; a physical device seen by several ranks
-    counts once, by the reading that says most. A figure over devices needs all of them: where one lacks it, the
-    figure is None with that device's reason. The figures are of the accelerators where any rank had a sensor for
-    them, even one that failed; else of the host.
+    Each step's time is the largest over the ranks, and tokens are summed. A physical device seen by several ranks
+    counts once, by its most complete reading. A figure over devices needs all of them: if one lacks it, the figure is
+    None with that device's reason. The figures are the accelerators' if any rank has a sensor for them, even one that
+    failed; else the host's.
 
     Raises:
         MetricsError: no rank at all, ranks that measured different steps, or different processes of one host.
@@ -35,17 +36,17 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         raise MetricsError("there is no rank's measurement to merge")
     _require_same_steps(ranks)
     everything = _once_each(device for rank in ranks for device in rank.devices)
-    scope, energy_scope, devices, allocators, meters = _sort(ranks, everything)
+    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
+    scope = next((scope for scope in _SCOPES if scope in scopes), None)
+    energy_scope, no_meter = _meter(scope, ranks)
+    devices = _Figures(ranks, everything, scope, _NO_SENSOR)
+    allocators = _Figures(ranks, everything, "allocator", _NO_HOST_ALLOCATOR if scope == "host" else _NO_ALLOCATOR)
+    meters = _Figures(ranks, everything, energy_scope, no_meter)
     memory_gb = devices.all("amu_gb")
     fractions = devices.memory_fractions()
     energy_j = meters.all("energy_j")
-    power_w = meters.all("aec_w")
-    allocated_gb = allocators.all("amu_gb")
     first = ranks[0]
     zero_s = first.windows[0][0] if first.windows else 0.0
-    allocators.rename("amu_gb", "allocated_mean_gb")
-    if "aec_w" in meters.unavailable:
-        meters.unavailable["power_w_sum"] = meters.unavailable["aec_w"]
     return RunMeasurement(
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
@@ -61,14 +62,14 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         amu_fraction=_mean(fractions),
         amu_fraction_max=max(fractions, default=None),
         pcu=_mean(devices.all("pcu")),
-        aec_w=_mean(power_w),
-        power_w_sum=math.fsum(power_w) if power_w else None,
-        energy_j=math.fsum(energy_j) if energy_j else None,
+        aec_w=_mean(meters.all("aec_w")),
+        power_w_sum=_sum(meters.all("aec_w", "power_w_sum")),
+        energy_j=_sum(energy_j),
         energy_source=_joined(device.energy_source for device in meters.devices if device.energy_source),
         peak_used_bytes=_largest(devices.all("peak_used_bytes")),
         peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
-        allocated_mean_gb=_mean(allocated_gb),
+        allocated_mean_gb=_mean(allocators.all("amu_gb", "allocated_mean_gb")),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
         window_energy_j=_by_window(meters.devices) if energy_j else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
@@ -81,44 +82,19 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     )
 
 
-class _Sorted(NamedTuple):
-    """The devices' readings by what they are asked for."""
-
-    scope: Scope | None
-    """Whose figures count: an accelerator's before the host's."""
-    energy_scope: Scope | None
-    devices: _Figures
-    allocators: _Figures
-    meters: _Figures
-
-
-def _sort(ranks: Sequence[RankMeasurement], everything: list[DeviceMeasurement]) -> _Sorted:
-    scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
-    scope = next((scope for scope in _SCOPES if scope in scopes), None)
-    energy_scope, no_meter = _meter(scope, ranks)
-    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
-    return _Sorted(
-        scope,
-        energy_scope,
-        devices=_Figures(ranks, everything, scope, _NO_SENSOR),
-        allocators=_Figures(ranks, everything, "allocator", no_allocator),
-        meters=_Figures(ranks, everything, energy_scope, no_meter),
-    )
-
-
 def _slowest_s(ranks: Sequence[RankMeasurement]) -> tuple[float, ...]:
-    """Each step's time on the rank that took longest."""
+    """Return each step's time on the rank that took longest."""
     by_step = zip(*(rank.steps for rank in ranks), strict=True)
     return tuple(max(step.time_s for step in same) for same in by_step)
 
 
 def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:
-    """The energy of each measured interval, J, over all meters."""
+    """Return the energy of each measured interval, J, over all meters."""
     return tuple(map(math.fsum, zip(*(meter.window_energy_j for meter in meters), strict=True)))
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
-    """Whose energy counts, the accelerators' own or on a host that of its meter; and the reason where there is none."""
+    """Return whose energy counts, the accelerators' or that of the host's meter, and the reason if there is none."""
     if scope != "host":
         return scope, _NO_SENSOR
     meters = [(rank, sensor) for rank in ranks for sensor in rank.sensors if sensor.scope in _METERS]
@@ -143,7 +119,7 @@ def _require_same_steps(ranks: Sequence[RankMeasurement]) -> None:
 
 
 def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
-    """One reading for each uuid: the one with the fewest gaps, then the most samples."""
+    """Return one measurement for each uuid: the one with the fewest gaps, then the most samples."""
     best: dict[str, DeviceMeasurement] = {}
     for device in devices:
         other = best.setdefault(device.info.uuid, device)
@@ -158,7 +134,7 @@ def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
 
 
 class _Figures:
-    """Gathers figures over the devices of one scope, and the reasons for those that are missing."""
+    """Collects figures over the devices of one scope, and the reasons for missing ones."""
 
     def __init__(
         self, ranks: Sequence[RankMeasurement], devices: list[DeviceMeasurement], scope: Scope | None, no_sensor: str
@@ -167,24 +143,30 @@ class _Figures:
         self.unavailable: dict[str, str] = {}
         self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
 
-    def all(self, name: str) -> list[float]:
-        """That figure of each device, or nothing and a reason where a device is missing or lacks it."""
+    def all(self, name: str, recorded_as: str | None = None) -> list[float]:
+        """Return a figure of each device; or nothing, and record the reason, if a device is missing or lacks it.
+
+        Args:
+            name: the figure's field in `DeviceMeasurement`.
+            recorded_as: its field in `RunMeasurement`; the same name by default.
+        """
+        recorded_as = recorded_as or name
         if self._no_devices is not None:
-            self.unavailable[name] = self._no_devices
+            self.unavailable[recorded_as] = self._no_devices
             return []
         values = []
         for device in self.devices:
             value = getattr(device, name)
             if value is None:
                 reason = device.unavailable[name]
-                self.unavailable[name] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
+                self.unavailable[recorded_as] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
                 return []
             values.append(value)
         return values
 
     @staticmethod
     def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
-        """The failure of a sensor that found no device: nobody knows which, so that a sum would lack it unseen."""
+        """Return the failure of a sensor that found no device: a sum would lack its devices without a trace."""
         for rank in ranks:
             if any(device.scope == scope for device in rank.devices):
                 continue
@@ -195,7 +177,7 @@ class _Figures:
         return None
 
     def memory_fractions(self) -> list[float]:
-        """AMU over capacity for each device, or nothing and a reason."""
+        """Return AMU over capacity of each device; or nothing, and record the reason."""
         used_gb = self.all("amu_gb")
         capacities = [device.info.memory_capacity_bytes for device in self.devices]
         if not used_gb:
@@ -205,13 +187,9 @@ class _Figures:
             return []
         return [gb * 1e9 / capacity for gb, capacity in zip(used_gb, capacities, strict=False) if capacity]
 
-    def rename(self, name: str, new_name: str) -> None:
-        if name in self.unavailable:
-            self.unavailable[new_name] = self.unavailable.pop(name)
-
 
 def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
-    """The longest so many, in order of time: a busy machine may have thousands, a record holds a bounded number."""
+    """Return the `count` longest in order of time: a busy machine may have thousands, and a record must stay small."""
     kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
     return sorted(kept, key=_begin)
 
@@ -222,6 +200,10 @@ def _begin(disturbance: Disturbance) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _sum(values: Sequence[float]) -> float | None:
+    return math.fsum(values) if values else None
 
 
 def _largest(values: Sequence[float]) -> int | None:

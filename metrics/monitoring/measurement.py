@@ -1,12 +1,14 @@
-"""What was measured, as plain data: by one rank (`RankMeasurement`), and by the whole run (`RunMeasurement`).
+"""Holds what was measured by one rank (`RankMeasurement`) and by the whole run (`RunMeasurement`), and describes it.
 
-Plain dataclasses of numbers and strings, so that they cross process boundaries by any means.
+Plain dataclasses of numbers and strings, which cross process boundaries by any means.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from efficientbench.metrics.definitions import BYTES_PER_GB, average_latency, percentile
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
@@ -16,23 +18,23 @@ class StepTime:
     """One measured optimizer step on one rank."""
 
     number: int
-    """Counted from 1 since the monitor's start, warm-up steps included, so that ranks can be matched."""
+    """Counted from 1 since the monitor's start, with warm-up steps, so that ranks can be matched."""
     time_s: float
-    """Wall time from a device synchronize to the next."""
+    """Wall time from one device synchronize to the next."""
     tokens: int
-    """Tokens that this rank alone answers for."""
+    """Tokens that this rank alone counts."""
     begin_s: float = 0.0
     """On this rank's monotonic clock."""
 
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """One device over the measured window. None: `unavailable` says why, under the field's name."""
+    """One device over the measured window. None: `unavailable` has the reason, under the field's name."""
 
     info: DeviceInfo
     scope: Scope
     memory_idle_gb: float | None
-    """The first reading, taken at the monitor's start."""
+    """The first reading, at the monitor's start."""
     amu_gb: float | None
     pcu: float | None
     aec_w: float | None
@@ -45,22 +47,22 @@ class DeviceMeasurement:
     samples: int
     """Samples inside the window."""
     sample_interval_s: float | None
-    """The mean interval achieved inside the window; longer than asked for where sampling is costly."""
+    """The mean interval achieved inside the window; longer than configured if sampling is expensive."""
     unavailable: dict[str, str] = field(default_factory=dict)
     window_energy_j: tuple[float, ...] = ()
-    """`energy_j` by measured interval; empty where it is None."""
+    """`energy_j` by measured interval; empty if it is None."""
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
 
 
 @dataclass(frozen=True)
 class SensorState:
-    """How one sensor fared."""
+    """What one sensor measured, and why not the rest."""
 
     name: str
     scope: Scope
     failure: str | None
-    """Why it gave nothing, or stopped; None: it worked to the end."""
+    """Why it did not open, or stopped; None: it worked to the end."""
     measures: tuple[str, ...] = ()
     """Fields of Sample, Counters and Peaks that it fills here."""
     unavailable: dict[str, str] = field(default_factory=dict)
@@ -83,21 +85,21 @@ class RankMeasurement:
 
 @dataclass(frozen=True)
 class RunMeasurement:
-    """All ranks together, each physical device once. None: `unavailable` says why, under the field's name."""
+    """All ranks together, each physical device once. None: `unavailable` has the reason, under the field's name."""
 
     ranks: int
     window_s: float
     step_times_s: tuple[float, ...]
     """The largest over the ranks, step by step."""
     step_numbers: tuple[int, ...]
-    """Of the same steps, counted from 1 since the start."""
+    """Numbers of the same steps, counted from 1 since the start."""
     tokens: int
     device_scope: Scope | None
-    """What the device figures below are of: 'gpu', 'npu' or 'host'."""
+    """The kind of device of the figures below: 'gpu', 'npu' or 'host'."""
     device_names: tuple[str, ...]
     """One name for each physical device measured."""
     memory_kind: str | None
-    """How the memory used was counted: see `DeviceInfo`."""
+    """How used memory was counted: see `DeviceInfo`."""
     memory_idle_gb: float | None
     amu_gb: float | None
     """Mean over the devices, as are the fraction, `pcu` and `aec_w`."""
@@ -117,16 +119,49 @@ class RunMeasurement:
     sample_interval_s: float | None
     unavailable: dict[str, str]
     window_energy_j: tuple[float, ...] = ()
-    """`energy_j` by measured interval, over all devices; empty where it is None."""
+    """`energy_j` by measured interval, over all devices; empty if it is None."""
     energy_scope: str | None = None
-    """What the energy and power are of: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
+    """The source of energy and power: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
     step_begins_s: tuple[float, ...] = ()
-    """When each step began on the first rank, counted from the opening of the measured window, as are:"""
+    """When each step began on the first rank, s from the opening of the measured window."""
     windows: tuple[tuple[float, float], ...] = ()
-    """the measured intervals,"""
+    """The measured intervals (begin, end), s from the opening of the first."""
     timelines: tuple[Timeline, ...] = ()
-    """each physical device over the whole run (torch's allocators, which are as many as ranks, left out), and"""
+    """Each physical device over the whole run, without torch's allocators, of which there is one for each rank."""
     disturbances: tuple[Disturbance, ...] = ()
-    """the times in which others used a device, in order."""
+    """The times in which others used a device, in order."""
     sensors: tuple[SensorState, ...] = ()
-    """How each sensor of each rank fared."""
+    """What each sensor of each rank measured."""
+
+
+def describe(run: RunMeasurement) -> str:
+    """Return step time, throughput, memory, utilization and energy in a line each; 'n/a' and the reason if absent."""
+    times = run.step_times_s
+    if not times:
+        return "no step was measured"
+
+    def absent(name: str) -> str:
+        return f"n/a ({run.unavailable.get(name, 'not measured')})"
+
+    median_ms, p90_ms = percentile(times, 50) * 1e3, percentile(times, 90) * 1e3
+    lines = {
+        "steps": f"{len(times)} measured, {average_latency(times) * 1e3:,.1f} ms each "
+        f"(half under {median_ms:,.1f} ms, nine of ten under {p90_ms:,.1f} ms)",
+        "throughput": f"{run.tokens / math.fsum(times):,.0f} tokens/s",
+        "memory": absent("amu_gb") if run.amu_gb is None else _memory(run),
+        "utilization": absent("pcu") if run.pcu is None else f"{run.pcu:.1%}",
+        "energy": absent("energy_j") if run.energy_j is None else _energy(run),
+    }
+    devices = ", ".join(f"{run.device_names.count(name)} × {name}" for name in sorted(set(run.device_names)))
+    return "\n".join(f"{name:<12} {text}" for name, text in {"devices": devices or "n/a", **lines}.items())
+
+
+def _memory(run: RunMeasurement) -> str:
+    share = "" if run.amu_fraction is None else f" ({run.amu_fraction:.1%} of the capacity)"
+    peak = "" if run.peak_used_bytes is None else f", at most {run.peak_used_bytes / BYTES_PER_GB:,.2f} GB"
+    return f"{run.amu_gb:,.2f} GB{share}{peak}"
+
+
+def _energy(run: RunMeasurement) -> str:
+    per_token = f"{run.energy_j / run.tokens:.4g} J/token, " if run.energy_j and run.tokens else ""
+    return f"{per_token}{run.energy_j:,.1f} J at {run.power_w_sum:,.1f} W ({run.energy_scope}, {run.energy_source})"

@@ -1,4 +1,4 @@
-"""`EfficiencyMonitor`: measures any training loop in a few lines.
+"""Measures any training loop in a few lines.
 
 monitor = EfficiencyMonitor(warmup_steps=2)
 with monitor:
@@ -17,32 +17,31 @@ from types import TracebackType
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.description import describe
-from efficientbench.metrics.monitoring.local import local_sensors, local_synchronize
-from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize
 from efficientbench.metrics.sensors.base import Sample, Sensor
 
 
 class EfficiencyMonitor:
-    """Times steps and samples sensors over a window that holds measured steps alone.
+    """Times steps and samples sensors over a window of measured steps alone.
 
-    The window opens by itself at the first step after the warm-up and closes at `finish`; `pause` and `resume` cut
-    evaluation, checkpoints and everything else that is no training step out of it. Call `start` before the model is
-    built, and the first sample is the idle baseline of memory.
+    The window opens by itself at the first step after the warm-up and closes at `finish`. `pause` and `resume` exclude
+    evaluation, checkpoints and everything else that is no training step. Call `start` before the model is built, so
+    that the first sample is the idle baseline of memory.
 
     Args:
-        sensors: what to sample, in threads. By default those that fit this process when `start` is
-            called, see `efficientbench.metrics.monitoring.local`.
+        sensors: what to sample, in threads. By default `local_sensors()` at the call of `start`: this process's
+            accelerator, else the host.
         synchronize: waits until the device has done all its work; called around each step, so that a step's time
-            is that of its work and not of its launch. By default that of torch's accelerator; nothing on a CPU.
-        barrier: waits for all ranks; called at the edges of the window only. Nothing for a single rank.
-        warmup_steps: the first steps, which are run but not measured. Counted here, not by the caller, so that a
-            loop needs no counter of its own and no step can be in a warm-up and in the window both.
+            is that of its work and not of its launch. By default torch's for the accelerator; none on a CPU.
+        barrier: waits for all ranks; called at the edges of the window only. None for a single rank.
+        warmup_steps: the first steps, which run but are not measured. The monitor counts them, so that a loop needs no
+            counter of its own.
         sample_interval_s: the interval between samples, stretched where sampling would cost more than 0.4 % of a core.
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
-        steps_before: steps of the same training before this monitor's first; those it measures are numbered after them.
+        steps_before: steps of the same training before this monitor's first, which number its own.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class EfficiencyMonitor:
             raise
 
     def begin_step(self) -> None:
-        """A training step begins; opens the window if it is the first measured one."""
+        """Begin a training step; the first measured one opens the window."""
         self._require_started()
         if self._step_begin_s is not None:
             raise MetricsError("begin_step was called twice without end_step between")
@@ -104,11 +103,11 @@ class EfficiencyMonitor:
         self._step_begin_s = self._clock()
 
     def end_step(self, tokens: int) -> float:
-        """The training step has ended.
+        """End the training step.
 
         Args:
-            tokens: trained on in this step, and counted by no other rank: merging sums over ranks, so among ranks
-                that share a batch (tensor, pipeline or context parallel) one gives the number and the others 0.
+            tokens: trained on in this step, and counted by no other rank. Merging sums over ranks: among ranks that
+                share a batch (tensor, pipeline or context parallel) one passes the number and the others 0.
 
         Returns:
             The step's synchronized wall time on this rank, s.
@@ -127,7 +126,7 @@ class EfficiencyMonitor:
 
     @contextmanager
     def step(self, tokens: int) -> Iterator[None]:
-        """`with monitor.step(tokens): …` times the body as one step; a body that raises is no step."""
+        """Time the body of `with monitor.step(tokens): …` as one step; a body that raises is no step."""
         self.begin_step()
         try:
             yield
@@ -137,7 +136,7 @@ class EfficiencyMonitor:
         self.end_step(tokens)
 
     def pause(self) -> None:
-        """What follows is no training step: close the window until `resume` and the next step."""
+        """Close the window until `resume` and the next step."""
         self._require_started()
         if self._step_begin_s is not None:
             raise MetricsError("pause was called inside a step: call end_step first")
@@ -145,31 +144,27 @@ class EfficiencyMonitor:
         self._paused = True
 
     def resume(self) -> None:
-        """Training goes on: the next step opens the window again."""
+        """Let the next step open the window again."""
         self._require_started()
         self._paused = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """`with monitor.paused(): evaluate()` keeps the body out of the window."""
+        """Keep the body of `with monitor.paused(): evaluate()` out of the window."""
         self.pause()
         yield
         self.resume()
 
     def latest_samples(self) -> list[Sample]:
-        """The newest sample of each device, for a progress display."""
+        """Return the newest sample of each device, for a progress display."""
         return [sample for sampler in self._samplers for sample in sampler.latest()]
 
-    def measured_steps(self) -> int:
-        """Steps in the window so far."""
-        return len(self._steps)
-
     def closed_windows(self) -> int:
-        """Measured intervals that a pause has ended so far."""
+        """Return the number of measured intervals that pauses have ended so far."""
         return len(self._windows)
 
     def finish(self) -> RankMeasurement:
-        """Close the window, stop sampling, and say what was measured. Further calls return the same."""
+        """Close the window, stop sampling, and return what was measured. Further calls return the same."""
         if self._measurement is None:
             self._require_started()
             self._step_begin_s = None
@@ -188,7 +183,7 @@ class EfficiencyMonitor:
         return self._measurement
 
     def summary(self) -> str:
-        """What this rank alone measured, in a few lines of text; `merge` puts several ranks together."""
+        """Return what this rank alone measured, in a few lines of text; `merge` joins several ranks."""
         return describe(merge([self.finish()]))
 
     def close(self) -> None:
@@ -223,8 +218,8 @@ class EfficiencyMonitor:
             self._threads.append(thread)
 
     def _open_window(self) -> None:
-        # The sample before the edge and the one after the other edge bracket the window, so that the integral has a
-        # value at both ends however rare samples are; counters are read after the device and the ranks have settled.
+        # One sample before this edge and one after the other bracket the window, so that the integral has a value at
+        # both ends, however rare samples are. Counters are read last, once the device and the ranks have settled.
         for sampler in self._samplers:
             sampler.sample()
         self._wait_for_device()

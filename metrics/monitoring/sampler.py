@@ -1,4 +1,4 @@
-"""Reads sensors in threads, at intervals that their cost stretches."""
+"""Samples sensors in threads, at intervals that stretch with their cost."""
 
 from __future__ import annotations
 
@@ -12,72 +12,59 @@ from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
 
 MAXIMUM_SHARE_OF_A_CORE = 0.004
-"""The threads of all sensors together may take this much of one core. A tenth of a second of reading buys 25 s of
-rest."""
+"""The threads of all sensors together may take this much of one core: a reading of 0.1 s costs 25 s of rest."""
 
-FOREIGN_INTERVAL_S = 3.0
-"""Time between looks for other processes on the device."""
+OTHER_USE_INTERVAL_S = 3.0
+"""Time between searches for other processes on the device."""
 
 NEWEST_WEIGHT = 0.05
-"""Of the newest round in the mean cost of a round: one dear round, such as a look for other processes, stretches the
-interval for a while and by little."""
+"""Weight of the newest round in the mean cost of a round.
+
+Small, so that one expensive round, such as a search for other processes, stretches the interval by little.
+"""
 
 BATCH = 64
-"""Rounds whose samples are put away together, while the processor's caches hold how: one by one costs several times
-as much."""
+"""Samples of so many rounds are stored together: one by one, with cold caches, costs several times as much."""
 
 PATIENCE_S = 10.0
-"""A sensor that has not answered by then has failed: a driver may hang, and the training must not."""
+"""A sensor that has not answered by then has failed: a driver may hang, but the training must not."""
 
 OPENING_PATIENCE_S = 60.0
-"""The same of opening a sensor: a driver that nobody keeps awake starts all of its devices first."""
+"""The patience for opening a sensor: a driver without persistence mode starts all of its devices first."""
 
 
 class SensorSampler:
-    """One sensor's life: opened, sampled at intervals and on demand, closed.
+    """Opens a sensor, samples it at intervals and on demand, and closes it.
 
-    Whatever the sensor raises ends its series; `failure` then holds the reason, and every call does nothing more.
-    A driver's Python binding may raise any type and give any value, hence the broad `except`.
+    Any exception of the sensor ends its series: `failure` then has the reason, and all further calls do nothing. A
+    driver's Python binding may raise any type and return any value, hence the broad `except`.
     """
 
     def __init__(self, sensor: Sensor, clock: Callable[[], float]) -> None:
         self.failure: str | None = None
-        self._sensor = sensor
+        """Why the series ended early; None: it did not."""
+        self.sensor = sensor
+        """The sensor to read."""
         self._clock = clock
         self._lock = threading.Lock()
         self._series: dict[str, DeviceSeries] = {}
         self._newest: list[Sample] = []
         self._pending: list[Sample] = []
         self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
-        self._looked_s: float | None = None
-        self._next_look_s = 0.0
+        self._searched_s: float | None = None
+        self._next_search_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
         self._closed = False
 
-    @property
-    def name(self) -> str:
-        """The sensor's."""
-        return self._sensor.name
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a reading may take long."""
-        return self._sensor.is_slow
-
-    @property
-    def fastest_interval_s(self) -> float:
-        """The sensor has nothing new more often."""
-        return self._sensor.fastest_interval_s
-
     def open(self) -> None:
-        """Open the sensor, for no longer than `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
+        """Open the sensor within `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
 
         def begin_series() -> None:
-            self._series = {info.uuid: DeviceSeries(info, self._sensor.scope) for info in self._sensor.devices()}
+            self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in self.sensor.devices()}
 
-        target, name = self._guarded, f"open-{self._sensor.name}"
-        opening = threading.Thread(target=target, args=(self._sensor.open,), name=name, daemon=True)
+        target, name = self._guarded, f"open-{self.sensor.name}"
+        opening = threading.Thread(target=target, args=(self.sensor.open,), name=name, daemon=True)
         opening.start()
         opening.join(OPENING_PATIENCE_S)
         if opening.is_alive():
@@ -90,27 +77,27 @@ class SensorSampler:
         self._guarded(self._sample)
 
     def begin_interval(self) -> None:
-        """Note the counters at the beginning of a measured interval, and begin anew with the peaks."""
+        """Read the counters at the beginning of a measured interval, and restart the peaks."""
 
         def read() -> None:
-            self._sensor.reset_peaks()
-            counters = self._sensor.counters()
+            self.sensor.reset_peaks()
+            counters = self.sensor.counters()
             self._begin = self._clock(), counters
 
         self._begin = 0.0, {}
         self._guarded(read)
 
     def end_interval(self) -> None:
-        """Note the counters and peaks at the end of a measured interval."""
+        """Read the counters and peaks at the end of a measured interval."""
         read_s = 0.0
         counters: dict[str, Counters] = {}
         peaks: dict[str, Peaks] = {}
 
         def read() -> None:
             nonlocal read_s, counters, peaks
-            counters = self._sensor.counters()
+            counters = self.sensor.counters()
             read_s = self._clock()
-            peaks = self._sensor.peaks()
+            peaks = self.sensor.peaks()
 
         self._guarded(read)
         begin_s, begin_counters = self._begin
@@ -119,27 +106,27 @@ class SensorSampler:
             series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
     def fail_to_answer(self, patience_s: float) -> None:
-        """The sensor hangs: its series ends here."""
+        """End the series of a sensor that hangs."""
         self._fail(f"the driver has not answered for {patience_s:g} s")
 
     def close(self) -> None:
         """Close the sensor, also one that has failed."""
         self._closed = True
         failure, self.failure = self.failure, None
-        self._guarded(self._sensor.close)
+        self._guarded(self.sensor.close)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
-        """The newest sample of each device that answers; none once the sensor has failed."""
+        """Return the newest sample of each device that answers; none once the sensor has failed."""
         return self._newest if self.failure is None else []
 
     def state(self) -> SensorState:
-        """How the sensor fared."""
-        unavailable = dict(self._sensor.unavailable)
+        """Return what the sensor measured, and why not the rest."""
+        unavailable = dict(self.sensor.unavailable)
         opened = bool(self._series)
         return SensorState(
-            self._sensor.name,
-            self._sensor.scope,
+            self.sensor.name,
+            self.sensor.scope,
             self.failure,
             measures=tuple(name for name in QUANTITIES if name not in unavailable) if opened else (),
             unavailable=unavailable,
@@ -147,29 +134,29 @@ class SensorSampler:
         )
 
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
-        """Each device over the windows; called after `close`."""
-        self._put_away()
-        return [s.measure(windows, self._sensor.unavailable, self.failure) for s in self._series.values()]
+        """Return each device's measurement over the windows; called after `close`."""
+        self._store()
+        return [s.measure(windows, self.sensor.unavailable, self.failure) for s in self._series.values()]
 
     def _sample(self) -> None:
-        if self._closed:  # while another sensor held up this thread
+        if self._closed:  # by the main thread, while another sensor blocked this one
             return
         now_s = self._clock()
-        newest = self._sensor.sample(now_s)
-        if self._closed or self.failure is not None:  # it has been given up, and answered at last
+        newest = self.sensor.sample(now_s)
+        if self._closed or self.failure is not None:  # the driver answered after all, but too late
             return
         self._pending += newest
         self._newest = newest
         if not self._samples:
-            self._first_s = self._next_look_s = now_s
+            self._first_s = self._next_search_s = now_s
         self._last_s = now_s
         self._samples += 1
         if self._samples % BATCH == 0:
-            self._put_away()
-        if now_s >= self._next_look_s:
-            self._look_for_others(now_s)
+            self._store()
+        if now_s >= self._next_search_s:
+            self._find_other_use(now_s)
 
-    def _put_away(self) -> None:
+    def _store(self) -> None:
         pending, self._pending = self._pending, []
         for sample in pending:
             try:
@@ -179,13 +166,13 @@ class SensorSampler:
             except Exception as error:
                 self._fail(f"gave {sample}, which is no sample ({error})")
 
-    def _look_for_others(self, now_s: float) -> None:
-        # What the first look finds has been there since an unknown time: it counts from now on.
-        begin_s = now_s if self._looked_s is None else self._looked_s
-        for uuid, foreign in self._sensor.foreign().items():
-            self._series[uuid].add_foreign(begin_s, now_s, foreign)
-        self._looked_s = now_s
-        self._next_look_s = now_s + FOREIGN_INTERVAL_S
+    def _find_other_use(self, now_s: float) -> None:
+        # The first search cannot know how long others have been there: their time counts from now.
+        begin_s = now_s if self._searched_s is None else self._searched_s
+        for uuid, use in self.sensor.other_use().items():
+            self._series[uuid].add_other_use(begin_s, now_s, use)
+        self._searched_s = now_s
+        self._next_search_s = now_s + OTHER_USE_INTERVAL_S
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self.failure is not None:
@@ -201,38 +188,38 @@ class SensorSampler:
             self._lock.release()
 
     def _fail(self, reason: str) -> None:
-        """The first reason stays."""
-        self.failure = self.failure or f"{self._sensor.name}: {reason}"
+        """Record why the sensor failed; the first reason stays."""
+        self.failure = self.failure or f"{self.sensor.name}: {reason}"
 
 
 class SamplingThread:
     """Samples its sensors together, in rounds, until stopped.
 
     Args:
-        samplers: of sensors that are open by the time of `start`.
-        interval_s: between rounds; longer where the sensors have nothing new so often, or a round costs much.
-        share_of_a_core: what the thread may take of one core, in the mean.
+        samplers: of sensors that are open at the call of `start`.
+        interval_s: time between rounds; longer if the sensors have nothing new so often, or a round costs much.
+        share_of_a_core: the mean share of one core that the thread may take.
     """
 
     def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
-        self.interval_s = max(interval_s, *(sampler.fastest_interval_s for sampler in samplers))
+        self.interval_s = max(interval_s, *(sampler.sensor.fastest_interval_s for sampler in samplers))
         """The interval in use."""
         self._asked_interval_s = self.interval_s
         self._share_of_a_core = share_of_a_core
         self._samplers = samplers
         self._reading: tuple[SensorSampler, float] | None = None
         self._round_begin_s = time.monotonic()
-        # Held until the end. An Event would make a lock of its own for each wait.
+        # Locked until the end: a wait is an acquire with a timeout. An Event would make a new lock for each wait.
         self._ended = threading.Lock()
         self._ended.acquire()
         self._thread = self._new_thread()
 
     def start(self) -> None:
-        """Begin with the rounds."""
+        """Start the rounds."""
         self._thread.start()
 
     def give_up_hanging(self) -> None:
-        """A sensor that has not answered for `PATIENCE_S` has failed: another thread goes on with the others."""
+        """Fail a sensor that has not answered for `PATIENCE_S`, and continue with the others in a new thread."""
         reading = self._reading
         if reading is None or time.monotonic() - reading[1] < PATIENCE_S:
             return
@@ -242,47 +229,49 @@ class SamplingThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, but wait no longer than `PATIENCE_S` for a driver that hangs."""
+        """Stop the rounds; wait for a driver that hangs no longer than `PATIENCE_S`."""
         self._ended.release()
         self._thread.join(timeout=PATIENCE_S)
 
     def _new_thread(self) -> threading.Thread:
-        name = f"metrics-{'+'.join(sampler.name for sampler in self._samplers)}"
+        name = f"metrics-{'+'.join(sampler.sensor.name for sampler in self._samplers)}"
         return threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:
         thread = threading.current_thread()
-        # Of the whole thread and not of its readings alone: to wake up costs as much as to read.
+        # The time of the whole thread, not of its readings alone: to wake up costs as much as to read.
         spent_s = mean_cost_s = 0.0
-        while living := [sampler for sampler in self._samplers if sampler.failure is None]:
+        while working := [sampler for sampler in self._samplers if sampler.failure is None]:
             if self._ended.acquire(timeout=self._until_next_s()):
                 self._ended.release()
                 return
             self._round_begin_s = time.monotonic()
-            for sampler in living:
+            for sampler in working:
                 self._reading = sampler, time.monotonic()
                 sampler.sample()
-                if self._thread is not thread:  # it had been given up when the driver answered at last
+                if self._thread is not thread:  # replaced, while the driver did not answer
                     return
             self._reading = None
             before_s, spent_s = spent_s, time.thread_time()
-            if before_s:  # the first round, which is like no other, counts not
+            if before_s:  # the first round is left out: it costs more than all others
                 cost_s = spent_s - before_s
                 mean_cost_s = mean_cost_s + NEWEST_WEIGHT * (cost_s - mean_cost_s) if mean_cost_s else cost_s
             self.interval_s = max(self._asked_interval_s, mean_cost_s / self._share_of_a_core)
 
     def _until_next_s(self) -> float:
-        """To the next multiple of the interval: threads that wake together find each other's caches warm."""
+        """Return the time to the next multiple of the interval: threads that wake together share warm caches."""
         now_s = time.monotonic()
-        # Counted from the nearest: a thread that woke a moment early does not wake again for the same multiple.
+        # From the nearest multiple, not the last: a thread that woke a moment early must not wake twice for the same.
         due_s = (round(self._round_begin_s / self.interval_s) + 1) * self.interval_s
         return due_s - now_s if due_s > now_s else self.interval_s - now_s % self.interval_s
 
 
 def sampling_threads(samplers: Sequence[SensorSampler], interval_s: float) -> list[SamplingThread]:
-    """One thread for the sensors that answer at once, since each awakening costs more than a reading, and one for
-    each that is slow, so that it holds up no other's samples."""
-    prompt = [sampler for sampler in samplers if not sampler.is_slow]
-    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.is_slow)]
+    """Return one thread for all quick sensors, and one for each slow sensor.
+
+    The quick ones share a thread because waking up costs more than reading; a slow one must not delay other samples.
+    """
+    prompt = [sampler for sampler in samplers if not sampler.sensor.is_slow]
+    groups = [*([prompt] if prompt else []), *([sampler] for sampler in samplers if sampler.sensor.is_slow)]
     share_of_each = MAXIMUM_SHARE_OF_A_CORE / max(len(samplers), 1)
     return [SamplingThread(group, interval_s, share_of_each * len(group)) for group in groups]

@@ -1,4 +1,4 @@
-"""One device's samples as they come in, and what they amount to over the measured window."""
+"""Collects one device's samples and registers, and computes its figures over the measured window."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, covered_s,
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
 from efficientbench.metrics.monitoring.timeline import make_timeline
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
-"""Share of the window that samples must cover before their mean stands for the whole of it."""
+"""Share of the window that samples must cover for their mean to stand for all of it."""
 
 NO_STEP = "no step was measured"
 
@@ -29,14 +29,15 @@ class Signal:
 
     def add(self, time_s: float, value: float | None) -> None:
         if value is not None:
-            self.values.append(value)  # first: it raises where it is no number
+            # The value first: if it is no number, this raises, and both arrays keep one length.
+            self.values.append(value)
             self.times_s.append(time_s)
 
     def count_in(self, windows: Windows) -> int:
         return sum(bisect_right(self.times_s, end) - bisect_left(self.times_s, begin) for begin, end in windows)
 
     def largest_in(self, windows: Windows) -> float | None:
-        """The largest value inside the windows or at the samples that bracket them."""
+        """Return the largest value inside the windows, or of the samples that bracket them."""
         inside: list[float] = []
         for begin, end in windows:
             first = max(bisect_right(self.times_s, begin) - 1, 0)
@@ -44,7 +45,7 @@ class Signal:
         return max(inside, default=None)
 
     def too_sparse_in(self, windows: Windows) -> str | None:
-        """Why the samples cannot stand for the windows, or None where they can."""
+        """Return why the samples cannot stand for the windows, or None if they can."""
         length_s, seen_s = window_length_s(windows), covered_s(self.times_s, windows)
         if seen_s >= MINIMUM_COVERAGE * length_s:
             return None
@@ -53,17 +54,17 @@ class Signal:
 
 @dataclass(frozen=True)
 class Interval:
-    """What a device's own registers said of one measured interval."""
+    """A device's own registers at both ends of one measured interval."""
 
     begin: Counters
     end: Counters
     apart_s: float
-    """Between both readings, which may wait for a sample under way."""
+    """Time between both readings, s: more than the interval if one had to wait for a sample under way."""
     peaks: Peaks
 
 
 class DeviceSeries:
-    """Gathers one device's samples, and its registers for each measured interval."""
+    """Collects one device's samples, and its registers for each measured interval."""
 
     def __init__(self, info: DeviceInfo, scope: Scope) -> None:
         self._info = info
@@ -73,7 +74,7 @@ class DeviceSeries:
         self._utilization = Signal()
         self._power = Signal()
         self._intervals: list[Interval] = []
-        self._foreign: list[tuple[float, float, Foreign]] = []
+        self._other_use: list[tuple[float, float, OtherUse]] = []
         self._origin_s: float | None = None
 
     def add(self, sample: Sample) -> None:
@@ -88,50 +89,49 @@ class DeviceSeries:
     def add_interval(self, interval: Interval) -> None:
         self._intervals.append(interval)
 
-    def add_foreign(self, begin_s: float, end_s: float, foreign: Foreign) -> None:
-        """Others used the device in that time; what follows on the same goes on with it."""
-        if self._foreign:
-            before_s, until_s, last = self._foreign[-1]
-            if until_s == begin_s and last.description == foreign.description:
-                share = None if last.share is None or foreign.share is None else max(last.share, foreign.share)
-                self._foreign[-1] = (before_s, end_s, Foreign(last.description, share))
+    def add_other_use(self, begin_s: float, end_s: float, use: OtherUse) -> None:
+        """Record that others used the device in that time; the same use without a gap extends the last entry."""
+        if self._other_use:
+            before_s, until_s, last = self._other_use[-1]
+            if until_s == begin_s and last.description == use.description:
+                share = None if last.share is None or use.share is None else max(last.share, use.share)
+                self._other_use[-1] = (before_s, end_s, OtherUse(last.description, share))
                 return
-        self._foreign.append((begin_s, end_s, foreign))
+        self._other_use.append((begin_s, end_s, use))
 
     def measure(self, windows: Windows, unavailable: dict[str, str], failure: str | None) -> DeviceMeasurement:
-        """What this device did over the windows.
+        """Return the device's figures over the windows.
 
         Args:
-            windows: the measured intervals; one `Interval` was added for each.
+            windows: the measured intervals, with one added `Interval` for each.
             unavailable: the sensor's own reasons, by field of Sample, Counters or Peaks.
             failure: why the sensor stopped early, if it did.
         """
         reasons: dict[str, str] = {}
         window_s = window_length_s(windows)
 
-        def put(figure: str, quantity: str, found: tuple[float | None, str]) -> float | None:
-            """One figure, or None and the nearest reason: the sensor's, its failure, the samples' own."""
-            value, why = found
-            if value is None:
-                reasons[figure] = unavailable.get(quantity) or failure or why
-            return value
+        def reason_for(quantity: str, why: str) -> str:
+            """Return the nearest reason: the sensor's own, its failure, or the samples'."""
+            return unavailable.get(quantity) or failure or why
 
-        memory = self._averaged(self._memory, definitions.average_memory_utilization, windows)
-        amu_gb = put("amu_gb", "memory_used_bytes", memory)
+        amu_gb, why = self._averaged(self._memory, definitions.average_memory_utilization, windows)
+        if amu_gb is None:
+            reasons["amu_gb"] = reason_for("memory_used_bytes", why)
         if self._idle_gb is None:
-            reasons["memory_idle_gb"] = unavailable.get("memory_used_bytes") or failure or "the first sample lacks it"
-        pcu = put("pcu", "utilization", self._busy(windows))
+            reasons["memory_idle_gb"] = reason_for("memory_used_bytes", "the first sample lacks it")
+        pcu, why = self._busy(windows)
+        if pcu is None:
+            reasons["pcu"] = reason_for("utilization", why)
         energy_j, energy_source, why = self._energy(windows)
-        put("energy_j", "power_w", (energy_j, why))
         if energy_j is None:
-            reasons["aec_w"] = reasons["energy_j"]
+            reasons["energy_j"] = reasons["aec_w"] = reason_for("power_w", why)
         peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
             if peak is None:
                 quantity = figure.removeprefix("peak_")
-                # Without a register of its own the peak is that of the samples, and lacks for the mean's reason.
+                # Without a register of its own the peak is that of the samples, and is missing for the mean's reason.
                 of_samples = reasons.get("amu_gb") if quantity == "used_bytes" else None
-                reasons[figure] = of_samples or unavailable.get(quantity) or failure or NO_STEP
+                reasons[figure] = of_samples or reason_for(quantity, NO_STEP)
         samples = max(signal.count_in(windows) for signal in (self._memory, self._utilization, self._power))
         return DeviceMeasurement(
             info=self._info,
@@ -152,18 +152,19 @@ class DeviceSeries:
         )
 
     def _energy_by_window(self, windows: Windows, energy_j: float | None, source: str) -> tuple[float, ...]:
-        """The energy of each window, which sum to that of all."""
+        """Return the energy of each window, J; their sum is that of all windows."""
         if not energy_j:
             return ()
         parts = self._growths("energy_j", windows) if source == "counter" else None
         if parts is None:
-            # A window so short that no sample covers it costs what a window of its length costs.
+            # A window so short that no sample covers it counts with the mean power.
             mean_w = energy_j / window_length_s(windows)
             means = [definitions.time_average(self._power.times_s, self._power.values, [window]) for window in windows]
             parts = [
                 (mean_w if power_w is None else power_w) * (end_s - begin_s)
                 for power_w, (begin_s, end_s) in zip(means, windows, strict=True)
             ]
+        # Scaled, since integrals of parts miss the pieces between the samples at their edges.
         return tuple(part * energy_j / sum(parts) for part in parts)
 
     def _timeline(self, windows: Windows) -> Timeline | None:
@@ -178,8 +179,8 @@ class DeviceSeries:
     def _disturbances(self, windows: Windows) -> tuple[Disturbance, ...]:
         zero_s = self._zero_s(windows)
         return tuple(
-            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, foreign.description, foreign.share)
-            for begin_s, end_s, foreign in self._foreign
+            Disturbance(self._info.uuid, begin_s - zero_s, end_s - zero_s, use.description, use.share)
+            for begin_s, end_s, use in self._other_use
         )
 
     def _zero_s(self, windows: Windows) -> float:
@@ -188,46 +189,47 @@ class DeviceSeries:
     def _averaged(
         self, signal: Signal, formula: Callable[..., float | None], windows: Windows
     ) -> tuple[float | None, str]:
-        """A mean of samples, or None and why they do not give it."""
+        """Return a mean of samples, or None and the reason."""
         why = signal.too_sparse_in(windows) if window_length_s(windows) > 0 else NO_STEP
         return (formula(signal.times_s, signal.values, windows), "") if why is None else (None, why)
 
     def _busy(self, windows: Windows) -> tuple[float | None, str]:
-        """PCU from the device's register of busy time, else from samples."""
+        """Return PCU from the device's register of busy time, else from samples; or None and the reason."""
         busy_s, window_s = self._growth("busy_s", windows), window_length_s(windows)
         if busy_s is not None and window_s > 0:
             return busy_s / window_s, ""
         return self._averaged(self._utilization, definitions.peak_compute_utilization, windows)
 
     def _energy(self, windows: Windows) -> tuple[float | None, str, str]:
-        """Joules, where they come from, and why there are none: from the device's counter, else power integrated."""
+        """Return (energy in J, its source, the reason if None): the counter's growth, else power integrated."""
         grown_j, window_s = self._growth("energy_j", windows), window_length_s(windows)
         if grown_j:
             return grown_j, "counter", ""
         power_w, why = self._averaged(self._power, definitions.time_average, windows)
         if power_w:
             return power_w * window_s, "integrated power", ""
-        # No device runs on nothing: a meter that says so does not measure.
+        # No device uses 0 J: a meter that shows it does not measure.
         still = power_w == 0 or (grown_j == 0 and window_s > 0)
         return None, "", "the meter stood still over the whole window" if still else why
 
     def _growth(self, counter: str, windows: Windows) -> float | None:
-        """How much a counter grew inside the windows; None where it was unread, or ran backwards, at any edge."""
+        """Return a counter's growth inside the windows; None if it was not read, or ran backwards, at any edge."""
         grown = self._growths(counter, windows)
         return sum(grown) if grown else None
 
     def _growths(self, counter: str, windows: Windows) -> list[float] | None:
-        """The same of each window."""
+        """Return a counter's growth inside each window, or None as `_growth` does."""
         grown = []
         for (begin_s, end_s), interval in zip(windows, self._intervals, strict=True):
             first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
             if first is None or last is None or last < first or interval.apart_s <= 0:
                 return None
+            # The readings lie a little outside of the window: scale their growth to its length.
             grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
         return grown
 
     def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
-        """The largest memory in the windows: the device's own marks, else of the samples."""
+        """Return the largest memory in the windows: the device's own peaks, else the samples'."""
         used = self._peak("used_bytes") or self._memory.largest_in(windows)
         return {
             "peak_used_bytes": int(used) if used is not None and has_memory else None,
@@ -236,6 +238,6 @@ class DeviceSeries:
         }
 
     def _peak(self, name: str) -> int | None:
-        """The largest over the intervals; None where one was not read."""
+        """Return the largest peak over the intervals; None if one was not read."""
         peaks = [getattr(interval.peaks, name) for interval in self._intervals]
         return None if not peaks or None in peaks else max(peaks)

@@ -1,4 +1,4 @@
-"""One device's whole run in a few hundred points, for plots: its size does not grow with the length of a run."""
+"""Reduces one device's whole run to a few hundred points for plots, however long the run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ Trace = tuple[Sequence[float], Sequence[float]]
 def make_timeline(
     device: str, device_name: str, scope: str, memory_bytes: Trace, utilization: Trace, power_w: Trace, origin_s: float
 ) -> Timeline:
-    """Put samples into at most `MAXIMUM_POINTS` buckets.
+    """Reduce samples to at most `MAXIMUM_POINTS` buckets.
 
     Args:
-        memory_bytes, utilization, power_w: what was sampled; any of them may be empty.
+        device: its uuid.
+        device_name: its name.
+        scope: of the device's sensor.
+        memory_bytes: samples of memory used; may be empty, as may the others.
+        utilization: samples of the busy fraction.
+        power_w: samples of the power.
         origin_s: the moment that counts as zero, on the samples' clock.
     """
     traces = (memory_bytes, utilization, power_w)
     sampled = [times_s for times_s, _ in traces if times_s]
     begin_s = min((times_s[0] for times_s in sampled), default=0.0)
     end_s = max((times_s[-1] for times_s in sampled), default=0.0)
-    # The last sample lies in the last bucket, not on its far edge.
+    # A hair wider than a 500th, so that the last sample lies in the last bucket and not on its far edge.
     bucket_s = math.nextafter((end_s - begin_s) / MAXIMUM_POINTS, math.inf)
     filled = [_buckets(trace, begin_s, bucket_s) for trace in traces]
     numbers = sorted(set().union(*filled))
@@ -55,7 +60,7 @@ _MEAN, _MAX = 0, 1
 
 
 def _buckets(trace: Trace, begin_s: float, bucket_s: float) -> dict[int, tuple[float, float]]:
-    """Number of a bucket → mean and largest of its values."""
+    """Return number of a bucket → (mean, largest) of its values."""
     gathered: dict[int, tuple[float, int, float]] = {}
     for time_s, value in zip(*trace, strict=True):
         number = min(int((time_s - begin_s) / bucket_s), MAXIMUM_POINTS - 1)

@@ -11,10 +11,9 @@ from transformers import TrainerCallback
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.description import describe
-from efficientbench.metrics.monitoring.local import local_sensors
-from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.monitoring.measurement import RunMeasurement, describe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors
 from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 
@@ -22,20 +21,20 @@ from efficientbench.metrics.sensors.host import host_uuid
 class EfficiencyCallback(TrainerCallback):
     """Times optimizer steps and samples sensors; evaluation and checkpoints lie outside the window.
 
-    All ranks of a distributed run hold one; their measurements are merged at the end of training.
+    Each rank of a distributed run has one; their measurements are merged at the end of training.
 
     Args:
-        tokens_per_step: trained on in one optimizer step by all ranks together. By default what the Trainer counts
-            itself, which needs `include_num_input_tokens_seen` in its arguments.
-        warmup_steps: the first steps, which are run but not measured.
-        sensors: by default those that fit this process, see `local_sensors`.
+        tokens_per_step: trained on in one optimizer step by all ranks together. By default the Trainer's own count,
+            which needs `include_num_input_tokens_seen` in its arguments.
+        warmup_steps: the first steps, which run but are not measured.
+        sensors: by default `local_sensors`: the process's accelerator, else the host.
     """
 
     def __init__(
         self, tokens_per_step: int | None = None, warmup_steps: int = 2, sensors: Sequence[Sensor] | None = None
     ) -> None:
         self.run: RunMeasurement | None = None
-        """What was measured, once training has ended."""
+        """The measurement, once training has ended."""
         self._tokens_per_step = tokens_per_step
         self._warmup_steps = warmup_steps
         self._sensors = sensors
@@ -43,7 +42,7 @@ class EfficiencyCallback(TrainerCallback):
         self._tokens_seen = 0
 
     def summary(self) -> str:
-        """The measurement in a few lines of text."""
+        """Return the measurement in a few lines of text."""
         if self.run is None:
             raise MetricsError("nothing is measured before training has ended")
         return describe(self.run)
@@ -56,7 +55,8 @@ class EfficiencyCallback(TrainerCallback):
             )
         places = _gathered((host_uuid(), os.getpid()))
         pids = [pid for host, pid in places if host == host_uuid()]
-        self._monitor.close()  # of a training that was broken off and begins anew, as with a smaller batch
+        # Of a training that was stopped and restarts, as `auto_find_batch_size` does with a smaller batch.
+        self._monitor.close()
         self._monitor = EfficiencyMonitor(
             local_sensors(pids) if self._sensors is None else self._sensors,
             barrier=dist.barrier if _is_distributed() else None,
@@ -84,7 +84,7 @@ class EfficiencyCallback(TrainerCallback):
         self.run = merge(_gathered(self._monitor.finish()))
 
     def _pause_for_others(self, control: Any) -> None:
-        # The Trainer tells of evaluations and checkpoints only after them, but decides before.
+        # The Trainer calls on_evaluate and on_save only afterwards, but decides before.
         if control.should_evaluate or control.should_save:
             self._monitor.pause()
 
@@ -94,7 +94,7 @@ def _is_distributed() -> bool:
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """That of every rank, in order."""
+    """Return the values of all ranks, in order."""
     if not _is_distributed():
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()

@@ -8,12 +8,12 @@ by_tokens/validation_loss count tokens on the axis of steps. For seconds there i
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import whole_file
 
 
 def cut_scalars(folder: Path, step: int, tokens: int) -> None:
@@ -38,22 +38,14 @@ def cut_scalars(folder: Path, step: int, tokens: int) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
-    # TensorBoard reads every file that has "tfevents" in its name.
-    beside = folder / ".partial"
-    try:
-        for path in earlier:
-            with beside.open("wb") as file:
-                writer = RecordWriter(file)
-                for event in LegacyEventFileLoader(str(path)).Load():
-                    last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
-                    # The file's first event is no summary: it holds the file's version.
-                    if not event.HasField("summary") or event.step <= last:
-                        writer.write(event.SerializeToString())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-    except OSError as error:
-        raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
+    for path in earlier:
+        with whole_file(path) as file:
+            writer = RecordWriter(file)
+            for event in LegacyEventFileLoader(str(path)).Load():
+                last = tokens if any(value.tag.startswith("by_tokens/") for value in event.summary.value) else step
+                # The file's first event is no summary: it holds the file's version.
+                if not event.HasField("summary") or event.step <= last:
+                    writer.write(event.SerializeToString())
 
 
 class TensorBoardLog:

@@ -1,1 +1,1 @@
-"""One file for each source of readings; `base` says what a sensor is."""
+"""Read devices: one file for each source of readings; `base` defines what a sensor is."""

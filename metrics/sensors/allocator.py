@@ -1,4 +1,4 @@
-"""Memory as torch's own device allocator counts it, for this process."""
+"""Reads the memory that torch's device allocator has given to this process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class DeviceMemory(Protocol):
 class AllocatorSensor(Sensor):
     """Allocated and reserved bytes of this process on one device; peaks are exact, of the measured window alone.
 
-    Other processes, the driver's context and libraries' own buffers are not in it: device-wide sensors see those.
+    They leave out other processes, the driver's context and libraries' own buffers, which device-wide sensors see.
 
     Args:
-        memory: the device module, handed in so that this package names no device and imports no torch.
+        memory: the device module; an argument, so that this package names no device and imports no torch.
         device: its index as torch counts it.
         device_name: for the record.
     """
@@ -32,6 +32,7 @@ class AllocatorSensor(Sensor):
     name = "allocator"
     scope: Scope = "allocator"
     is_slow = False
+    figures = {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"}
 
     def __init__(self, memory: DeviceMemory, device: int, device_name: str) -> None:
         reason = "the allocator knows memory only"

@@ -1,35 +1,39 @@
-"""What every sensor is: a source of readings of one or more devices, and of the reasons why some are missing."""
+"""Defines what a sensor is: a source of readings of one or more devices, and of the reasons for missing ones."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
-"""What a sensor's figures are of: an accelerator, the host as one device, one process's own allocator, or (the last
-three) what a meter of the host's energy counts."""
+"""What a sensor's figures are of.
+
+An accelerator, the host as one device, one process's own allocator, or (the last three) what a meter of the host's
+energy counts.
+"""
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """One physical device; `uuid` is the same whichever process asks."""
+    """One physical device."""
 
     uuid: str
+    """The same in every process that asks."""
     name: str
     memory_capacity_bytes: int | None
     memory_kind: str
-    """How memory is counted: 'driver' (all of the device), 'pss' or 'rss' (processes), 'allocated' (torch's own),
-    'none' (not at all)."""
+    """How memory is counted: 'driver' (the whole device), 'pss' or 'rss' (the run's processes), 'allocated' (torch's
+    allocator), 'none' (not at all)."""
     processes: tuple[int, ...] = ()
-    """The processes that the readings are of; empty where they are of the whole device."""
+    """The processes that the readings are of; empty if they are of the whole device."""
 
 
 class Sample(NamedTuple):
-    """One device at one moment. None: not measured; the sensor's `unavailable` says why.
+    """One device at one moment. None: not measured; the sensor's `unavailable` has the reason."""
 
-    A tuple, which takes a third of the time of a frozen dataclass to make: one is made at every reading.
-    """
+    # A tuple takes a third of a frozen dataclass's time to make, and one is made at every reading.
 
     time_s: float
     """On the monotonic clock of the monitor."""
@@ -43,7 +47,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """Registers that only ever grow, read at a window's edges: their difference is exact, however rare samples are."""
+    """Registers that only grow; their difference between a window's edges is exact, however rare samples are."""
 
     energy_j: float | None = None
     busy_s: float | None = None
@@ -52,7 +56,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The largest memory since `reset_peaks`, where the device keeps that itself."""
+    """The largest memory since `reset_peaks`, as far as the device itself records it."""
 
     used_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -60,73 +64,79 @@ class Peaks:
 
 
 QUANTITIES = (
-    "memory_used_bytes",
-    "utilization",
-    "power_w",
-    "energy_j",
-    "busy_s",
-    "used_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
+    *("memory_used_bytes", "utilization", "power_w"),
+    *("energy_j", "busy_s"),
+    *("used_bytes", "allocated_bytes", "reserved_bytes"),
 )
 """Fields of Sample, Counters and Peaks that a sensor fills, or names in `unavailable` with the reason why not."""
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """What is not of the run and uses a device."""
+class OtherUse:
+    """Use of a device by something that does not belong to the run."""
 
     description: str
-    """The same text as long as it is the same thing."""
+    """The same text for as long as the same thing uses the device."""
     share: float | None = None
-    """The part of the device that it takes, 0 to 1; None where nobody can tell."""
+    """The part of the device that it takes, 0 to 1; None if unknown."""
 
 
 class Sensor(ABC):
     """Reads devices. The monitor calls it from one thread at a time.
 
-    Any exception from `open` or later ends this sensor's series, its text being the reason; the run goes on.
+    Any exception from `open` or later ends this sensor's series, with its text as the reason; the run goes on.
     """
 
     name: str
-    """What the sensor is called in reasons: 'nvml', 'host', 'allocator'."""
+    """The sensor's name in reasons: 'nvml', 'host', 'allocator'."""
     scope: Scope
+    figures: Mapping[str, str] = {}
+    """Quantity that such a sensor usually reads → the figures that it serves, for `efficientbench doctor`."""
+    remedy = ""
+    """What would make missing quantities readable, where the reasons do not say it."""
     fastest_interval_s = 0.0
     """The source has nothing new more often than this."""
     is_slow = True
-    """Whether a reading may take longer than a few milliseconds, as a command's does: it then has a thread of its own,
-    where the quick ones share one."""
+    """Whether a reading may take longer than a few milliseconds; slow sensors get a sampling thread of their own."""
     unavailable: dict[str, str]
-    """Field of Sample, Counters or Peaks → why this sensor never fills it; known once `open` has returned."""
+    """Field of Sample, Counters or Peaks → why this sensor never fills it; complete once `open` has returned."""
 
     @abstractmethod
     def open(self) -> None:
-        """Find the devices. Raises MetricsError with the reason, and what would help, where there are none."""
+        """Find the devices.
+
+        Raises:
+            MetricsError: there is none; the message has the reason and what would help.
+        """
 
     @abstractmethod
     def devices(self) -> list[DeviceInfo]:
-        """The devices found by `open`, in a fixed order."""
+        """Return the devices found by `open`, in a fixed order."""
 
     @abstractmethod
     def sample(self, time_s: float) -> list[Sample]:
-        """One reading of each device that answers, stamped `time_s`."""
+        """Return one reading, stamped `time_s`, of each device that answers."""
 
     def counters(self) -> dict[str, Counters]:
-        """The growing registers by device uuid; empty where the sensor has none."""
+        """Return the growing registers by device uuid; empty if the sensor has none."""
         return {}
 
     def reset_peaks(self) -> None:
-        """Begin anew with the peaks."""
+        """Restart the peaks from the present values."""
         return
 
     def peaks(self) -> dict[str, Peaks]:
-        """The peaks by device uuid; empty where the sensor keeps none."""
+        """Return the peaks by device uuid; empty if the sensor records none."""
         return {}
 
-    def foreign(self) -> dict[str, Foreign]:
-        """By device uuid, who else has used a device since the last call; called every few seconds."""
+    def other_use(self) -> dict[str, OtherUse]:
+        """Return by device uuid what else has used a device since the last call; called every few seconds."""
         return {}
 
     def close(self) -> None:
-        """Let go of the driver. Called once, also after a failure."""
+        """Release the driver. Called once, also after a failure."""
         return
+
+
+MEMORY_AND_UTILIZATION = {"memory_used_bytes": "memory (AMU)", "utilization": "utilization (PCU)"}
+POWER_AND_ENERGY = {"power_w": "power (AEC)", "energy_j": "energy (J/token)"}

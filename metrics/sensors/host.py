@@ -1,4 +1,4 @@
-"""The host as one device: memory and processor time of a run's processes, on Linux."""
+"""Reads the host as one device: memory and processor time of a run's processes, on Linux."""
 
 from __future__ import annotations
 
@@ -13,17 +13,26 @@ import psutil
 
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
-from efficientbench.metrics.sensors.run_process import RunProcess
+from efficientbench.metrics.sensors.base import (
+    MEMORY_AND_UTILIZATION,
+    Counters,
+    DeviceInfo,
+    OtherUse,
+    Peaks,
+    Sample,
+    Scope,
+    Sensor,
+)
+from efficientbench.metrics.sensors.processes import RunProcess
 
 PSS_SHARE_OF_A_CORE = 0.0002
-"""Reading PSS walks all page tables of a process: it may take this much of one core, and the resident size fills in."""
+"""Reading PSS, which walks all page tables of a process, may take this much of one core."""
 
 FIND_INTERVAL_S = 10.0
-"""Between looks for new processes of the run, where others seem to use its cores."""
+"""Time between searches for new processes of the run while others seem to use its cores."""
 
-FOREIGN_SHARE = 0.1
-"""Others count as a disturbance where they take this much of the cores; the kernel's own work stays below."""
+OTHER_USE_SHARE = 0.1
+"""Others that take this much of the cores are a disturbance; the kernel's own work stays below."""
 
 OTHER_PROCESSES = "other processes ran on the run's cores"
 HYPERVISOR = "the hypervisor gave the run's cores to others"
@@ -32,21 +41,21 @@ HYPERVISOR = "the hypervisor gave the run's cores to others"
 class HostSensor(Sensor):
     """Memory = Σ PSS of the run's processes against the container's limit; utilization = CPU time / (cores × time).
 
-    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once; it
-    is read as often as its cost allows, and follows the resident size in between.
-    Where the kernel does not give it, the sum is of RSS, the device's `memory_kind` says 'rss', and shared pages
-    count n times. The peak is the kernel's own high-water mark of each process (VmHWM) less what it shares, summed;
-    beginning anew with it also resets what `getrusage` calls maxrss.
+    PSS (proportional set size) divides a page shared by n processes among them, so that the sum counts it once. It
+    is read as often as its cost allows, and follows the resident size in between. A kernel without PSS leaves the
+    resident sizes: then `memory_kind` is 'rss', and a page shared by n processes counts n times. The peak is the sum
+    of each process's high-water mark (VmHWM) less what it shares; to restart it also resets `getrusage`'s maxrss.
 
     Args:
-        pids: every process of the run on this host, one for each rank; their children (data workers) are found and
-            counted too. This process by default. One rank of a host is enough to hold this sensor; where several
-            do, merging keeps one, so each must be given all of them.
+        pids: every process of the run on this host, one for each rank; this process by default. Their children (data
+            workers) are found and counted too. One rank of a host is enough to hold this sensor. Where several do,
+            merging keeps one, so that each needs all the ids.
     """
 
     name = "host"
     scope: Scope = "host"
     is_slow = False
+    figures = MEMORY_AND_UTILIZATION
 
     def __init__(self, pids: Sequence[int] | None = None) -> None:
         no_power, no_allocator = "no sensor for the host's power was in use", "the host has no device allocator"
@@ -70,7 +79,11 @@ class HostSensor(Sensor):
         self._last_look: tuple[float, float, float, float] | None = None
 
     def open(self) -> None:
-        """Find the processes; raises MetricsError where one of them does not run here."""
+        """Find the processes.
+
+        Raises:
+            MetricsError: one of them does not run on this host.
+        """
         missing = [pid for pid in self._roots if not psutil.pid_exists(pid)]
         if missing:
             raise MetricsError(f"no process {missing[0]} runs on this host, to be measured as one of the run's")
@@ -85,9 +98,12 @@ class HostSensor(Sensor):
         return self._devices
 
     def sample(self, time_s: float) -> list[Sample]:
-        """Memory now, and utilization since the last sample (none at the first), without children that have ended."""
+        """Return memory now, and utilization since the last sample (None at the first).
+
+        Processor time of children that have ended is left out.
+        """
         if self._next_pss_s is None or time_s >= self._next_pss_s:
-            if self._next_pss_s is not None:  # `open` has just done so
+            if self._next_pss_s is not None:  # at the first sample, `open` has just read it
                 self._read_pss()
             self._next_pss_s = time_s + self._pss_cost_s / PSS_SHARE_OF_A_CORE
         used_bytes = busy_s = 0.0
@@ -102,8 +118,8 @@ class HostSensor(Sensor):
         return [Sample(time_s, self._devices[0].uuid, used_bytes, utilization)]
 
     def counters(self) -> dict[str, Counters]:
-        # To walk all processes of the machine, and all pages of the run's, is too dear for each sample; the edges of
-        # the window will do. By the first of them the ranks share what they did not at the start: libraries' pages.
+        # Walking all processes of the machine, and all pages of the run's, costs too much for each sample. The edges of
+        # the window are enough: by its opening the ranks share the pages of libraries that they loaded since `open`.
         self._find_processes()
         self._read_pss()
         return {self._devices[0].uuid: Counters(busy_s=self._busy_s())}
@@ -123,7 +139,7 @@ class HostSensor(Sensor):
         self._processes, self._last_s = [], None
 
     def _find_processes(self) -> None:
-        """Those of the run by now: the ones known already are kept, with their open files."""
+        """Find the run's present processes; keep those known already, with their open files."""
         known = {process.process: process for process in self._processes}
         found: dict[psutil.Process, RunProcess] = {}
         for pid in self._roots:
@@ -140,10 +156,10 @@ class HostSensor(Sensor):
             ended.close()
         self._processes = list(found.values())
 
-    def foreign(self) -> dict[str, Foreign]:
-        """What others took of the cores that the run may use: the rest of their busy time in /proc/stat."""
+    def other_use(self) -> dict[str, OtherUse]:
+        """Return what others took of the cores that the run may use: the rest of the cores' busy time in /proc/stat."""
         every = psutil.cpu_times(percpu=True)
-        if not self._cpus or self._cpus[-1] >= len(every):  # they are listed by place, without those that are offline
+        if not self._cpus or self._cpus[-1] >= len(every):  # offline cores are left out, which shifts the others
             return {}
         times = [every[cpu] for cpu in self._cpus]
         all_s = sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal + t.idle + t.iowait for t in times)
@@ -155,19 +171,19 @@ class HostSensor(Sensor):
             return {}
         passed_s, busy_s, stolen_s, own_s = (after - before for after, before in zip(now, last, strict=True))
         others, stolen = (busy_s - own_s) / passed_s, stolen_s / passed_s
-        if max(others, stolen) < FOREIGN_SHARE:
+        if max(others, stolen) < OTHER_USE_SHARE:
             return {}
         if self._processes_changed():
-            # The run's own, started or ended since: how much of it was theirs is known from the next look on.
+            # The run itself started or ended processes, whose part of this busy time is unknown: compare next time.
             self._last_look = None
             return {}
-        found = Foreign(OTHER_PROCESSES, others) if others >= stolen else Foreign(HYPERVISOR, stolen)
-        return {self._devices[0].uuid: found}
+        use = OtherUse(OTHER_PROCESSES, others) if others >= stolen else OtherUse(HYPERVISOR, stolen)
+        return {self._devices[0].uuid: use}
 
     def _processes_changed(self) -> bool:
-        """Whether other processes are of the run than at the last look, which is dear: all processes are walked."""
+        """Return whether the run has started or ended processes since the last search."""
         now_s = time.monotonic()
-        if now_s < self._next_find_s:
+        if now_s < self._next_find_s:  # the search walks all processes of the machine
             return False
         self._next_find_s = now_s + FIND_INTERVAL_S
         known = {process.process for process in self._processes}
@@ -180,28 +196,28 @@ class HostSensor(Sensor):
     def _read_pss(self) -> None:
         begin_s = time.thread_time()
         for process in self._processes:
-            process.learn_own_part()
+            process.update_shared()
         self._pss_cost_s = time.thread_time() - begin_s
 
     def _busy_s(self) -> float:
-        """Seconds of full use of the cores."""
+        """Return the run's seconds of full use of all its cores."""
         return sum(process.busy_s() for process in self._processes) / self._cores
 
 
 def host_uuid() -> str:
-    """The same text in every process of one container or machine, another on any other."""
+    """Return a text that is the same in all processes of one container or machine, and differs on any other."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return f"HOST-{socket.gethostname()}-{boot_id.read_text().strip() if boot_id.exists() else 'unknown-boot'}"
 
 
 def machine_uuid() -> str:
-    """The same text in every process of one machine, in whichever of its containers: for devices that they share."""
+    """Return a text that is the same in all processes and containers of one machine: for devices that they share."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     return boot_id.read_text().strip() if boot_id.exists() else host_uuid()
 
 
 def processor_name() -> str:
-    """The processor's own name, or the architecture's where the kernel gives none (as on most aarch64)."""
+    """Return the processor's name, or the architecture's if the kernel reports none (as on most aarch64)."""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
         if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML (package nvidia-ml-py, imported when the sensor opens)."""
+"""Reads NVIDIA GPUs through NVML (package nvidia-ml-py, imported when the sensor opens)."""
 
 from __future__ import annotations
 
@@ -7,39 +7,49 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Sample, Scope, Sensor
-from efficientbench.metrics.sensors.processes import foreign_processes
+from efficientbench.metrics.sensors.base import (
+    MEMORY_AND_UTILIZATION,
+    POWER_AND_ENERGY,
+    Counters,
+    DeviceInfo,
+    OtherUse,
+    Sample,
+    Scope,
+    Sensor,
+)
+from efficientbench.metrics.sensors.processes import other_processes
 from efficientbench.metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
 
-_QUESTIONS: dict[str, Callable[[Any, Handle], float]] = {
+_QUERIES: dict[str, Callable[[Any, Handle], float]] = {
     "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
     "utilization": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     "power_w": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
     "energy_j": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
 }
-"""Field of Sample or Counters → how NVML is asked for it, in our units (NVML's are %, mW and mJ)."""
-_NOT_NVML = "NVML does not know torch's allocator"
+"""Field of Sample or Counters → the query of NVML for it, in our units (NVML's are %, mW and mJ)."""
 
 
 class NvmlSensor(Sensor):
     """Memory, utilization, power and the energy counter of the GPUs that this process uses.
 
-    Memory is the driver's figure for the whole device, its own reservation and other processes included.
-    Utilization is the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran. The energy
-    counter (Volta and newer) counts since the driver was loaded; its difference is preferred over polled power.
+    Memory is the driver's figure for the whole device, with the driver's reservation and other processes. Utilization
+    is the share of the driver's last sampling period (1/6 to 1 s) in which a kernel ran. The energy counter (Volta and
+    newer) counts since the driver was loaded; its difference is preferred over polled power.
 
     Args:
         uuids: the devices by UUID, the surest way: `torch.cuda.get_device_properties(i).uuid` as text.
-        indices: else the devices by their place among those that CUDA_VISIBLE_DEVICES leaves visible, as torch
-            counts them; all visible ones by default.
+        indices: without `uuids`, positions of the devices among those that CUDA_VISIBLE_DEVICES leaves visible, as
+            torch counts them; all visible ones by default.
         environment: where CUDA_VISIBLE_DEVICES is looked up.
         nvml: the module to call; `pynvml` by default.
-        pids: the run's processes on this machine, this one by default: any other on a device is a disturbance.
+        pids: the run's processes on this machine, this one by default; any other on a device is a disturbance.
     """
 
     name = "nvml"
     scope: Scope = "gpu"
     is_slow = False
+    figures = MEMORY_AND_UTILIZATION | POWER_AND_ENERGY
+    remedy = "a whole GPU instead of a slice, and a driver and container that let NVML answer"
 
     def __init__(
         self,
@@ -53,7 +63,7 @@ class NvmlSensor(Sensor):
         self._uuids = uuids
         self._indices = indices
         self._pids = frozenset(pids if pids is not None else [os.getpid()])
-        self._asks_processes = True
+        self._lists_processes = True
         self._environment = environment
         self._nvml = nvml
         self._handles: dict[str, Handle] = {}
@@ -61,7 +71,7 @@ class NvmlSensor(Sensor):
         self._initialized = False
 
     def open(self) -> None:
-        """Find the devices and what each can say.
+        """Find the devices and what each can report.
 
         Raises:
             MetricsError: no nvidia-ml-py, no driver, or no such device; the message says which.
@@ -77,18 +87,18 @@ class NvmlSensor(Sensor):
             capacity = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
             self._handles[uuid] = handle
             self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity, "driver"))
-        self.unavailable = dict.fromkeys(("allocated_bytes", "reserved_bytes"), _NOT_NVML)
+        self.unavailable = dict.fromkeys(("allocated_bytes", "reserved_bytes"), "NVML does not know torch's allocator")
         self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "NVML keeps no such register")
         for uuid in self._handles:
             if uuid.startswith("MIG-"):
-                # What a driver answers for a slice may be the whole GPU's, which two slices would count twice.
+                # Some drivers return the whole GPU's power for a slice, which two slices would count twice.
                 self.unavailable |= dict.fromkeys(("power_w", "energy_j"), f"NVML has none for a MIG slice ({uuid})")
-        for quantity in _QUESTIONS:
+        for quantity in _QUERIES:
             for uuid, handle in self._handles.items():
                 try:
-                    self._ask(quantity, handle)
+                    self._query(quantity, handle)
                 except self._nvml.NVMLError as error:
-                    # One device that cannot answer is enough: a sum needs every device.
+                    # One device is enough to rule the quantity out, since a sum needs every device.
                     self.unavailable[quantity] = f"NVML gives none for {uuid} ({error})"
 
     def devices(self) -> list[DeviceInfo]:
@@ -99,28 +109,28 @@ class NvmlSensor(Sensor):
             Sample(
                 time_s,
                 uuid,
-                self._ask("memory_used_bytes", handle),
-                self._ask("utilization", handle),
-                self._ask("power_w", handle),
+                self._query("memory_used_bytes", handle),
+                self._query("utilization", handle),
+                self._query("power_w", handle),
             )
             for uuid, handle in self._handles.items()
         ]
 
     def counters(self) -> dict[str, Counters]:
-        return {uuid: Counters(energy_j=self._ask("energy_j", handle)) for uuid, handle in self._handles.items()}
+        return {uuid: Counters(energy_j=self._query("energy_j", handle)) for uuid, handle in self._handles.items()}
 
-    def foreign(self) -> dict[str, Foreign]:
-        """Processes on the devices that are not the run's."""
-        if not self._asks_processes:
+    def other_use(self) -> dict[str, OtherUse]:
+        """Return the processes on each device that do not belong to the run."""
+        if not self._lists_processes:
             return {}
         try:
             listed = {uuid: self._nvml.nvmlDeviceGetComputeRunningProcesses(h) for uuid, h in self._handles.items()}
         except self._nvml.NVMLError:
-            self._asks_processes = False
+            self._lists_processes = False
             return {}
         found = {}
         for uuid, processes in listed.items():
-            others = foreign_processes([process.pid for process in processes], self._pids)
+            others = other_processes([process.pid for process in processes], self._pids)
             if others is not None:
                 found[uuid] = others
         return found
@@ -144,8 +154,8 @@ class NvmlSensor(Sensor):
             raise MetricsError(f"device {missing[0]} is not among the {len(visible)} visible GPUs ({listed=})")
         return [visible[i] for i in self._indices]
 
-    def _ask(self, quantity: str, handle: Handle) -> float | None:
-        return None if quantity in self.unavailable else _QUESTIONS[quantity](self._nvml, handle)
+    def _query(self, quantity: str, handle: Handle) -> float | None:
+        return None if quantity in self.unavailable else _QUERIES[quantity](self._nvml, handle)
 
 
 def _import_nvml() -> Any:

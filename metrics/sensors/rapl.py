@@ -1,4 +1,4 @@
-"""Energy of the processor and its memory from the kernel's powercap tree (RAPL: Intel, and AMD's packages).
+"""Reads the energy of processors and their memory from the kernel's powercap tree (RAPL: Intel, and AMD's packages).
 
 Names and files: Linux, Documentation/power/powercap/powercap.rst and drivers/powercap/intel_rapl_common.c. A zone
 `package-N` holds its subzones `core` and `uncore`, which are therefore never added to it; `dram` is a domain of its
@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import (
+    POWER_AND_ENERGY,
+    QUANTITIES,
+    Counters,
+    DeviceInfo,
+    Sample,
+    Scope,
+    Sensor,
+)
 from efficientbench.metrics.sensors.host import machine_uuid
 
 _ROOT = Path("/sys/class/powercap")
@@ -22,18 +30,20 @@ _MICRO = 1e-6
 
 @dataclass
 class Zone:
-    """One counter, made to grow for ever although the register wraps around."""
+    """One counter, which grows for ever although its register wraps around."""
 
     name: str
     energy: int
-    """The open file of the counter: to open it for each reading would cost more than to read it."""
+    """The counter's open file descriptor: opening the file for each reading costs more than reading it."""
     range_uj: int
-    """The register starts anew from 0 when it has counted so far."""
+    """The register restarts from 0 at this value, µJ."""
     last_uj: int
     total_uj: int = 0
 
     def read(self) -> None:
-        """Add what was used since the last reading; the register must not wrap around twice between readings."""
+        """Add the energy used since the last reading."""
+        # A register that wraps around twice between readings cannot be told from one that wraps once. Samples in
+        # between prevent it: a register of 32 bits lasts about an hour at 60 W.
         now_uj = int(os.pread(self.energy, 64, 0))
         used_uj = now_uj - self.last_uj
         self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj
@@ -43,8 +53,7 @@ class Zone:
 class RaplSensor(Sensor):
     """Energy of all packages, and of their memory where every package counts it, as one device.
 
-    Its scope says which: 'cpu-package', 'cpu-package+dram', or 'node' where the kernel gives the platform's counter
-    alone. A register of 32 bits wraps around after about an hour at 60 W; samples in between keep count.
+    Its scope is 'cpu-package', 'cpu-package+dram', or 'node' if the kernel has the platform's counter alone.
 
     Args:
         root: the powercap tree.
@@ -53,10 +62,11 @@ class RaplSensor(Sensor):
     name = "rapl"
     scope: Scope = "cpu-package"
     is_slow = False
+    figures = POWER_AND_ENERGY
 
     def __init__(self, root: Path = _ROOT) -> None:
-        no, fields = "RAPL knows energy only", ("memory_used_bytes", "utilization", "busy_s", "used_bytes")
-        self.unavailable = dict.fromkeys((*fields, "allocated_bytes", "reserved_bytes"), no)
+        others = [name for name in QUANTITIES if name not in self.figures]
+        self.unavailable = dict.fromkeys(others, "RAPL knows energy only")
         self._root = root
         self._uuid = f"RAPL-{machine_uuid()}"
         self._zones: list[Zone] = []
@@ -85,7 +95,7 @@ class RaplSensor(Sensor):
                 f"no RAPL zone in {self._root}: a virtual machine or container hides them, or the kernel module "
                 "intel_rapl_msr is not loaded"
             )
-        for folder in chosen:  # one by one: `close` lets go of those that were opened before one that cannot be
+        for folder in chosen:  # one by one, so that `close` closes those opened before one that cannot be
             self._zones.append(_zone(folder, names[folder]))
 
     def devices(self) -> list[DeviceInfo]:
@@ -93,7 +103,7 @@ class RaplSensor(Sensor):
         return [DeviceInfo(self._uuid, zones, None, "none")]
 
     def sample(self, time_s: float) -> list[Sample]:
-        """Mean power since the last sample (none at the first)."""
+        """Return the mean power since the last sample (None at the first)."""
         energy_j = self._energy_j()
         power_w = None
         if self._last is not None and time_s > self._last[0]:

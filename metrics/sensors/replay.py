@@ -1,7 +1,7 @@
-"""A recorded trace as a sensor: what one machine measured, measured again on any other.
+"""Records a sensor's readings as a trace, and plays a trace as a sensor on any other machine.
 
-A trace is a JSONL file. A line with `device` as an object names a device; the others are readings of one device at one
-`time_s` (any monotonic clock): fields of Sample or Counters, those that were not measured being null or left out.
+A trace is a JSONL file. A line with `device` as an object introduces a device; the others are readings of one device at
+one `time_s` (any monotonic clock): fields of Sample or Counters, null or left out if not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Foreign, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
 _COUNTED = ("energy_j", "busy_s")
@@ -31,7 +31,7 @@ class Recorded:
     values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in (*_SAMPLED, *_COUNTED)})
 
     def at(self, quantity: str, time_s: float) -> float | None:
-        """The value at that time, straight between the readings around it; None outside of what was read."""
+        """Return the value at a time, interpolated between the readings around it; None outside of them."""
         times_s, values = self.times_s[quantity], self.values[quantity]
         after = bisect_left(times_s, time_s)
         if after < len(times_s) and times_s[after] == time_s:
@@ -42,16 +42,16 @@ class Recorded:
         return values[after - 1] + share * (values[after] - values[after - 1])
 
     def span_s(self) -> tuple[float, float]:
-        """The first and the last time at which anything was read."""
+        """Return the first and the last time of any reading."""
         read = [times_s for times_s in self.times_s.values() if times_s]
         return min((t[0] for t in read), default=0.0), max((t[-1] for t in read), default=0.0)
 
 
 def read_trace(path: Path) -> list[Recorded]:
-    """The devices of a trace in its order.
+    """Return the devices of a trace in its order.
 
     Raises:
-        MetricsError: it cannot be read, or a line is no reading of a named device; the message tells the line.
+        MetricsError: it cannot be read, or a line is no reading of a known device; the message has the line.
     """
     devices: dict[str, Recorded] = {}
     try:
@@ -104,7 +104,11 @@ class ReplaySensor(Sensor):
         self._end_s = 0.0
 
     def open(self) -> None:
-        """Read the trace, whose first reading is now; raises MetricsError where it cannot be read."""
+        """Read the trace, whose first reading becomes the present.
+
+        Raises:
+            MetricsError: the trace cannot be read, or is damaged.
+        """
         self._devices = read_trace(self._path)
         self.scope = self._devices[0].scope
         spans = [recorded.span_s() for recorded in self._devices]
@@ -136,11 +140,11 @@ class ReplaySensor(Sensor):
 
 
 class RecordingSensor(Sensor):
-    """Passes on what another sensor says, and writes it down as a trace.
+    """Passes on another sensor's readings, and writes them as a trace.
 
     Args:
-        sensor: the one to listen to.
-        path: the trace, written anew.
+        sensor: the sensor to record.
+        path: the trace; an old one is overwritten.
         clock: the monitor's clock.
     """
 
@@ -189,8 +193,8 @@ class RecordingSensor(Sensor):
     def peaks(self) -> dict[str, Peaks]:
         return self._sensor.peaks()
 
-    def foreign(self) -> dict[str, Foreign]:
-        return self._sensor.foreign()
+    def other_use(self) -> dict[str, OtherUse]:
+        return self._sensor.other_use()
 
     def close(self) -> None:
         self._sensor.close()

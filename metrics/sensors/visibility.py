@@ -1,10 +1,10 @@
-"""Which physical GPUs, or MIG slices, CUDA_VISIBLE_DEVICES leaves to this process, as NVML handles.
+"""Finds the physical GPUs, or MIG slices, that CUDA_VISIBLE_DEVICES leaves to this process, as NVML handles.
 
 Written from NVIDIA's description of the variable (CUDA Programming Guide, environment variables; MIG User Guide,
 "Device Enumeration") and from how torch reads it (`torch.cuda._parse_visible_devices`): indices, UUIDs or unique
-beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>. The first entry says which
-kind the list is of. An entry that fits no device ends the list, one that names a device again leaves none visible. A
-process sees one MIG slice at most, and where it sees one, no whole GPU.
+beginnings of UUIDs, MIG UUIDs, and the older MIG-GPU-<uuid>/<instance>/<compute instance>. The first entry decides the
+kind of the list. An entry that fits no device ends the list; one that names a device again leaves none visible. A
+process sees one MIG slice at most, and beside it no whole GPU.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from efficientbench.metrics.errors import MetricsError
 
 Handle = Any
-"""An NVML device handle: opaque to us."""
+"""An NVML device handle, opaque to us."""
 
 
 def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
-    """Handles of the visible devices in CUDA's order.
+    """Return handles of the visible devices in CUDA's order.
 
     Args:
         nvml: the `pynvml` module, initialized.
@@ -54,7 +54,7 @@ def visible_handles(nvml: Any, environment: Mapping[str, str]) -> list[Handle]:
 
 
 def find_by_uuid(nvml: Any, uuid: str) -> Handle:
-    """The handle of a GPU or MIG slice by its UUID, with or without the prefix 'GPU-'.
+    """Return the handle of a GPU or MIG slice by its UUID, with or without the prefix 'GPU-'.
 
     Raises:
         MetricsError: this machine has no such device.
@@ -69,7 +69,7 @@ def find_by_uuid(nvml: Any, uuid: str) -> Handle:
 
 
 def mig_slices(nvml: Any, handle: Handle) -> list[Handle]:
-    """The MIG slices of a GPU; empty where MIG is off or unknown to it."""
+    """Return the MIG slices of a GPU; empty if MIG is off or unknown to it."""
     try:
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -86,12 +86,12 @@ def mig_slices(nvml: Any, handle: Handle) -> list[Handle]:
 
 
 def _entries(listed: str) -> list[str]:
-    """The list's entries up to the first that is of another kind than the first one; none where one comes twice."""
+    """Return the list's entries up to the first of another kind than its first; none if one comes twice."""
     found = []
     kind = next((prefix for prefix in ("GPU-", "MIG-") if listed.startswith(prefix)), None)
     for entry in listed.split(","):
         if kind is None:
-            # CUDA reads numbers like strtoul: blanks before, anything behind; a text without one counts as negative.
+            # CUDA reads numbers as strtoul does: blanks before, anything behind; text without a number is negative.
             number = re.match(r"\s*\+?(\d+)", entry)
             entry = str(int(number[1])) if number else ""
         elif not entry.startswith(kind):
@@ -108,7 +108,7 @@ def _find(nvml: Any, handles: list[Handle], entry: str) -> Handle | None:
     if entry.isdigit():
         if int(entry) >= len(handles):
             return None
-        # CUDA gives a process that names a GPU in MIG mode that GPU's first slice.
+        # A process that names a GPU in MIG mode gets that GPU's first slice from CUDA.
         return next(iter(mig_slices(nvml, handles[int(entry)])), handles[int(entry)])
     if entry.startswith("MIG-GPU-"):
         return _find_instance(nvml, handles, entry.removeprefix("MIG-"))

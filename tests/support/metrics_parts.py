@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
+from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
@@ -31,6 +33,13 @@ class HandClock:
         self.now_s += seconds
 
 
+def measure_step(*sensors: Sensor, work: Callable[[], object] = lambda: None, **options: Any) -> RunMeasurement:
+    """Measure one step of one rank, which does `work`."""
+    with EfficiencyMonitor(sensors, **options) as monitor, monitor.step(tokens=1):
+        work()
+    return merge([monitor.finish()])
+
+
 Signal = Callable[[float], float]
 
 
@@ -47,6 +56,7 @@ class TraceSensor(Sensor):
     dies_at_s: float = float("inf")
     name: str = "trace"
     scope: Scope = "gpu"
+    is_slow: bool = True
     unavailable: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 

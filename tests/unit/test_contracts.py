@@ -17,11 +17,10 @@ DEVICE_FOLDERS = [ROOT / "efficientbench" / "devices", ROOT / "efficientbench" /
 SCOPE = "the scope of a measurement, as gpu and host are"
 EXCEPTIONS = {
     "metrics/monitoring/aggregate.py": SCOPE,
-    "metrics/monitoring/local.py": SCOPE,
+    "metrics/monitoring/sensor_registry.py": SCOPE,
     "metrics/report/paper.py": SCOPE,
     "metrics/sensors/base.py": SCOPE,
     "metrics/sensors/ascend/dcmi.py": SCOPE,
-    "metrics/sensors/ascend/npu_smi.py": SCOPE,
     "launchers/environment/image_torch.py": "which vendor's torch an image has, asked before the project is installed",
     "launchers/check_npu.py": "the check of one device type, called by its name",
 }

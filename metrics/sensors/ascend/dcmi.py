@@ -1,10 +1,10 @@
-"""Ascend NPUs through DCMI, the driver's C library. Written from its documentation; never run on an NPU.
+"""Reads Ascend NPUs through DCMI, the driver's C library. Written from its documentation; never run on an NPU.
 
 Signatures, structures and units: Huawei, "DCMI API Reference" (dcmi_get_device_power_info in 0.1 W,
 dcmi_get_device_hbm_info and dcmi_get_device_memory_info_v3 in MB, dcmi_get_device_utilization_rate in %,
-dcmi_get_device_die_v2). Whose power a reading is, from the driver's published sources (github.com/hicann/driver,
-npucli: npu_common_ext.c, npu_info_print.c): that of a 910B is the chip's; of an A3's card only the first die has one
-shown; on a 310P the chips have none and the card's microcontroller answers (dcmi_mcu_get_power_info).
+dcmi_get_device_die_v2). What a power reading covers, from the driver's published source (github.com/hicann/driver,
+npucli: npu_common_ext.c, npu_info_print.c): on a 910B the chip; on an A3 the card, shown with its first die alone; on
+a 310P the card, whose microcontroller has the only reading (dcmi_mcu_get_power_info).
 """
 
 from __future__ import annotations
@@ -17,16 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.ascend.chips import (
-    MOST_WATTS,
-    NO_ALLOCATOR,
-    NO_COUNTER,
-    NO_REGISTER,
-    Chip,
-    Doubt,
-    card_power_w,
-    choose_chips,
-)
+from efficientbench.metrics.sensors.ascend.chips import Chip, chip_power_w, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi_library import (
     ChipInfo,
     DdrInfo,
@@ -37,38 +28,70 @@ from efficientbench.metrics.sensors.ascend.dcmi_library import (
     card_ids,
     load,
 )
-from efficientbench.metrics.sensors.base import DeviceInfo, Foreign, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import MEMORY_AND_UTILIZATION, DeviceInfo, OtherUse, Sample, Scope, Sensor
 from efficientbench.metrics.sensors.host import machine_uuid
-from efficientbench.metrics.sensors.processes import foreign_processes
+from efficientbench.metrics.sensors.processes import other_processes
 
 _MAXIMUM_PROCESSES = 32
 _AI_CORE = 2
-"""Kind of utilization that npu-smi shows as 'AI Core(%)'."""
+"""The kind of utilization that npu-smi shows as 'AI Core(%)'."""
 _COMPUTE_DIE = 1
 _BYTES_PER_MB = 1 << 20
 _TWO_DIES = re.compile(r"Ascend910(_93\w*)?")
 """Name of an A3's chips."""
 _NO_POWER = (0x7FFD, 0x7FFF)
-"""The microcontroller's words for a power that is invalid or could not be read."""
+"""The microcontroller's codes for a power that is invalid or could not be read."""
+_MAXIMUM_POWER_W = 5000.0
+"""No Ascend card takes as much."""
+
+
+class PlausibilityCheck:
+    """Rejects impossible readings; a quantity is unavailable, with the value as the reason, until a possible one comes.
+
+    Args:
+        unavailable: the sensor's own reasons by quantity, which the check adds to and removes from.
+    """
+
+    def __init__(self, unavailable: dict[str, str]) -> None:
+        self._unavailable = unavailable
+        self._rejected: set[str] = set()
+
+    def accept(self, quantity: str, value: float | None, highest: float, device: str) -> float | None:
+        """Return `value` if it lies between 0 and `highest`, in the quantity's own unit, else None."""
+        if value is not None and 0 <= value <= highest:
+            if quantity in self._rejected:
+                self._rejected.remove(quantity)
+                del self._unavailable[quantity]
+            return value
+        if value is not None and quantity not in self._unavailable:
+            self._rejected.add(quantity)
+            self._unavailable[quantity] = f"the driver's answer for {device} cannot be: {value:g} (at most {highest:g})"
+        return None
+
+    def is_missing(self, quantity: str) -> bool:
+        """Return whether the sensor cannot read a quantity at all, so that it need not try."""
+        return quantity in self._unavailable and quantity not in self._rejected
 
 
 class DcmiSensor(Sensor):
-    """Memory, AI core utilization and power of Ascend NPUs; energy is power integrated, for there is no counter.
+    """Memory, AI core utilization and power of Ascend NPUs; energy is integrated power, for lack of a counter.
 
-    Where a card gives one power for several NPUs (A3, 310P), each has an equal part of it, and none has any where not
-    all of them are measured. The utilization query takes about 36 ms on a 910B, so that eight chips are read about
-    three times a second, whatever interval is asked for: the achieved one is recorded. While a profiler runs the
-    driver answers 0.
+    Where a card has one power reading for several NPUs (A3, 310P), each gets an equal part of it, and none gets any
+    unless all of them are measured. The utilization query takes about 36 ms on a 910B, so that eight chips are read
+    about three times a second at the most; the record has the interval achieved. While a profiler runs, the driver
+    reports 0.
 
     Args:
-        indices: the devices by their place among the visible ones, as torch counts them; all by default.
+        indices: positions of the devices among the visible ones, as torch counts them; all by default.
         environment: where ASCEND_RT_VISIBLE_DEVICES is looked up.
         library: path of libdcmi.so; the driver's own by default.
-        pids: the run's processes on this machine, this one by default: any other on a device is a disturbance.
+        pids: the run's processes on this machine, this one by default; any other on a device is a disturbance.
     """
 
     name = "dcmi"
     scope: Scope = "npu"
+    # No energy here: there is no counter whose absence would be worth a line.
+    figures = {**MEMORY_AND_UTILIZATION, "power_w": "power (AEC, J/token)"}
 
     def __init__(
         self,
@@ -87,10 +110,10 @@ class DcmiSensor(Sensor):
         self._chips: dict[str, Chip] = {}
         self._names: dict[Chip, str] = {}
         self._devices: list[DeviceInfo] = []
-        self._doubt = Doubt(self.unavailable)
+        self._plausibility = PlausibilityCheck(self.unavailable)
 
     def open(self) -> None:
-        """Load the library, find the chips and what each can say.
+        """Load the library, find the chips and what each can report.
 
         Raises:
             MetricsError: no library, no driver, or no visible chip.
@@ -102,17 +125,15 @@ class DcmiSensor(Sensor):
             self._chips[uuid], self._names[chip] = chip, self._name(chip)
             capacity = self._memory_bytes(chip)[1] or None
             self._devices.append(DeviceInfo(uuid, self._names[chip], capacity, "driver"))
-        self.unavailable.update(
-            {
-                "energy_j": NO_COUNTER,
-                **dict.fromkeys(("busy_s", "used_bytes"), NO_REGISTER),
-                **dict.fromkeys(("allocated_bytes", "reserved_bytes"), NO_ALLOCATOR),
-            }
+        self.unavailable["energy_j"] = "an Ascend NPU has no energy counter: power is polled and integrated"
+        self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "an Ascend NPU keeps no such register")
+        self.unavailable |= dict.fromkeys(
+            ("allocated_bytes", "reserved_bytes"), "the driver does not know torch's allocator"
         )
-        for quantity, ask in (("utilization", self._percent), ("power_w", self._power_w)):
+        for quantity, read in (("utilization", self._percent), ("power_w", self._power_w)):
             for uuid, chip in self._chips.items():
                 try:
-                    ask(chip)
+                    read(chip)
                 except MetricsError as error:
                     self.unavailable[quantity] = f"none for {uuid}: {error}"
 
@@ -121,33 +142,35 @@ class DcmiSensor(Sensor):
 
     def sample(self, time_s: float) -> list[Sample]:
         samples = []
+        check = self._plausibility
         for uuid, chip in self._chips.items():
             used, capacity = self._memory_bytes(chip)
-            busy = None if self._doubt.rules_out("utilization") else self._percent(chip)
-            power = None if self._doubt.rules_out("power_w") else self._power_w(chip)
-            busy = self._doubt.checked("utilization", busy, 100, uuid)
-            power = self._doubt.checked("power_w", power, MOST_WATTS, uuid)
+            percent = None if check.is_missing("utilization") else self._percent(chip)
+            power_w = None if check.is_missing("power_w") else self._power_w(chip)
+            # Some drivers return success together with a value that is no percentage, or no power.
+            percent = check.accept("utilization", percent, 100, uuid)
+            power_w = check.accept("power_w", power_w, _MAXIMUM_POWER_W, uuid)
             samples.append(
                 Sample(
                     time_s,
                     uuid,
-                    self._doubt.checked("memory_used_bytes", used, capacity or math.inf, uuid),
-                    None if busy is None else busy / 100,
-                    power or None,  # no NPU runs on nothing
+                    check.accept("memory_used_bytes", used, capacity or math.inf, uuid),
+                    None if percent is None else percent / 100,
+                    power_w or None,  # a power of 0 is a missing reading: an idle NPU takes tens of watts
                 )
             )
         return samples
 
-    def foreign(self) -> dict[str, Foreign]:
-        """Processes on the devices that are not the run's."""
+    def other_use(self) -> dict[str, OtherUse]:
+        """Return the processes on each device that do not belong to the run."""
         found = {}
         for uuid, chip in self._chips.items():
             processes, count = (Process * _MAXIMUM_PROCESSES)(), ctypes.c_int()
             try:
-                self._ask("dcmi_get_device_resource_info", chip, processes, ctypes.byref(count))
+                self._call_for("dcmi_get_device_resource_info", chip, processes, ctypes.byref(count))
             except MetricsError:
                 continue
-            others = foreign_processes([process.pid for process in processes[: count.value]], self._pids)
+            others = other_processes([process.pid for process in processes[: count.value]], self._pids)
             if others is not None:
                 found[uuid] = others
         return found
@@ -156,16 +179,16 @@ class DcmiSensor(Sensor):
         chips = []
         for card in card_ids(self._dcmi):
             number, management, processor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-            rest = (ctypes.byref(number), ctypes.byref(management), ctypes.byref(processor))
-            self._call("dcmi_get_device_id_in_card", card, *rest)
+            results = (ctypes.byref(number), ctypes.byref(management), ctypes.byref(processor))
+            call(self._dcmi, "dcmi_get_device_id_in_card", card, *results)
             for chip in range(number.value):
                 logic_id = ctypes.c_int()
-                self._call("dcmi_get_device_logic_id", ctypes.byref(logic_id), card, chip)
+                call(self._dcmi, "dcmi_get_device_logic_id", ctypes.byref(logic_id), card, chip)
                 chips.append(Chip(card, chip, logic_id.value))
         return chips
 
     def _memory_bytes(self, chip: Chip) -> tuple[int, int]:
-        """Used and present: of the on-chip memory, or of the DDR where a chip (310P) has none."""
+        """Return (used, capacity) of the on-chip memory, or of the DDR if a chip (310P) has none."""
         try:
             hbm = self._fill("dcmi_get_device_hbm_info", chip, HbmInfo())
             return int(hbm.memory_usage) * _BYTES_PER_MB, int(hbm.memory_size) * _BYTES_PER_MB
@@ -178,9 +201,8 @@ class DcmiSensor(Sensor):
         return (size - available) * _BYTES_PER_MB, size * _BYTES_PER_MB
 
     def _percent(self, chip: Chip) -> float:
-        """As the driver gives it, which some do with success although it is no percentage."""
         percent = ctypes.c_uint()
-        self._ask("dcmi_get_device_utilization_rate", chip, _AI_CORE, ctypes.byref(percent))
+        self._call_for("dcmi_get_device_utilization_rate", chip, _AI_CORE, ctypes.byref(percent))
         return percent.value
 
     def _power_w(self, chip: Chip) -> float | None:
@@ -188,34 +210,34 @@ class DcmiSensor(Sensor):
         try:
             if len(dies) == 1 or not _TWO_DIES.fullmatch(self._names[chip]):
                 return self._own_power_w(chip)
-            power: float | None = self._own_power_w(dies[0])
+            card_power_w: float | None = self._own_power_w(dies[0])
         except MetricsError as error:
             try:
-                power = self._controller_power_w(chip.card)
+                card_power_w = self._controller_power_w(chip.card)
             except MetricsError:
                 raise error from None
-        return card_power_w(power, dies, list(self._chips.values()))
+        return chip_power_w(card_power_w, dies, list(self._chips.values()))
 
     def _own_power_w(self, chip: Chip) -> float:
         tenths = ctypes.c_int()
-        self._ask("dcmi_get_device_power_info", chip, ctypes.byref(tenths))
+        self._call_for("dcmi_get_device_power_info", chip, ctypes.byref(tenths))
         return tenths.value / 10
 
     def _controller_power_w(self, card: int) -> float | None:
         tenths = ctypes.c_int()
-        self._call("dcmi_mcu_get_power_info", card, ctypes.byref(tenths))
+        call(self._dcmi, "dcmi_mcu_get_power_info", card, ctypes.byref(tenths))
         return None if tenths.value in _NO_POWER else tenths.value / 10
 
     def _name(self, chip: Chip) -> str:
         try:
             info = self._fill("dcmi_get_device_chip_info_v2", chip, ChipInfo())
         except MetricsError:
-            return chip.name
+            return "Ascend NPU"
         kind, name = (text.decode(errors="replace").strip() for text in (info.chip_type, info.chip_name))
-        return (name if name.startswith(kind) else kind + name) or chip.name
+        return (name if name.startswith(kind) else kind + name) or "Ascend NPU"
 
     def _uuid(self, chip: Chip) -> str:
-        """The die's own number; where the driver gives none, the chip's place in this machine."""
+        """Return the die's serial number; without one, the chip's place in this machine."""
         try:
             numbers = self._fill("dcmi_get_device_die_v2", chip, DieId(), _COMPUTE_DIE).soc_die
         except MetricsError:
@@ -225,11 +247,8 @@ class DcmiSensor(Sensor):
         return f"NPU-{machine_uuid()}-{chip.card}-{chip.chip}"
 
     def _fill(self, function: str, chip: Chip, structure: Any, *before: int) -> Any:
-        self._ask(function, chip, *before, ctypes.byref(structure))
+        self._call_for(function, chip, *before, ctypes.byref(structure))
         return structure
 
-    def _ask(self, function: str, chip: Chip, *rest: Any) -> None:
-        self._call(function, chip.card, chip.chip, *rest)
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        call(self._dcmi, function, *arguments)
+    def _call_for(self, function: str, chip: Chip, *arguments: Any) -> None:
+        call(self._dcmi, function, chip.card, chip.chip, *arguments)

@@ -1,8 +1,9 @@
-"""The driver's C library as its documentation declares it: where it lies, its structures, its calls."""
+"""Declares the Ascend driver's C library DCMI by its documentation: where it lies, its structures, how to call it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
@@ -12,6 +13,8 @@ MAXIMUM_CARDS = 64
 
 
 class HbmInfo(ctypes.Structure):
+    """On-chip memory; sizes in MB."""
+
     _fields_ = (
         ("memory_size", ctypes.c_ulonglong),
         ("freq", ctypes.c_uint),
@@ -22,6 +25,8 @@ class HbmInfo(ctypes.Structure):
 
 
 class DdrInfo(ctypes.Structure):
+    """Memory of a chip without on-chip memory; sizes in MB."""
+
     _fields_ = (
         ("memory_size", ctypes.c_ulonglong),
         ("memory_available", ctypes.c_ulonglong),
@@ -35,6 +40,8 @@ class DdrInfo(ctypes.Structure):
 
 
 class ChipInfo(ctypes.Structure):
+    """Names of a chip, such as `Ascend` and `910B2`."""
+
     _fields_ = (
         ("chip_type", ctypes.c_char * 32),
         ("chip_name", ctypes.c_char * 32),
@@ -45,61 +52,58 @@ class ChipInfo(ctypes.Structure):
 
 
 class DieId(ctypes.Structure):
+    """Serial number of a chip's die."""
+
     _fields_ = (("soc_die", ctypes.c_uint * 5),)
 
 
 class Process(ctypes.Structure):
+    """One process on a chip."""
+
     _fields_ = (("pid", ctypes.c_int), ("memory_bytes", ctypes.c_ulong))
 
 
-def load(path: str | None) -> Any:
-    """The library at `path`, by default the driver's own, initialized.
+def load(path: str | None = None) -> Any:
+    """Return the library at `path`, by default the driver's own, initialized.
 
     Raises:
-        MetricsError: there is none, it cannot be loaded, or there is no driver behind it.
+        MetricsError: the library cannot be loaded, or no driver answers behind it.
     """
-    path = path or find_library()
-    if path is None:
-        raise MetricsError("the Ascend driver's library libdcmi.so is not installed")
-    try:
-        dcmi = ctypes.CDLL(path)
-    except OSError as error:
-        raise MetricsError(f"the Ascend driver's library cannot be loaded ({error})") from None
+    problem = "not found"
+    for candidate in [path] if path else LIBRARIES:
+        try:
+            dcmi = ctypes.CDLL(candidate)
+            break
+        except OSError as error:
+            if os.path.exists(candidate):  # such as one that needs another library of the driver
+                problem = str(error)
+    else:
+        raise MetricsError(
+            f"the Ascend driver's library libdcmi.so cannot be loaded ({problem}): install the NPU driver, or mount "
+            "the host's /usr/local/dcmi and /usr/local/Ascend/driver/lib64 in the container"
+        )
     call(dcmi, "dcmi_init")
     return dcmi
 
 
 def call(dcmi: Any, function: str, *arguments: Any) -> None:
-    """Raises MetricsError where the library has no such function, or it fails."""
+    """Call a function of the library.
+
+    Raises:
+        MetricsError: the library has no such function, or the call fails.
+    """
     try:
         code = getattr(dcmi, function)(*arguments)
     except AttributeError:
-        raise MetricsError(f"this driver's libdcmi.so has no {function}") from None
+        # The library of an Ascend 950 has functions of other names alone.
+        reason = f"this driver's libdcmi.so has no {function}: its NPUs are of an unknown generation"
+        raise MetricsError(reason) from None
     if code != 0:
         raise MetricsError(f"{function} failed with code {code} (DCMI API Reference, return codes)")
 
 
 def card_ids(dcmi: Any) -> list[int]:
-    """The cards of this machine, as the driver numbers them."""
+    """Return the cards of this machine, as the driver numbers them."""
     count, cards = ctypes.c_int(), (ctypes.c_int * MAXIMUM_CARDS)()
     call(dcmi, "dcmi_get_card_list", ctypes.byref(count), cards, MAXIMUM_CARDS)
     return cards[: count.value]
-
-
-def find_library() -> str | None:
-    """Where the driver's library can be loaded from, or None."""
-    for path in LIBRARIES:
-        try:
-            ctypes.CDLL(path)
-        except OSError:
-            continue
-        return path
-    return None
-
-
-def serves() -> bool:
-    """Whether the driver's library is here and knows cards; that of a 950 has functions of other names alone."""
-    try:
-        return bool(card_ids(load(None)))
-    except MetricsError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.metrics_parts import GB
+from support.metrics_parts import GB, measure_step
 
 from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor, HostSensor, merge
 
@@ -60,9 +60,7 @@ def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
 
 def test_an_allocator_alone_stands_for_no_device() -> None:
     memory = Memory()
-    with EfficiencyMonitor([AllocatorSensor(memory, 0, "x")]) as monitor, monitor.step(tokens=1):
-        memory.allocate(0, GB)
-    run = merge([monitor.finish()])
+    run = measure_step(AllocatorSensor(memory, 0, "x"), work=lambda: memory.allocate(0, GB))
     assert run.peak_allocated_bytes == GB
     assert (run.amu_gb, run.device_scope, run.device_names) == (None, None, ())
     assert run.unavailable["amu_gb"] == "no sensor for it was in use"
@@ -70,10 +68,7 @@ def test_an_allocator_alone_stands_for_no_device() -> None:
 
 def test_an_allocator_beside_the_host_leaves_the_hosts_memory_alone() -> None:
     memory = Memory()
-    sensors = [HostSensor(), AllocatorSensor(memory, 0, "x")]
-    with EfficiencyMonitor(sensors) as monitor, monitor.step(tokens=1):
-        memory.allocate(0, 500 * GB)
-    run = merge([monitor.finish()])
-    assert run.amu_gb is not None
-    assert run.amu_gb < 100
+    sensors = HostSensor(), AllocatorSensor(memory, 0, "x")
+    run = measure_step(*sensors, work=lambda: memory.allocate(0, 500 * GB))
+    assert 0 < run.amu_gb < 100
     assert run.peak_allocated_bytes == 500 * GB

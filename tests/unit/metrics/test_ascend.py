@@ -1,4 +1,4 @@
-"""Which NPUs are measured and by which sensor, and DCMI's readings; no NPU took part.
+"""Which NPUs are measured, and DCMI's readings; no NPU took part.
 
 The C library is compiled from declarations as documented, so that structures are laid out by a C compiler.
 """
@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support.metrics_parts import measure_step
 from support.repository import ROOT
 
-from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics import MetricsError
 from efficientbench.metrics.sensors.ascend import dcmi_library
-from efficientbench.metrics.sensors.ascend.chips import Chip, ascend_sensor, choose_chips
+from efficientbench.metrics.sensors.ascend.chips import Chip, choose_chips
 from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
-from efficientbench.metrics.sensors.ascend.dcmi_library import find_library
-from efficientbench.metrics.sensors.ascend.npu_smi import NpuSmiSensor
 from efficientbench.metrics.sensors.base import Sample
 from efficientbench.metrics.sensors.host import machine_uuid
 
@@ -27,13 +26,17 @@ MB = 1 << 20
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+    source = (ROOT / "tests" / "support" / "dcmi_replica.c").read_text()
+    return compiled(source, tmp_path_factory.mktemp("dcmi"))
+
+
+def compiled(source: str, folder: Path) -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler is here")
-    path = tmp_path_factory.mktemp("dcmi") / "libdcmi.so"
-    source = ROOT / "tests" / "support" / "dcmi_replica.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
-    return str(path)
+    path = str(folder / "libdcmi.so")
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-o", path, "-"], input=source, text=True, check=True)
+    return path
 
 
 def opened(library: str, visible: str | None = None, **arguments: object) -> DcmiSensor:
@@ -57,16 +60,13 @@ def test_dcmi_reads_every_chip_in_our_units(library: str) -> None:
 
 
 def test_energy_is_integrated_power_with_the_interval_achieved(library: str) -> None:
-    monitor = EfficiencyMonitor([DcmiSensor(environment={}, library=library)], sample_interval_s=0.02)
-    with monitor, monitor.step(tokens=10):
-        time.sleep(0.3)
-    run = merge([monitor.finish()])
+    sensor = DcmiSensor(environment={}, library=library)
+    run = measure_step(sensor, work=lambda: time.sleep(0.3), sample_interval_s=0.02)
     assert run.energy_scope == run.device_scope == "npu"
     assert run.energy_source == "integrated power"
     assert run.aec_w == pytest.approx((200 + 500 + 500.5) / 3)
     assert run.power_w_sum == pytest.approx(1200.5)
     assert run.energy_j == pytest.approx(1200.5 * run.window_s)
-    assert run.sample_interval_s is not None
     assert 0.01 < run.sample_interval_s < 0.3
     assert "no energy counter" in run.sensors[0].unavailable["energy_j"]
 
@@ -158,30 +158,26 @@ def test_a_310p_is_read_through_its_cards_controller(library: str, monkeypatch: 
 def test_another_process_on_an_npu_is_seen(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DCMI_PIDS", "4194305,4194306")
     sensor = opened(library, pids=[4194305])
-    assert {found.description for found in sensor.foreign().values()} == {"on the device too: process 4194306"}
-    assert len(sensor.foreign()) == 3
-    assert opened(library, pids=[7]).foreign() == {}
+    assert {found.description for found in sensor.other_use().values()} == {"on the device too: process 4194306"}
+    assert len(sensor.other_use()) == 3
+    assert opened(library, pids=[7]).other_use() == {}
 
 
-def test_without_library_or_driver_the_reason_is_said(
+def test_without_library_or_driver_the_reason_and_the_remedy_are_said(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_library() is None:
-        with pytest.raises(MetricsError, match="libdcmi.so is not installed"):
-            DcmiSensor().open()
-        assert isinstance(ascend_sensor(), NpuSmiSensor)
     (tmp_path / "libdcmi.so").write_text("no library")
-    with pytest.raises(MetricsError, match="cannot be loaded"):
-        DcmiSensor(library=str(tmp_path / "libdcmi.so")).open()
+    for name, problem in (("none.so", "not found"), ("libdcmi.so", ".*libdcmi.so: file too short")):
+        with pytest.raises(MetricsError, match=f"cannot be loaded .{problem}.: .*mount the host's /usr/local/dcmi"):
+            DcmiSensor(library=str(tmp_path / name)).open()
+    monkeypatch.setattr(dcmi_library, "LIBRARIES", (str(tmp_path / "none.so"), library))
+    DcmiSensor(environment={}).open()
     monkeypatch.setenv("DCMI_LACKS", "dcmi_init")
     with pytest.raises(MetricsError, match="dcmi_init failed with code -8255"):
         opened(library)
 
 
-def test_a_driver_whose_library_knows_no_cards_is_read_through_its_tool(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dcmi_library, "LIBRARIES", (library,))
-    assert isinstance(ascend_sensor(), DcmiSensor)
-    monkeypatch.setenv("DCMI_LACKS", "dcmi_get_card_list")  # as a 950's
-    assert isinstance(ascend_sensor(), NpuSmiSensor)
+def test_a_driver_of_an_unknown_generation_is_said(tmp_path: Path) -> None:
+    library = compiled("int dcmiv2_init(void) { return 0; }", tmp_path)
+    with pytest.raises(MetricsError, match="has no dcmi_init: its NPUs are of an unknown generation"):
+        opened(library)

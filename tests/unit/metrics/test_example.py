@@ -27,7 +27,6 @@ def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[st
     assert len(run.step_times_s) == 10
     assert run.tokens == 10 * 8 * 64
     assert math.fsum(run.step_times_s) <= run.window_s
-    assert run.amu_gb is not None
     assert run.amu_gb > 0.05  # torch alone is larger
     shown = capsys.readouterr().out
     for title in ("devices", "steps", "throughput", "memory", "utilization", "energy"):
@@ -40,10 +39,12 @@ def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str])
     measured = runpy.run_path(str(EXAMPLES / "transformers_trainer.py"))["measured"]
     assert measured.run.tokens == 10 * 4 * 32
     assert len(measured.run.step_times_s) == 10
-    # The evaluation after step 6 and the checkpoint's writing lie outside: two windows.
-    assert len(measured.run.windows) == 2
-    assert measured.run.window_s < 0.9 * (measured.run.windows[-1][1] - measured.run.windows[0][0])
-    assert "10 measured" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "10 measured" in shown
+    # The evaluation after step 6 lies between two windows, and the checkpoint's writing after them.
+    (_, end_s), (begin_s, _) = measured.run.windows
+    evaluation_s = re.search(r"'eval_runtime': '?([0-9.e-]+)", shown)
+    assert begin_s - end_s >= float(evaluation_s[1]) > 0
 
 
 def test_a_trainer_that_counts_no_tokens_is_refused() -> None:
@@ -61,7 +62,6 @@ def test_a_trainer_that_counts_no_tokens_is_refused() -> None:
         counted.on_step_begin(arguments, state, control)
         counted.on_step_end(arguments, state, control)
     counted.on_train_end(arguments, state, control)
-    assert counted.run is not None
     assert counted.run.tokens == 21
 
 
@@ -78,8 +78,6 @@ def test_a_trainer_that_begins_anew_samples_once() -> None:
     begun = [thread for thread in threading.enumerate() if thread.name == "metrics-host"]
     callback.on_train_end(arguments, state, control)
     assert len(begun) == 1
-    assert callback.run is not None
-    assert callback.run.amu_gb is not None
     assert callback.run.amu_gb > 0.01
 
 

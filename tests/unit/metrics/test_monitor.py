@@ -128,19 +128,6 @@ def test_each_step_and_both_edges_wait_for_the_device_and_only_edges_for_the_ran
     assert calls == [*edge, *step, *step, *edge]
 
 
-def test_a_step_lasts_until_the_device_has_finished() -> None:
-    clock = HandClock()
-    pending_s = [0.0]
-
-    def synchronize() -> None:
-        clock.pass_time(pending_s[0])
-        pending_s[0] = 0.0
-
-    with EfficiencyMonitor(synchronize=synchronize, clock=clock) as monitor, monitor.step(tokens=1):
-        pending_s[0] = 0.25  # launched, not done
-    assert [step.time_s for step in monitor.finish().steps] == [0.25]
-
-
 def test_the_counters_are_read_after_the_device_has_settled() -> None:
     order: list[str] = []
     clock = HandClock()

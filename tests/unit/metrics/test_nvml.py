@@ -6,12 +6,12 @@ What only a GPU can prove (that the real driver answers so, and how fine its cou
 from __future__ import annotations
 
 import builtins
-import itertools
 import os
 import time
 
 import pynvml
 import pytest
+from support.metrics_parts import measure_step
 from support.nvml_replica import GB, Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
@@ -58,13 +58,6 @@ def test_visible_devices_by_index_and_uuid(visible: str | None, letters: str) ->
     assert found(four(), visible) == letters
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3), 2)))
-def test_index_and_uuid_name_the_same_device_in_any_order(order: tuple[int, int]) -> None:
-    by_index = ",".join(map(str, order))
-    by_uuid = ",".join(four().gpus[i].uuid for i in order)
-    assert found(four(), by_index) == found(four(), by_uuid)
-
-
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-", "1,0,1", "GPU-a,GPU-a", "GPU-a,GPU-aa", "none"])
 def test_no_visible_device_is_said(visible: str) -> None:
     # "GPU-" is the beginning of every UUID, hence of none in particular.
@@ -106,9 +99,7 @@ def test_mig_slices(visible: str | None, letters: str | None) -> None:
 
 def test_a_slice_has_memory_of_its_own_and_no_power() -> None:
     sensor = NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced())
-    with EfficiencyMonitor([sensor]) as monitor, monitor.step(tokens=1):
-        pass
-    run = merge([monitor.finish()])
+    run = measure_step(sensor)
     assert run.amu_gb == pytest.approx(10)
     assert (run.pcu, run.energy_j) == (None, None)
     assert "MIG-00000001" in run.unavailable["energy_j"]
@@ -146,18 +137,20 @@ def test_readings_come_in_our_units() -> None:
     assert sensor.devices()[0].memory_capacity_bytes == 80 * GB
 
 
-def test_the_counter_is_preferred_and_power_serves_without_one() -> None:
-    for lacks, source in (((), "counter"), (("energy",), "integrated power")):
-        driver = Driver(Gpu("GPU-a", lacks=lacks))
-        with EfficiencyMonitor([NvmlSensor(environment={}, nvml=driver)]) as monitor, monitor.step(tokens=1):
-            driver.gpus[0].energy_mj += 5000
-            time.sleep(0.05)
-        run = merge([monitor.finish()])
-        assert run.energy_source == source
-        if source == "counter":
-            assert run.energy_j == pytest.approx(5, rel=0.1)  # the edges' own time is scaled away
-        else:
-            assert run.aec_w == pytest.approx(250)
+@pytest.mark.parametrize(("lacks", "source"), [((), "counter"), (("energy",), "integrated power")])
+def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str, ...], source: str) -> None:
+    driver = Driver(Gpu("GPU-a", lacks=lacks))
+
+    def spend() -> None:
+        driver.gpus[0].energy_mj += 5000
+        time.sleep(0.05)
+
+    run = measure_step(NvmlSensor(environment={}, nvml=driver), work=spend)
+    assert run.energy_source == source
+    if source == "counter":
+        assert run.energy_j == pytest.approx(5, rel=0.1)  # the edges' own time is scaled away
+    else:
+        assert run.aec_w == pytest.approx(250)
 
 
 @pytest.mark.parametrize("lacks", ["utilization", "power", "energy", "mig"])
@@ -205,44 +198,19 @@ def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.
         NvmlSensor().open()
 
 
-RANKS = 4
-
-
-@pytest.mark.parametrize("mapping", ["own", "all", "shared", "reversed", "uuid"])
-def test_merging_counts_each_gpu_once_whatever_ranks_watch(mapping: str) -> None:
-    driver = four()
-    environment = {"CUDA_VISIBLE_DEVICES": "3,2,1,0"} if mapping == "reversed" else {}
-    ranks = []
-    for rank in range(RANKS):
-        watched: dict[str, list[int] | None] = {
-            "own": [rank],
-            "all": None,
-            "shared": [rank // 2],
-            "reversed": [rank],
-            "uuid": None,
-        }
-        uuids = [driver.gpus[rank].uuid] if mapping == "uuid" else None
-        sensor = NvmlSensor(uuids, watched[mapping], environment, driver)
-        with EfficiencyMonitor([sensor], rank=rank) as monitor, monitor.step(tokens=1):
-            pass
-        ranks.append(monitor.finish())
-    run = merge(ranks)
-    assert len(run.device_names) == (2 if mapping == "shared" else 4)
-
-
 def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
     own = os.getpid()
     driver = Driver(Gpu("GPU-a", pids=(own,)), Gpu("GPU-b", pids=(own, os.getppid(), 2**22 + 1)))
     sensor = NvmlSensor(environment={}, nvml=driver)
     sensor.open()
-    assert set(sensor.foreign()) == {"GPU-b"}
-    description = sensor.foreign()["GPU-b"].description
+    assert set(sensor.other_use()) == {"GPU-b"}
+    description = sensor.other_use()["GPU-b"].description
     assert f"process {os.getppid()} (" in description
     assert f"process {2**22 + 1}" in description
     assert f"process {own}" not in description
     both = NvmlSensor(environment={}, nvml=driver, pids=[own, os.getppid(), 2**22 + 1])
     both.open()
-    assert both.foreign() == {}
+    assert both.other_use() == {}
 
 
 @pytest.mark.parametrize("gpu", [Gpu("GPU-a", pids=(2**22 + 1,)), Gpu("GPU-a", lacks=("processes",))])
@@ -250,7 +218,7 @@ def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> N
     # The run's own process is not listed: its ids are of another namespace, or NVML lists none.
     sensor = NvmlSensor(environment={}, nvml=Driver(gpu))
     sensor.open()
-    assert sensor.foreign() == {}
+    assert sensor.other_use() == {}
     assert len(sensor.sample(0.0)) == 1
 
 
@@ -261,11 +229,6 @@ def test_the_real_driver_agrees_with_torch() -> None:
         pytest.skip("no NVIDIA GPU is here")
     block = torch.ones(2 * GB, dtype=torch.uint8, device="cuda")
     sensor = NvmlSensor(indices=[0])
-    with EfficiencyMonitor([sensor], torch.cuda.synchronize) as monitor, monitor.step(tokens=1):
-        for _ in range(200):
-            block.add_(1)
-    run = merge([monitor.finish()])
-    assert run.amu_gb is not None
+    run = measure_step(sensor, work=lambda: [block.add_(1) for _ in range(200)], synchronize=torch.cuda.synchronize)
     assert run.amu_gb >= 2
-    assert run.aec_w is not None
     assert run.aec_w > 0

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, RaplSensor, merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
@@ -147,14 +147,9 @@ def test_hosts_whose_meters_differ_or_fail_have_no_sum(tmp_path: Path) -> None:
 
 def test_a_counter_that_stands_still_is_no_zero_joules(tmp_path: Path) -> None:
     clock = HandClock(0)
-    sensors: list[Sensor] = [
-        TraceSensor(clock, ("A",), lambda t: GB, scope="host"),
-        RaplSensor(make(tmp_path, {"intel-rapl:0": ("package-0", 7)})),
-    ]
-    monitor = EfficiencyMonitor(sensors, sample_interval_s=1e6, clock=clock)
-    with monitor, monitor.step(tokens=1):
-        clock.pass_time(5)
-    run = merge([monitor.finish()])
+    host = TraceSensor(clock, ("A",), lambda t: GB, scope="host")
+    meter = RaplSensor(make(tmp_path, {"intel-rapl:0": ("package-0", 7)}))
+    run = measure_step(host, meter, work=lambda: clock.pass_time(5), sample_interval_s=1e6, clock=clock)
     assert (run.energy_j, run.aec_w) == (None, None)
     assert "stood still" in run.unavailable["energy_j"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metrics_parts import GB, HandClock, TraceSensor
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
 from support.traces import measure_trace
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, RecordingSensor, ReplaySensor, merge
@@ -161,10 +161,7 @@ def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
 def test_a_trace_that_ends_ends_the_series_with_a_reason(tmp_path: Path) -> None:
     clock = HandClock(0)
     path = write(tmp_path / "trace.jsonl", ("A",), [0.0, 1.0, 2.0], counter=False)
-    monitor = EfficiencyMonitor([ReplaySensor(path, clock)], sample_interval_s=1e6, clock=clock)
-    with monitor, monitor.step(tokens=1):
-        clock.pass_time(10)
-    run = merge([monitor.finish()])
+    run = measure_step(ReplaySensor(path, clock), work=lambda: clock.pass_time(10), sample_interval_s=1e6, clock=clock)
     assert run.unavailable["amu_gb"] == "replay: the trace trace.jsonl has ended"
 
 

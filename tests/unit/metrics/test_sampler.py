@@ -52,9 +52,8 @@ def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
     """And the quick ones share one."""
     read: list[str] = []
     slow = Hanging(HandClock(), name="slow")
-    a = TraceSensor(HandClock(), memory=lambda t: reads(read, "a"), name="a")
-    b = TraceSensor(HandClock(), memory=lambda t: reads(read, "b"), name="b")
-    a.is_slow = b.is_slow = False
+    a = TraceSensor(HandClock(), memory=lambda t: reads(read, "a"), name="a", is_slow=False)
+    b = TraceSensor(HandClock(), memory=lambda t: reads(read, "b"), name="b", is_slow=False)
     monitor = EfficiencyMonitor([slow, a, b], sample_interval_s=0.01)
     monitor.start()
     assert slow.hangs.wait(5)
@@ -71,9 +70,8 @@ def test_a_slow_sensor_has_a_thread_of_its_own() -> None:
 def test_the_others_go_on_where_one_that_shares_their_thread_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "PATIENCE_S", 0.3)
     read: list[str] = []
-    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver")
-    other = TraceSensor(HandClock(), memory=lambda t: reads(read, "other"), name="other")
-    driver.is_slow = other.is_slow = False
+    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
+    other = TraceSensor(HandClock(), memory=lambda t: reads(read, "other"), name="other", is_slow=False)
     monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01)
     monitor.start()
     assert driver.hangs.wait(5)
@@ -114,9 +112,8 @@ def test_a_driver_that_hangs_at_its_opening_does_not_hang_the_training(monkeypat
 
 def test_a_slow_reading_is_not_put_down_to_the_sensor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "PATIENCE_S", 1.0)
-    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver")
-    other = Hanging(HandClock(), memory=lambda t: GB, name="other")
-    driver.is_slow = other.is_slow = False
+    driver = Hanging(HandClock(), memory=lambda t: GB, name="driver", is_slow=False)
+    other = Hanging(HandClock(), memory=lambda t: GB, name="other", is_slow=False)
     monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01, warmup_steps=9)
     with monitor:
         assert driver.hangs.wait(5)
@@ -137,8 +134,8 @@ def test_a_closed_sensor_is_not_sampled_when_one_before_it_answers_at_last(monke
             self.calls.append("sample")
             return super().sample(time_s)
 
-    driver, other = Hanging(HandClock(), name="driver"), Called(HandClock(), name="other")
-    driver.is_slow = other.is_slow = False
+    driver = Hanging(HandClock(), name="driver", is_slow=False)
+    other = Called(HandClock(), name="other", is_slow=False)
     monitor = EfficiencyMonitor([driver, other], sample_interval_s=0.01)
     monitor.start()
     assert driver.hangs.wait(5)
@@ -169,7 +166,6 @@ def test_what_is_no_sample_ends_its_series_and_nothing_else(garbage: Any) -> Non
         monitor.latest_samples()
     measured = monitor.finish()
     failure = measured.sensors[0].failure
-    assert failure is not None
     assert failure.startswith("trace: ")
     assert measured.devices[0].memory_idle_gb == 3
     assert measured.devices[0].unavailable["amu_gb"] == failure

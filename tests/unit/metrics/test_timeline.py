@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.metrics_parts import GB, HandClock, TraceSensor
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
 
 from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.timeline import MAXIMUM_POINTS, make_timeline
-from efficientbench.metrics.sensors.base import Foreign
+from efficientbench.metrics.sensors.base import OtherUse
 
 NOTHING: tuple[list[float], list[float]] = ([], [])
 
@@ -47,9 +45,9 @@ def test_no_sample_is_lost_or_counted_twice(samples: list[tuple[float, float]], 
 class Visited(TraceSensor):
     """Another process is on the device from second 20 to 40."""
 
-    def foreign(self) -> dict[str, Foreign]:
+    def other_use(self) -> dict[str, OtherUse]:
         now_s = self.clock()
-        return {"GPU-0": Foreign("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
+        return {"GPU-0": OtherUse("process 7 (other)", now_s / 100)} if 20 <= now_s < 40 else {}
 
 
 def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() -> None:
@@ -75,25 +73,10 @@ def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() 
     assert disturbance.description == "process 7 (other)"
 
 
-def test_a_device_that_two_ranks_watch_has_one_timeline() -> None:
-    clock = HandClock(0)
-    ranks = []
-    for rank in range(2):
-        sensor = TraceSensor(clock, power=lambda t: 5)
-        monitor = EfficiencyMonitor([sensor], rank=rank, sample_interval_s=1e6, clock=clock)
-        with monitor, monitor.step(tokens=1):
-            clock.pass_time(1)
-        ranks.append(monitor.finish())
-    assert len(merge(ranks).timelines) == 1
-    assert math.isfinite(merge(ranks).timelines[0].bucket_s)
-
-
 def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
     clock = HandClock(0)
     sensor = TraceSensor(clock, power=lambda t: 5, unavailable={"utilization": "it has no meter"})
-    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor, monitor.step(tokens=1):
-        clock.pass_time(4)
-    (state,) = merge([monitor.finish()]).sensors
+    (state,) = measure_step(sensor, work=lambda: clock.pass_time(4), sample_interval_s=1e6, clock=clock).sensors
     assert "power_w" in state.measures
     assert "utilization" not in state.measures
     assert state.unavailable == {"utilization": "it has no meter"}

@@ -1,0 +1,78 @@
+"""Chooses the sensors that read a device, and opens one to see what it can read.
+
+A sensor for devices of another vendor is added here, and nowhere else outside its own file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from efficientbench.metrics.monitoring.measurement import SensorState
+from efficientbench.metrics.monitoring.sampler import SensorSampler
+from efficientbench.metrics.sensors.allocator import AllocatorSensor
+from efficientbench.metrics.sensors.ascend.dcmi import DcmiSensor
+from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.host import HostSensor
+from efficientbench.metrics.sensors.nvml import NvmlSensor
+from efficientbench.metrics.sensors.rapl import RaplSensor
+
+
+def device_sensors(
+    telemetry: str, indices: Sequence[int] | None = None, pids: Sequence[int] | None = None
+) -> list[Sensor]:
+    """Return the sensors that read devices through one kind of telemetry.
+
+    Args:
+        telemetry: 'nvml' (NVIDIA GPUs), 'ascend' (Ascend NPUs) or 'host' (the host and its energy).
+        indices: positions of the devices among the visible ones, as torch counts them; all by default.
+        pids: all processes of the run on this host; this one by default.
+    """
+    if telemetry == "nvml":
+        return [NvmlSensor(indices=indices, pids=pids)]
+    if telemetry == "ascend":
+        return [DcmiSensor(indices, pids=pids)]
+    return [HostSensor(pids), RaplSensor()]
+
+
+def local_sensors(pids: Sequence[int] | None = None) -> list[Sensor]:
+    """Return sensors for this process's current accelerator, or without one for the host and its energy.
+
+    Args:
+        pids: all processes of the run on this host; this one by default.
+    """
+    torch = _torch_with_accelerator()
+    if torch is None:
+        return device_sensors("host", pids=pids)
+    kind = torch.accelerator.current_accelerator().type
+    module = torch.get_device_module(kind)
+    index = module.current_device()
+    sensors = device_sensors("ascend" if kind == "npu" else "nvml", [index], pids)
+    return [*sensors, AllocatorSensor(module, index, module.get_device_name(index))]
+
+
+def local_synchronize() -> Callable[[], object]:
+    """Return a function that waits until the accelerator has done all its work; without one it does nothing."""
+    torch = _torch_with_accelerator()
+    return _nothing if torch is None else torch.accelerator.synchronize
+
+
+def examine(sensor: Sensor) -> SensorState:
+    """Open a sensor, take one sample, close it, and return what it can measure here, and why not the rest."""
+    sampler = SensorSampler(sensor, time.monotonic)
+    sampler.open()
+    sampler.close()
+    return sampler.state()
+
+
+def _torch_with_accelerator() -> Any:
+    """Return torch if the program has imported it and it finds an accelerator, else None."""
+    # Not imported here: a loop that does not use torch must not pay for its start.
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.accelerator.is_available() else None
+
+
+def _nothing() -> None:
+    return None
