@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.running.complete import complete_record
+from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, run_environment, slots
 from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
@@ -173,7 +173,8 @@ class Scheduler:
 
     def _end_all(self, signals: list[int]) -> None:
         """Where an error of the sweep's own ends it, as a full disk: what it has started saves, unless a second signal
-        comes."""
+        comes.
+        """
         for attempt in self._running:
             self._stop(attempt)
         while len(signals) < 2 and any(

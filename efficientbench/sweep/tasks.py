@@ -11,10 +11,9 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.analysis.repeats import flat
 from efficientbench.planning.plan import DoesNotFitError, Plan
-from efficientbench.running.complete import PLACES
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import settings
 from efficientbench.running.run import plan_on
 from efficientbench.sweep.axes import combinations, label_of, parse_axes
 from efficientbench.sweep.machine import Machine, Share, slots_needed
@@ -67,8 +66,7 @@ class Task:
     @property
     def configuration(self) -> str:
         """The same text for tasks that compute the same."""
-        config = flat(self.config.model_dump(mode="json")) if self.config else {"words": self.words}
-        content = {key: value for key, value in config.items() if key not in PLACES}
+        content = settings(self.config.model_dump(mode="json")) if self.config else {"words": self.words}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -1,5 +1,6 @@
 """What a run asks of its corpora before any rank starts: one tokenizer, and documents in every split, without which the
-engine would search for ever."""
+engine would search for ever.
+"""
 
 from __future__ import annotations
 
