@@ -13,7 +13,17 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.launch import launch
-from efficientbench.cli.options import RUN, Data, MatrixFile, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
+from efficientbench.cli.options import (
+    RUN,
+    Arguments,
+    Data,
+    MatrixFile,
+    Name,
+    Smoke,
+    Tokenizer,
+    overrides_of,
+    resolve_arguments,
+)
 from efficientbench.cli.sweep import sweep as sweep_command
 
 app = typer.Typer(
@@ -52,7 +62,7 @@ def _options(
 @app.command()
 def run(
     name: Name,
-    words: Words = None,
+    arguments: Arguments = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -67,7 +77,7 @@ def run(
     ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
-    config, mode = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
+    config, mode = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
     if repeat is not None:
@@ -85,7 +95,7 @@ app.command("sweep")(sweep_command)
 @app.command()
 def plan(
     name: Annotated[str | None, RUN] = None,
-    words: Words = None,
+    arguments: Arguments = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -111,11 +121,11 @@ def plan(
     if every:
         from efficientbench.planning.plan_table import print_matrix
 
-        print_matrix(overrides_of([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
+        print_matrix(overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer), smoke)
         return
     if name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
+    config, _ = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     from rich.console import Console
 
     if world is not None:
@@ -231,12 +241,12 @@ def doctor(
 
 @app.command()
 def profile(
-    name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
+    name: Name, arguments: Arguments = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
     """Train a run, trace its last steps, and print what their time went to, beside the device's roofline."""
     from efficientbench.profiling.command import profile as profile_run
 
-    raise typer.Exit(profile_run(*resolve_words(name, words or [], smoke, data, tokenizer)))
+    raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
 app.command()(launch)

@@ -13,6 +13,7 @@ import typer
 from efficientbench.cli.options import (
     MODES,
     RUN,
+    Arguments,
     Axes,
     Data,
     MatrixFile,
@@ -20,7 +21,6 @@ from efficientbench.cli.options import (
     Sizes,
     Smoke,
     Tokenizer,
-    Words,
     names,
     overrides_of,
 )
@@ -63,7 +63,7 @@ Port = Annotated[
 
 def launch(
     name: Annotated[str | None, RUN] = None,
-    words: Words = None,
+    arguments: Arguments = None,
     *,
     to: To,
     only: Only = "",
@@ -93,10 +93,10 @@ def launch(
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.tasks import Request
 
-    given = list(words or [])
+    given = list(arguments or [])
     if name is not None and "=" in name:
         given, name = [name, *given], None
-    if surplus := [word for word in given if word in MODES]:
+    if surplus := [argument for argument in given if argument in MODES]:
         raise typer.BadParameter(f"{surplus[0]}: a script for nodes runs in the mode dlc; leave the word out")
     if (name is None) == (not only and not sizes):
         raise typer.BadParameter("launch needs either the name of a run, like gqa_1.5B, or --only and --sizes")
