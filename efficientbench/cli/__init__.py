@@ -1,4 +1,4 @@
-"""The command line. Bodies are thin, and import what they need when called, so that help and mistakes answer fast."""
+"""The command line. Each command imports what it needs when it is called, so that help and errors appear at once."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from efficientbench.config.schema import RunConfig
 
 MODES = ("dsw", "dlc")
+"""Alibaba PAI's names: DSW, this machine alone, the default; DLC, a job of several nodes."""
 
 RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
 Name = Annotated[str, RUN]
@@ -47,7 +48,7 @@ Axes = Annotated[
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Those that a list like `0.5B,1.5B` gives."""
+    """Split a list like `0.5B,1.5B`, without repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
@@ -59,7 +60,7 @@ def resolve_arguments(
     tokenizer: str | None,
     matrix: Path | None = None,
 ) -> tuple[RunConfig, str]:
-    """The configuration and the mode that the arguments of a command line ask for."""
+    """Return the configuration and the mode that a command line names; the last mode counts."""
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX
 
@@ -69,6 +70,6 @@ def resolve_arguments(
 
 
 def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
-    """The `key=value` that the arguments and options of a command line give."""
+    """Return the overrides `key=value` among the arguments, and those that `--data` and `--tokenizer` stand for."""
     named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
     return [*(argument for argument in arguments if argument not in MODES), *named]

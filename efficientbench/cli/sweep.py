@@ -1,4 +1,4 @@
-"""`efficientbench sweep`: many runs as one command."""
+"""The command `efficientbench sweep`: many runs as one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import typer
 
 from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
 
-SweepArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MATRIX] [key=value]...",
-        help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
-    ),
-]
-
 
 def sweep(
-    arguments: SweepArguments = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MATRIX] [key=value]...",
+            help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
+        ),
+    ] = None,
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
@@ -81,14 +79,14 @@ def sweep(
 
 
 def _matrix(argument: str) -> Path:
-    """The file as an absolute path; the shipped one by whatever path it is named."""
+    """Return the file as an absolute path; `MATRIX` itself, by whatever path it is named."""
     from efficientbench.config.matrix import MATRIX
 
     path = Path(argument).absolute()
     try:
         return MATRIX if path.samefile(MATRIX) else path
     except OSError:
-        # Who reads it says why that cannot be done.
+        # `load_matrix` raises with the reason.
         return path
 
 

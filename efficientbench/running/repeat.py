@@ -37,7 +37,7 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: 
     """
     if repeats < 1:
         raise ConfigError(f"--repeat: {repeats} runs are none; 1 or more")
-    configs = [_with_seed(config, config.training.seed + index) for index in range(repeats)]
+    configs = [with_seed(config, config.training.seed + index) for index in range(repeats)]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     device = find_device(config.device)
     nodes = Cluster.from_environment(os.environ).nodes if mode == "dlc" else 1
@@ -60,5 +60,6 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: 
     return 0
 
 
-def _with_seed(config: RunConfig, seed: int) -> RunConfig:
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """Return the configuration with another seed."""
     return config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})

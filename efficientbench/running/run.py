@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +67,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's process holds the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _connect(cluster, device, plan.layout) if cluster is not None else NodeLink(0, 1, {}) as link:
+            with _connected(cluster, device, plan.layout) as link:
                 corpora = prepare_corpora(plan.config)
                 _announce_data(plan.config, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
@@ -100,21 +100,22 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
     return plan
 
 
-def _connect(cluster: Cluster, device: Device, layout: Layout) -> NodeLink:
-    """Wait for all nodes, check that they reach each other as the ranks will, and return the link between them.
+@contextlib.contextmanager
+def _connected(cluster: Cluster | None, device: Device, layout: Layout) -> Iterator[NodeLink]:
+    """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
 
     The environment variables that HCCL then needs are set here; the ranks inherit them.
     """
-    ascend = cluster.nodes > 1 and device.telemetry == "ascend"
+    if cluster is None or cluster.nodes == 1:
+        yield NodeLink(0, 1, {})
+        return
+    ascend = device.telemetry == "ascend"
     network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
-    with contextlib.ExitStack() as stack:
-        link = stack.enter_context(preflight(cluster))
-        if cluster.nodes > 1:
-            address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
-            if network is not None:
-                os.environ.update(network.environment(address))
-        stack.pop_all()
-    return link
+    with preflight(cluster) as link:
+        address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
+        if network is not None:
+            os.environ.update(network.environment(address))
+        yield link
 
 
 def _prepare_job(

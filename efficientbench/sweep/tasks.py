@@ -13,6 +13,7 @@ from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.planning.plan import DoesNotFitError, Plan
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.repeat import with_seed
 from efficientbench.running.resume import settings
 from efficientbench.running.run import plan_on
 from efficientbench.sweep.machine import Machine, MachinePart, slots_needed
@@ -172,7 +173,7 @@ def _tasks(request: Request, combination: Combination, machine: Machine, jobs: i
         return [_planned(Task(config.name, arguments, OutputFolder.of(config), config), refused, machine, jobs)]
     tasks = []
     for seed in range(config.training.seed, config.training.seed + request.repeat):
-        seeded = config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})
+        seeded = with_seed(config, seed)
         own = (*arguments, "--repeat", "1", f"training.seed={seed}")
         task = Task(f"{config.name}__seed_{seed}", own, OutputFolder.of_repeat(seeded), seeded)
         tasks.append(_planned(task, refused, machine, jobs))
