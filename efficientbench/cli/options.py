@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, and the configuration that they ask for."""
+"""Arguments and options that several commands share, and the configuration that they resolve to."""
 
 from __future__ import annotations
 

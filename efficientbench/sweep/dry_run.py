@@ -48,10 +48,8 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
     refused: dict[tuple[tuple[str, ...], Refusal], list[Task]] = {}
     for task in tasks:
         if task.refused is not None:
-            # The label only repeats what the other arguments say.
-            same = tuple(
-                argument for argument in task.arguments if not argument.startswith(("training.seed=", "label="))
-            )
+            # A label has the values of the axes, and with them the seed.
+            same = tuple(each for each in task.arguments if not each.startswith(("training.seed=", "label=")))
             refused.setdefault((same, task.refused), []).append(task)
     return [
         f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
