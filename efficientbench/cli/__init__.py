@@ -73,7 +73,7 @@ def run(
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew, whatever checkpoint an earlier attempt has left")
+        bool, typer.Option("--fresh", help="start at step 1, whatever checkpoint an earlier attempt has left")
     ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
@@ -173,10 +173,10 @@ def compare(
         str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
     ] = "",
     target_loss: Annotated[
-        float | None, typer.Option("--target-loss", help="give tokens, time and energy to this validation loss")
+        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
     ] = None,
 ) -> None:
-    """Tell by how much two runs differ, and whether that is more than noise."""
+    """Print by how much two runs differ, and whether that is more than noise."""
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -190,7 +190,7 @@ def compare(
 
 
 class Format(str, Enum):
-    """What `export` writes."""
+    """Formats that `export` writes."""
 
     HF = "hf"
 
@@ -232,7 +232,7 @@ def doctor(
         typer.Option("--device", metavar="TYPE", help="examine one device type, with a training step on each"),
     ] = None,
 ) -> None:
-    """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
+    """Print what this machine has, what it lacks for which purpose, and how to mend that."""
     from efficientbench.doctor.doctor import doctor as examine
     from efficientbench.doctor.doctor import examine_device
 

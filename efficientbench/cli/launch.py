@@ -27,14 +27,14 @@ from efficientbench.cli.options import (
 
 
 class Starter(str, Enum):
-    """Who starts the nodes of a run."""
+    """Programs that start the nodes of a run."""
 
     TORCHRUN = "torchrun"
     SLURM = "slurm"
 
 
 class Rendezvous(str, Enum):
-    """How torchrun's agents find each other."""
+    """Ways in which torchrun's agents find each other."""
 
     C10D = "c10d"
     STATIC = "static"

@@ -119,7 +119,7 @@ def slots_needed(machine: Machine, jobs: int | None, ranks: int | None) -> int:
     return len(machine.devices) if ranks is None else min(ranks, len(machine.devices))
 
 
-def run_environment(
+def slot_environment(
     machine: Machine, chosen: Sequence[str], jobs: int | None, ranks: int, base: Mapping[str, str]
 ) -> dict[str, str]:
     """Return `base` with the variable that limits a run to its devices, or on a CPU to its part of the cores."""

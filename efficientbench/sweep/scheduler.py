@@ -14,7 +14,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
-from efficientbench.sweep.machine import Machine, run_environment, slots
+from efficientbench.sweep.machine import Machine, slot_environment, slots
 from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import Claim, Queue, State
@@ -47,7 +47,7 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a sweep allows its runs."""
+    """Limits of the runs of one sweep."""
 
     jobs: int | None
     """Runs at once; None: as many as there are devices for."""
@@ -129,7 +129,7 @@ class Scheduler:
             self._start(task, state, (claim, place))
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        environment = run_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
+        environment = slot_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
             child = Child(task.arguments, environment, self._queue.log(task.id), kept_open)
