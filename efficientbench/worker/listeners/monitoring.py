@@ -49,7 +49,7 @@ PHASES: dict[type[Event], str] = {
 
 
 class Heartbeat:
-    """Writes the step and what is done there into the pulse, so that the launcher can distinguish a hang from slow work."""
+    """Writes step and phase into the pulse, by which the launcher distinguishes a hang from slow work."""
 
     def __init__(self, pulse: Pulse) -> None:
         self.pulse = pulse
