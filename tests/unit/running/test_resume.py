@@ -11,10 +11,11 @@ from support.metrics_parts import make_record
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.failure_files import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import MAY_DIFFER, differences, prepare_folder, settings
+from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
 
@@ -153,3 +154,29 @@ def test_what_may_differ() -> None:
     )
     before, now = (settings(config.model_dump(mode="json"), MAY_DIFFER) for config in (CONFIG, other))
     assert differences(before, now) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device_name", "smaller", "kept"),
+    [
+        ((), "a CPU", False, True),
+        (("output=elsewhere", "data.cache=elsewhere"), "a CPU", False, True),
+        (("parallel.tp=2",), "a CPU", False, False),
+        (("checkpoint.interval=7",), "a CPU", False, False),
+        ((), "another CPU", False, False),
+        (("training.micro_batch_size=4",), "a CPU", False, False),
+        (("training.micro_batch_size=4",), "a CPU", True, True),
+    ],
+)
+def test_a_complete_record_is_kept(
+    tmp_path: Path, overrides: tuple[str, ...], device_name: str, smaller: bool, kept: bool
+) -> None:
+    """A measurement on another layout is another measurement, unlike a resumed attempt."""
+    recorded = tiny("gqa_1.5B").model_dump(mode="json")
+    if smaller:
+        recorded["training"] |= {"micro_batch_size": 1, "micro_batch_size_asked": 4}
+    facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS, "config": recorded}
+    write_record(make_record(facts), tmp_path / "record.json")
+    config = tiny("gqa_1.5B", *overrides)
+    size = config.training.micro_batch_size
+    assert (complete_record(OutputFolder(tmp_path), config, size, device_name, smaller) is not None) == kept
