@@ -153,8 +153,8 @@ def report(
 
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
-    from efficientbench.metrics.report.paper import print_paper
     from efficientbench.metrics.report.headline import print_results
+    from efficientbench.metrics.report.paper import print_paper
 
     made = build_report(folder, paper)
     print_paper(made.records, Console()) if paper else print_results(made.records, Console())
