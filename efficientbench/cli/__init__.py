@@ -1,10 +1,7 @@
-"""The command line. Bodies are thin, and import what they need when called, so that help and mistakes answer fast."""
+"""The command line. Each command imports what it needs when it is called, so that help and errors appear at once."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -13,7 +10,17 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.launch import launch
-from efficientbench.cli.options import RUN, Data, MatrixFile, Name, Smoke, Tokenizer, Words, overrides_of, resolve_words
+from efficientbench.cli.options import (
+    RUN,
+    Arguments,
+    Data,
+    MatrixFile,
+    Name,
+    Smoke,
+    Tokenizer,
+    overrides_of,
+    resolve_arguments,
+)
 from efficientbench.cli.sweep import sweep as sweep_command
 
 app = typer.Typer(
@@ -52,7 +59,7 @@ def _options(
 @app.command()
 def run(
     name: Name,
-    words: Words = None,
+    arguments: Arguments = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -63,11 +70,11 @@ def run(
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="begin anew, whatever checkpoint an earlier attempt has left")
+        bool, typer.Option("--fresh", help="start at step 1, whatever checkpoint an earlier attempt has left")
     ] = False,
 ) -> None:
     """Train, evaluate, measure and record one run, or several that repeat it."""
-    config, mode = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
+    config, mode = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
     if repeat is not None:
@@ -85,7 +92,7 @@ app.command("sweep")(sweep_command)
 @app.command()
 def plan(
     name: Annotated[str | None, RUN] = None,
-    words: Words = None,
+    arguments: Arguments = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
@@ -111,11 +118,11 @@ def plan(
     if every:
         from efficientbench.planning.plan_table import print_matrix
 
-        print_matrix(overrides_of([*([name] if name else []), *(words or [])], data, tokenizer), smoke)
+        print_matrix(overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer), smoke)
         return
     if name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = resolve_words(name, words or [], smoke, data, tokenizer, matrix)
+    config, _ = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     from rich.console import Console
 
     if world is not None:
@@ -163,10 +170,10 @@ def compare(
         str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
     ] = "",
     target_loss: Annotated[
-        float | None, typer.Option("--target-loss", help="give tokens, time and energy to this validation loss")
+        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
     ] = None,
 ) -> None:
-    """Tell by how much two runs differ, and whether that is more than noise."""
+    """Print by how much two runs differ, and whether that is more than noise."""
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -180,7 +187,7 @@ def compare(
 
 
 class Format(str, Enum):
-    """What `export` writes."""
+    """Formats that `export` writes."""
 
     HF = "hf"
 
@@ -222,7 +229,7 @@ def doctor(
         typer.Option("--device", metavar="TYPE", help="examine one device type, with a training step on each"),
     ] = None,
 ) -> None:
-    """Tell what this machine has, what it lacks for which purpose, and how to mend that."""
+    """Print what this machine has, what it lacks for which purpose, and how to mend that."""
     from efficientbench.doctor.doctor import check_device, check_machine
 
     raise typer.Exit(check_machine() if device is None else check_device(device))
@@ -230,25 +237,19 @@ def doctor(
 
 @app.command()
 def profile(
-    name: Name, words: Words = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
+    name: Name, arguments: Arguments = None, smoke: Smoke = False, data: Data = None, tokenizer: Tokenizer = None
 ) -> None:
     """Train a run, trace its last steps, and print what their time went to, beside the device's roofline."""
     from efficientbench.profiling.profile import profile as profile_run
 
-    raise typer.Exit(profile_run(*resolve_words(name, words or [], smoke, data, tokenizer)))
+    raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
 app.command()(launch)
 
 
 def main() -> None:
-    """Entry point: a user's mistake is told on stderr, with exit code 2 and no traceback."""
-    # What is imported and read stays: to look through all of it for garbage, again and again and at the end, is a
-    # third of the time.
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
-    # Nor are the entry points of all installed packages read for plugins of pydantic, of which nothing here has any.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    """Run the command line; print a user's mistake on stderr, without a traceback, and exit with 2."""
     try:
         app()
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`efficientbench launch`."""
+"""The command `efficientbench launch`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from efficientbench.cli.options import (
     MODES,
     RUN,
+    Arguments,
     Axes,
     Data,
     MatrixFile,
@@ -20,52 +21,30 @@ from efficientbench.cli.options import (
     Sizes,
     Smoke,
     Tokenizer,
-    Words,
     names,
     overrides_of,
 )
 
 
 class Starter(str, Enum):
-    """Who starts the nodes of a run."""
+    """Programs that start the nodes of a run."""
 
     TORCHRUN = "torchrun"
     SLURM = "slurm"
 
 
 class Rendezvous(str, Enum):
-    """How torchrun's agents find each other."""
+    """Ways in which torchrun's agents find each other."""
 
     C10D = "c10d"
     STATIC = "static"
 
 
-To = Annotated[Starter, typer.Option("--to", help="who starts the nodes")]
-Nodes = Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that each run takes")]
-DevicesPerNode = Annotated[
-    int, typer.Option("--devices-per-node", metavar="N", help="accelerators of a node; 0: its processors train")
-]
-Output = Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")]
-Repeat = Annotated[int | None, typer.Option("--repeat", metavar="N", help="as of `run`")]
-Sbatch = Annotated[
-    list[str] | None,
-    typer.Option("--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"),
-]
-Kind = Annotated[Rendezvous, typer.Option("--rendezvous", help="torchrun: how its agents meet")]
-Id = Annotated[str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")]
-Timeout = Annotated[
-    int, typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others")
-]
-Port = Annotated[
-    int, typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one")
-]
-
-
 def launch(
     name: Annotated[str | None, RUN] = None,
-    words: Words = None,
+    arguments: Arguments = None,
     *,
-    to: To,
+    to: Annotated[Starter, typer.Option("--to", help="who starts the nodes")],
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
@@ -73,15 +52,32 @@ def launch(
     data: Data = None,
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
-    nodes: Nodes = 1,
-    devices_per_node: DevicesPerNode = 8,
-    output: Output = "-",
-    repeat: Repeat = None,
-    sbatch: Sbatch = None,
-    rendezvous: Kind = Rendezvous.C10D,
-    rendezvous_id: Id = "",
-    rendezvous_timeout: Timeout = 600,
-    port: Port = 29500,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that each run takes")] = 1,
+    devices_per_node: Annotated[
+        int, typer.Option("--devices-per-node", metavar="N", help="accelerators of a node; 0: its processors train")
+    ] = 8,
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")] = "-",
+    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="as of `run`")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"
+        ),
+    ] = None,
+    rendezvous: Annotated[
+        Rendezvous, typer.Option("--rendezvous", help="torchrun: how its agents meet")
+    ] = Rendezvous.C10D,
+    rendezvous_id: Annotated[
+        str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")
+    ] = "",
+    rendezvous_timeout: Annotated[
+        int,
+        typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others"),
+    ] = 600,
+    port: Annotated[
+        int,
+        typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one"),
+    ] = 29500,
 ) -> None:
     """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch.
 
@@ -93,10 +89,10 @@ def launch(
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.tasks import Request
 
-    given = list(words or [])
+    given = list(arguments or [])
     if name is not None and "=" in name:
         given, name = [name, *given], None
-    if surplus := [word for word in given if word in MODES]:
+    if surplus := [argument for argument in given if argument in MODES]:
         raise typer.BadParameter(f"{surplus[0]}: a script for nodes runs in the mode dlc; leave the word out")
     if (name is None) == (not only and not sizes):
         raise typer.BadParameter("launch needs either the name of a run, like gqa_1.5B, or --only and --sizes")
@@ -123,13 +119,13 @@ def launch(
 
 
 def _write_script(script: str, output: str) -> None:
-    """Write the script to its file or to stdout, and a warning where nothing but bash could check it."""
+    """Write the script to its file or to stdout; warn where only its shell syntax could be checked."""
     from efficientbench.launchers.job_scripts.shell_script import checked, write
 
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":
-        # A path may have bytes that are no text.
+        # A path in the script may have bytes that are not UTF-8.
         typer.echo(os.fsencode(script), nl=False)
     else:
         write(script, Path(output))

@@ -1,4 +1,4 @@
-"""The script that starts a run on other machines: what it asks for is checked here, before it waits in a queue."""
+"""Write the script that starts a run on other machines, and check the run now, before the script waits in a queue."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import MATRIX, load_matrix
+from efficientbench.config.matrix import MATRIX
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
-from efficientbench.sweep.axes import combinations, label_of, parse_axes
-from efficientbench.sweep.select import select
-from efficientbench.sweep.tasks import Request
+from efficientbench.sweep.tasks import Request, chosen_combinations
 
 
 @dataclass(frozen=True)
 class Machines:
-    """What each run is given."""
+    """The nodes that each run gets."""
 
     nodes: int
     devices_per_node: int
@@ -34,7 +32,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """One run as the words of a command line give it."""
+    """One run of the script, as its command line names it."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -43,18 +41,16 @@ class NamedRun:
     matrix: Path = MATRIX
 
     @property
-    def words(self) -> list[str]:
-        """What follows `efficientbench run`."""
+    def arguments(self) -> list[str]:
+        """The command line after `efficientbench run`."""
         options = ["--smoke"] if self.smoke else []
         options += ["--repeat", str(self.repeat)] if self.repeat is not None else []
-        # Relative paths begin where the script was written.
+        # The script runs in the folder where it was written: relative paths stay valid.
         options += ["--matrix", str(self.matrix)] if self.matrix != MATRIX else []
         return [self.name, "dlc", *options, *self.overrides]
 
     def check(self, machines: Machines) -> str:
-        """The name of the run's folder. Raises ConfigError: a configuration or layout that cannot work there."""
-        if self.repeat is not None and self.repeat < 1:
-            raise ConfigError(f"--repeat: {self.repeat} runs are none; 1 or more")
+        """Return the name of the run's folder. Raises ConfigError: the configuration or layout cannot work there."""
         config = resolve(self.name, self.smoke, self.overrides, self.matrix)
         shared = machines.devices_per_node == 0
         if not shared:
@@ -64,42 +60,27 @@ class NamedRun:
 
 
 def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
-    """Every run of a sweep, in its order and with its folders; `name`: of this run of the matrix alone.
+    """Return every run that the request chooses; `name`: of this run of the matrix alone.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: a run's configuration is refused, or the request chooses nothing.
     """
-    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
-    if request.repeat is not None and any(axis.key == "training.seed" for axis in axes):
-        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
-    names = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
-    chosen = [(run.name, values) for run in names for values in combinations(axes)]
-    runs: dict[str, NamedRun] = {}
-    problems: dict[str, str] = {}
-    for run, values in chosen:
-        given = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
-        try:
-            config = resolve(run, request.smoke, given, request.matrix)
-        except ConfigError as error:
-            problems[" ".join([run, *given])] = str(error)
-            continue
-        label = label_of(values, config, config.label)
-        own = () if label is None else (f"label={label}",)
-        # Two texts of one value (1e-3, 0.001) are one run.
-        runs.setdefault(f"{run} {label}", NamedRun(run, (*given, *own), request.smoke, request.repeat, request.matrix))
-    _refuse(problems, len(chosen))
-    return list(runs.values())
+    found = chosen_combinations(request, name)
+    problems = {" ".join([each.name, *each.overrides]): each.refused for each in found if each.refused}
+    _refuse(problems, len(found))
+    return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 
 
 def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting) -> str:
-    """The text of a script for every node. Raises ConfigError and LaunchError."""
+    """Return the text of a torchrun script, which every node runs. Raises ConfigError and LaunchError."""
     run, *others = runs
     if others:
         raise ConfigError(f"torchrun starts one run, and {len(runs)} are named: --to slurm makes an array of them")
-    return torchrun_script(run.check(machines), run.words, machines.nodes, meeting, Path.cwd())
+    return torchrun_script(run.check(machines), run.arguments, machines.nodes, meeting, Path.cwd())
 
 
 def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]) -> str:
-    """The text of a script for sbatch; several runs are an array. Raises ConfigError and LaunchError."""
+    """Return the text of a script for sbatch; several runs are an array. Raises ConfigError and LaunchError."""
     names, problems = [], {}
     for run in runs:
         try:
@@ -108,12 +89,12 @@ def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]
             problems[" ".join([run.name, *run.overrides])] = str(error)
     _refuse(problems, len(runs))
     name = names[0] if len(names) == 1 else f"{len(names)}_runs"
-    words = [run.words for run in runs]
-    return slurm_script(name, words, machines.nodes, machines.devices_per_node, sbatch, Path.cwd())
+    arguments = [run.arguments for run in runs]
+    return slurm_script(name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd())
 
 
 def _refuse(problems: Mapping[str, str], runs: int) -> None:
-    """Raises ConfigError with what is wrong, by the run; what is wrong with all of them is told once."""
+    """Raise ConfigError with the problem of each run; a problem that all runs share is printed once."""
     reasons = list(dict.fromkeys(problems.values()))
     if len(problems) == runs and len(reasons) == 1:
         raise ConfigError(reasons[0])

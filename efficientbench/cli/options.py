@@ -1,4 +1,4 @@
-"""Words and options that several commands take, and the configuration that they ask for."""
+"""Arguments and options that several commands share, and the configuration that they resolve to."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from efficientbench.config.schema import RunConfig
 
 MODES = ("dsw", "dlc")
+"""Alibaba PAI's names: DSW, this machine alone, the default; DLC, a job of several nodes."""
 
 RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
 Name = Annotated[str, RUN]
-Words = Annotated[
+Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[dsw|dlc] [key=value]...",
@@ -47,23 +48,28 @@ Axes = Annotated[
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Those that a list like `0.5B,1.5B` gives."""
+    """Split a list like `0.5B,1.5B`, without repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def resolve_words(
-    name: str, words: Sequence[str], smoke: bool, data: str | None, tokenizer: str | None, matrix: Path | None = None
+def resolve_arguments(
+    name: str,
+    arguments: Sequence[str],
+    smoke: bool,
+    data: str | None,
+    tokenizer: str | None,
+    matrix: Path | None = None,
 ) -> tuple[RunConfig, str]:
-    """The configuration and the mode that the words of a command line ask for."""
+    """Return the configuration and the mode that a command line names; the last mode counts."""
     from efficientbench.config.load import resolve
     from efficientbench.config.matrix import MATRIX
 
-    modes = [word for word in words if word in MODES]
-    config = resolve(name, smoke, overrides_of(words, data, tokenizer), matrix or MATRIX)
+    modes = [argument for argument in arguments if argument in MODES]
+    config = resolve(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
     return config, modes[-1] if modes else MODES[0]
 
 
-def overrides_of(words: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
-    """The `key=value` that the words and options of a command line give."""
+def overrides_of(arguments: Sequence[str], data: str | None, tokenizer: str | None) -> list[str]:
+    """Return the overrides `key=value` among the arguments, and those that `--data` and `--tokenizer` stand for."""
     named = [f"data.{key}={value}" for key, value in (("path", data), ("tokenizer", tokenizer)) if value]
-    return [*(word for word in words if word not in MODES), *named]
+    return [*(argument for argument in arguments if argument not in MODES), *named]

@@ -1,4 +1,4 @@
-"""`efficientbench sweep`: many runs as one command."""
+"""The command `efficientbench sweep`: many runs as one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import typer
 
 from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
 
-SweepWords = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MATRIX] [key=value]...",
-        help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
-    ),
-]
-
 
 def sweep(
-    words: SweepWords = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MATRIX] [key=value]...",
+            help="a matrix of runs (by default experiments/matrix.yaml), and keys that all runs get",
+        ),
+    ] = None,
     only: Only = "",
     sizes: Sizes = "",
     axes: Axes = None,
@@ -60,10 +58,10 @@ def sweep(
     from efficientbench.sweep.sweep import Options, Request
     from efficientbench.sweep.sweep import sweep as run_sweep
 
-    given = words or []
-    if any(word in MODES for word in given):
+    given = arguments or []
+    if any(argument in MODES for argument in given):
         raise typer.BadParameter("a sweep runs on this machine's devices; leave dsw and dlc out")
-    matrices = [word for word in given if "=" not in word]
+    matrices = [argument for argument in given if "=" not in argument]
     if len(matrices) > 1:
         raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
     request = Request(
@@ -71,7 +69,7 @@ def sweep(
         only=names(only),
         sizes=names(sizes),
         axes=tuple(axes or ()),
-        overrides=tuple(overrides_of([word for word in given if "=" in word], data, tokenizer)),
+        overrides=tuple(overrides_of([argument for argument in given if "=" in argument], data, tokenizer)),
         smoke=smoke,
         repeat=repeat,
         retry_smaller=retry_smaller,
@@ -80,15 +78,15 @@ def sweep(
     raise typer.Exit(run_sweep(request, Options(jobs, limit_s, retry_failed, dry_run)))
 
 
-def _matrix(word: str) -> Path:
-    """The file as an absolute path; the shipped one by whatever path it is named."""
+def _matrix(argument: str) -> Path:
+    """Return the file as an absolute path; `MATRIX` itself, by whatever path it is named."""
     from efficientbench.config.matrix import MATRIX
 
-    path = Path(word).absolute()
+    path = Path(argument).absolute()
     try:
         return MATRIX if path.samefile(MATRIX) else path
     except OSError:
-        # Who reads it says why that cannot be done.
+        # `load_matrix` raises with the reason.
         return path
 
 

@@ -1,1 +1,1 @@
-"""A run's weights as a folder that other programs load."""
+"""Export a run's model as a folder that other programs load."""

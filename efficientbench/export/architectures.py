@@ -1,4 +1,4 @@
-"""Which class of transformers computes exactly what a model of ours does, and the configuration that makes it do so."""
+"""Choose the class of transformers that computes exactly what a model of ours does, and build its configuration."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EXPORTABLE = (
 
 
 def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:
-    """The model type that represents `model` exactly.
+    """Return the model type of transformers that computes exactly what `model` does.
 
-    Where a tokenizer does not survive Qwen2's (see `tokenizers.survives_qwen2`), Llama with a bias of zeros on the
-    output projection stands in for it, which is the same model.
+    Beside a Qwen2 configuration, some tokenizers change (see `tokenizers.survives_qwen2`). Llama with a bias of zeros
+    on the output projection is then exported, which is the same model.
 
     Raises:
-        ConfigError: there is none; the message says what each that comes near lacks.
+        ConfigError: there is none; the message names what the nearest classes lack.
     """
     attention, position = model.attention, model.position.kind
     if isinstance(attention, NSAConfig):
@@ -76,7 +76,7 @@ def _refusal(keys: str, reason: str) -> ConfigError:
 
 
 def transformers_config(config: RunConfig, architecture: Architecture, eos_token_id: int) -> PretrainedConfig:
-    """The configuration of the same architecture.
+    """Return transformers' configuration of the architecture.
 
     Raises:
         ConfigError: the installed transformers does not know it.
@@ -85,7 +85,7 @@ def transformers_config(config: RunConfig, architecture: Architecture, eos_token
 
     try:
         found = transformers.AutoConfig.for_model(architecture, **_settings(config, architecture, eos_token_id))
-    except Exception as error:  # by what an unknown type or a refused value is told, differs between releases
+    except Exception as error:  # the class that an unknown type or a refused value raises differs between releases
         reason = str(error).strip() or type(error).__name__
         raise ConfigError(
             f"transformers {transformers.__version__} has no {CLASSES[architecture]} of these shapes: "
@@ -134,7 +134,7 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         settings |= {
             "num_experts": model.moe.experts,
             "moe_intermediate_size": model.ffn_hidden_size,
-            # The class always has a shared expert: of no width it adds nothing.
+            # The class always has a shared expert; one of width 0 adds nothing.
             "shared_expert_intermediate_size": 0,
             "norm_topk_prob": True,
         }

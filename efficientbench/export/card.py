@@ -1,4 +1,4 @@
-"""The model card: what the weights are, and what is recorded of the run that made them."""
+"""Write the model card: what the weights are, and what was measured of the run that trained them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def model_card(
     record: RunRecord | None,
     warnings: Sequence[str] = (),
 ) -> str:
-    """README.md of an exported model.
+    """Return the README.md of an exported model.
 
     Args:
         config: the run.
-        architecture: what represents it in transformers.
-        step, steps: the checkpoint's step, and how many the run was to have.
+        architecture: its model type in transformers.
+        step: of the checkpoint.
+        steps: of the whole run.
         record: the run's; None where it has none.
-        warnings: what people must know besides.
+        warnings: about the exported files.
     """
     training = config.training
     tokens_per_step = training.global_batch_size * training.seq_len
@@ -96,7 +97,7 @@ def _no_loss(record: RunRecord, step: int) -> str:
 
 
 def _data(record: RunRecord) -> str:
-    # The last part of a path alone: the rest tells of the machine, not of the model.
+    # Only the last part of a path: the card is published, and the rest is about this machine.
     return "; ".join(
         f"{source.weight:.3g} {PurePath(source.source).name}, {source.documents:,} documents, {source.tokens:,} "
         f"tokens, SHA-256 {source.fingerprint}"
@@ -105,6 +106,6 @@ def _data(record: RunRecord) -> str:
 
 
 def _text(value: str) -> str:
-    """Any text as plain text in a cell of a Markdown table."""
+    """Escape a text so that it is plain text in a cell of a Markdown table."""
     printable = "".join(character if character.isprintable() else " " for character in value)
     return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", html.escape(printable, quote=False))

@@ -1,4 +1,4 @@
-"""`efficientbench export RUN --to hf DIR`: a run's model as a folder that transformers loads with no code of ours."""
+"""Write a run's model as a folder that transformers loads without code of ours (`efficientbench export`)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2}
 PARTIAL = ".partial"
-"""In the folder of an export that has not ended."""
+"""The folder in the target that an export writes to until it is complete."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is exported."""
+    """The model that is exported."""
 
     config: RunConfig
     weights: Mapping[str, torch.Tensor]
@@ -45,30 +45,33 @@ class Model:
 
     @property
     def architecture(self) -> Architecture:
-        """The model type that represents it."""
+        """Return the model type in transformers."""
         return architecture_of(self.config.model, survives_qwen2(self.tokenizer))
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported: where to, transformers' class for it, the checkpoint's step, and what people must know."""
+    """A finished export."""
 
     folder: Path
     class_name: str
+    """Transformers' class of the model."""
     step: int
+    """The checkpoint's."""
     warnings: tuple[str, ...]
+    """Checkpoints that were skipped, and what a user of the exported files must know."""
 
 
 def export(run: Path, folder: Path, step: int | None = None) -> Exported:
     """Write the model of a run into `folder`, which must not exist or be empty.
 
-    Weights (safetensors, in the dtype that the model computed with), configuration, tokenizer and README.md. The
+    The folder gets weights (safetensors, in the dtype of training), configuration, tokenizer and README.md. The
     configuration appears last: a folder that has one is complete.
 
     Args:
         run: the run's folder.
         folder: where the model goes.
-        step: the checkpoint's; None: the last good one.
+        step: of the checkpoint; None: the newest undamaged one.
 
     Raises:
         ConfigError: `run` is no run, no class of transformers computes what its model does, there is no such
@@ -102,7 +105,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
 
 
 def write_model(model: Model, folder: Path) -> list[str]:
-    """Configuration, tokenizer and weights into a folder that is there; returns what people must know of them.
+    """Write configuration, tokenizer and weights into an existing folder; return warnings for the user.
 
     Raises:
         ConfigError: the weights are not those of the run's model, or transformers refuses its shapes.
@@ -127,7 +130,7 @@ def write_model(model: Model, folder: Path) -> list[str]:
 
 
 def _checkpoint(run: Path, step: int | None) -> tuple[Path, list[str]]:
-    """The checkpoint's folder, and why newer ones are passed over."""
+    """Return the checkpoint's folder, and why newer ones are skipped."""
     if step is None:
         found, problems = find_good(run)
         if found is None:
@@ -170,7 +173,7 @@ def _refuse_taken(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
-    """Make the folder, and one in it to write to, whose files move up when the block ends well."""
+    """Make the folder and yield one inside it, whose files move up if the block ends without an error."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
@@ -194,8 +197,8 @@ def _claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
 
 
 def _tokenizer(job: Job, record: RunRecord | None) -> TextTokenizer:
-    """The tokenizer that the run's tokens come from."""
-    # All sources have the same.
+    """Return the tokenizer that made the run's tokens."""
+    # All sources have the same tokenizer.
     corpus = load_corpus(job.corpora[0])
     found = load_tokenizer(corpus.tokenizer_folder)
     trained = record.data[0].tokenizer_fingerprint if record and record.data else corpus.tokenizer_fingerprint
@@ -207,14 +210,14 @@ def _tokenizer(job: Job, record: RunRecord | None) -> TextTokenizer:
 
 
 def _write_configuration(model: Model, folder: Path) -> None:
-    """config.json and generation_config.json."""
+    """Write config.json and generation_config.json."""
     from transformers import GenerationConfig
 
     eos_token_id = model.tokenizer.eod_id
     transformers_config(model.config, model.architecture, eos_token_id).save_pretrained(folder)
     position = model.config.model.position
     if isinstance(position, RopeConfig):
-        # Releases before 5 read the base from here, and would take another for granted.
+        # Releases before 5 read the base from this key; without it they use a default of their own.
         path = folder / "config.json"
         content = json.loads(path.read_bytes()) | {"rope_theta": position.base}
         write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())

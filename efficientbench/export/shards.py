@@ -1,4 +1,4 @@
-"""Tensors into safetensors files of limited size, with the index that tells which file holds which."""
+"""Write tensors into safetensors files of limited size, with the index that maps each tensor to its file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from efficientbench.data_tools.files import write_file
 
 LARGEST_SHARD_BYTES = 2 * 10**9
-"""A tensor that is larger has a file of its own."""
+"""Size of a file; a larger tensor has a file of its own."""
 
 
 def write_shards(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, largest_bytes: int = LARGEST_SHARD_BYTES
 ) -> int:
-    """Write the tensors as they come, holding one file's in memory; returns their size in bytes.
+    """Write the tensors in their order, with those of one file in memory; return the size of all in bytes.
 
     One file is `model.safetensors`; several are `model-00001-of-0000N.safetensors` with an index.
     """
@@ -52,7 +52,7 @@ def _write(shard: dict[str, torch.Tensor], folder: Path, number: int) -> list[st
     path.touch()
     mode = path.stat().st_mode
     save_file(shard, path, metadata={"format": "pt"})
-    # safetensors makes files that only their owner can read.
+    # safetensors makes files that only their owner can read: restore the mode that the umask gives.
     path.chmod(mode)
     with path.open("rb") as stream:
         os.fsync(stream.fileno())
@@ -60,5 +60,5 @@ def _write(shard: dict[str, torch.Tensor], folder: Path, number: int) -> list[st
 
 
 def _numbered(folder: Path, number: int) -> Path:
-    """A file's name as long as it is not known how many there are."""
+    """Return a file's temporary name: the final one has the number of files, which is not yet known."""
     return folder / f"shard-{number + 1:05d}.safetensors"

@@ -1,4 +1,4 @@
-"""Our weights by their global names → the tensors of transformers' classes, as their checkpoints on disk name them.
+"""Convert our weights by their global names to the tensors of transformers' classes, as their checkpoints name them.
 
 H = hidden size, F = feed-forward width, V = vocabulary.
 """
@@ -30,29 +30,30 @@ RENAMED = {
     "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
-"""What goes over as it is."""
+"""Tensors that are only renamed: ours → transformers'."""
 
 ROTATED_QUERIES = {
     "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
     "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
 }
+"""MLA's query projections, whose rotated rows are reordered."""
 
 EXPERT_NAMES = {
-    # Folder of the experts, and in it the gate, up and down projection.
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
+"""The module of the experts, and in it the gate, up and down projection."""
 
 
 def exported(
     weights: Mapping[str, torch.Tensor], model: ModelConfig, architecture: Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the class that represents `model`, by name; each weight is read once, when its turn comes.
+    """Yield every tensor of transformers' class with its name; each weight is read once, when its turn comes.
 
     Args:
         weights: whole tensors by global names (see model/initial_weights.py); the embedding may be padded.
         model: the run's.
-        architecture: what represents it.
+        architecture: its model type in transformers.
 
     Raises:
         ConfigError: `weights` are not those of `model`.
@@ -80,7 +81,7 @@ def _in_layer_order(name: str) -> list[int | str]:
 def _converted(
     name: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """The tensors that one weight becomes; most are views of it."""
+    """Return the tensors that one weight becomes; most are views of it."""
     if name == EMBEDDING:
         return {"model.embed_tokens.weight": weight}
     if name == FINAL_NORM:
@@ -114,20 +115,20 @@ def _converted(
 def _query_key_value(
     kind: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """`weight` or `bias`, in which each group's query heads, key and value lie together, as three of that kind."""
+    """Split `weight` or `bias`, which has query heads, key and value of each group together, into q, k and v."""
     attention = model.attention
     assert isinstance(attention, GQAConfig)
     groups = weight.unflatten(0, (attention.query_groups, -1, model.head_dim))
     parts = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
     tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
     if architecture in ("llama", "smollm3") and kind == "bias":
-        # These have four biases or none; this model has none here, which is one of zeros.
+        # These classes have biases on all four projections or on none; a bias of zeros is none.
         tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
     return tensors
 
 
 def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """[heads, rows, …]: the last rows, which RoPE rotates, go from pairs that are halves apart to neighbours."""
+    """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
     attention = model.attention
     assert isinstance(attention, MLAConfig)
     rotated = attention.qk_rope_head_dim
@@ -136,7 +137,7 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
 
 
 def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """The router [experts, H]; with it Qwen2-MoE's shared expert, of no width."""
+    """Return the router [experts, H], and for Qwen2-MoE a shared expert of width 0."""
     folder, (gate, up, down) = EXPERT_NAMES[architecture]
     tensors = {f"{folder}.gate.weight": weight}
     if architecture == "qwen2_moe":
@@ -148,7 +149,7 @@ def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch
 
 
 def _expert(number: str, layer: str, weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:
-    """One expert's gate and up projection [2F, H], layer 1, or its down projection [H, F], layer 2."""
+    """Return one expert's gate and up projections from [2F, H] (layer 1), or its down projection [H, F] (layer 2)."""
     folder, (gate, up, down) = EXPERT_NAMES[architecture]
     prefix = f"{folder}.experts.{number}"
     if layer == "2":
@@ -158,7 +159,7 @@ def _expert(number: str, layer: str, weight: torch.Tensor, architecture: Archite
 
 
 def _with_storage_of_its_own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy of what is part of a larger one, which it would keep in memory."""
+    """Return the tensor; a copy if it is part of a larger one, which it would keep in memory."""
     if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Whether `AutoTokenizer`, which people will call on an exported folder, gives the ids that the run was trained on."""
+"""Check that `AutoTokenizer`, called on an exported folder, returns the ids that the run was trained on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DECIDING = ("normalizer", "pre_tokenizer", "model", "decoder")
 
 
 def survives_qwen2(tokenizer: TextTokenizer) -> bool:
-    """Whether a tokenizer stays the same beside a configuration of Qwen2.
+    """Return whether `AutoTokenizer` loads this tokenizer unchanged beside a configuration of Qwen2.
 
-    There `AutoTokenizer` of transformers 5 takes only vocabulary and merges from the folder; normalization and split
-    are Qwen2's own, whatever tokenizer.json says, and ids differ without a word.
+    Beside one, `AutoTokenizer` of transformers 5 reads only vocabulary and merges from the folder. It uses Qwen2's own
+    normalization and split, whatever tokenizer.json has, and the ids differ without a warning.
     """
     spec = tokenizer.spec
     parts = (spec["pre_tokenizer"] or {}).get("pretokenizers", [])
@@ -38,7 +38,7 @@ def survives_qwen2(tokenizer: TextTokenizer) -> bool:
 
 
 def changed_parts(tokenizer: TextTokenizer, folder: Path) -> list[str]:
-    """The parts that the installed transformers' `AutoTokenizer` makes into others as it loads `folder`."""
+    """Return the parts of the tokenizer that `AutoTokenizer` of the installed transformers changes as it loads it."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -47,7 +47,7 @@ def changed_parts(tokenizer: TextTokenizer, folder: Path) -> list[str]:
 
 
 def _essence(part: Any) -> Any:
-    """A part without what decides no id: where empty and absent mean the same, and offsets into the text."""
+    """Return a part without what decides no id: empty values, which mean the same as absent ones, and offsets."""
     if isinstance(part, dict):
         return {
             key: _essence(value) for key, value in part.items() if value not in (None, "") and key != "trim_offsets"

@@ -1,4 +1,4 @@
-"""The tokenized corpora of a run: made or found before any rank starts, and checked against its configuration."""
+"""Make or find the tokenized corpora of a run before any rank starts, and check them against its configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from efficientbench.running.job import Job
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
-    """The corpus of each of `config.data.sources`, in their order.
+    """Return the corpus of each of `config.data.sources`, in their order; tokenize those that are not yet.
 
     Raises:
-        DataError: what keeps a corpus from being made.
+        DataError: a source that cannot be read or tokenized.
         ConfigError: the sources have different tokenizers, the model's vocabulary is smaller than theirs, or a split
             has no document.
     """
@@ -41,12 +41,12 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
 
 
 def load_corpora(job: Job) -> list[Corpus]:
-    """The same corpora in a rank, from what its parent process wrote."""
+    """Return the job's corpora in a rank, from the manifests that the parent process wrote."""
     return [load_corpus(manifest) for manifest in job.corpora]
 
 
 def recorded_sources(job: Job) -> list[DataSource]:
-    """What the record keeps of the data."""
+    """Return what the record keeps of each source."""
     return [
         DataSource(
             source=corpus.source,
@@ -64,9 +64,9 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
     """Refuse a split that leaves training or validation without a document.
 
     Raises:
-        ConfigError: with a split that would do.
+        ConfigError: the message names a split that works.
     """
-    # The engine rounds the same way, and would look for ever for tokens in a split without documents.
+    # Megatron rounds the same way, and never stops searching for tokens in a split without documents.
     ends = [round(corpus.documents * end / sum(split)) for end in itertools.accumulate(split)]
     documents = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     wanted = [True, True, split[2] > 0]
@@ -80,7 +80,7 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
 
 
 def _show_progress(source: str, done: int, parts: int) -> None:
-    # A line for each tenth of what takes long enough to wonder.
+    # One line per tenth, and none for a source that takes seconds.
     if parts >= 10 and done % max(1, parts // 10) == 0:
         print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
 

@@ -1,15 +1,15 @@
-"""What the parent process hands to every rank."""
+"""The job that the parent process hands to every rank, as a file."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
+from efficientbench.metrics.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Job:
     """The manifest of each source's corpus, in the order of `config.data.sources`."""
     output: Path
     resume: Path | None = None
-    """The checkpoint to go on from; None: begin with the first step. The first node's job decides for all."""
+    """The checkpoint to resume from; None: start at step 1. The first node's job decides for all."""
 
     def write(self, path: Path) -> None:
-        """As JSON, beside its place and then renamed."""
+        """Write the job as JSON. Raises MetricsError where the file cannot be written."""
         content = {
             "config": self.config.model_dump(mode="json"),
             "layout": asdict(self.layout),
@@ -35,13 +35,11 @@ class Job:
             "output": str(self.output),
             "resume": str(self.resume) if self.resume is not None else None,
         }
-        beside = path.with_suffix(".partial")
-        beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
-        os.replace(beside, path)
+        write_whole(path, json.dumps(content, indent=2))
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """What `write` wrote."""
+        """Read what `write` wrote."""
         content = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             config=RunConfig.model_validate(content["config"]),

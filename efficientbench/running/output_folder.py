@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where in it, and that only one run writes there at a time."""
+"""The folder of a run: the paths of its files, and the lock that lets one run write there at a time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 
 WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint", "trace.json.gz")
+"""What `set_aside` moves: files and folders of one run, from its first attempt to its last."""
 
 
 class OutputFolder:
@@ -22,7 +23,7 @@ class OutputFolder:
         self.path = path
         self.record = path / "record.json"
         self.failure = path / "failure.json"
-        """Why the last attempt ended before its time; not there while one goes on, nor after one that did its work."""
+        """Why the last attempt ended early; absent while an attempt runs, and after one that reached its last step."""
         self.steps = path / "steps.jsonl"
         self.config = path / "config.json"
         self.tensorboard = path / "tensorboard"
@@ -31,24 +32,24 @@ class OutputFolder:
 
     @classmethod
     def of(cls, config: RunConfig) -> OutputFolder:
-        """The folder of a run, below the suite's."""
+        """Return the folder of a run, below the suite's."""
         return cls(Path(config.output).absolute() / config.name)
 
     @classmethod
     def of_repeat(cls, config: RunConfig) -> OutputFolder:
-        """The folder of one repeat of a run, below the run's."""
+        """Return the folder of one repeat of a run, below the run's."""
         return cls(cls.of(config).path / f"seed_{config.training.seed}")
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder and hold it for this run.
+        """Make the folder and lock it while the block runs; an earlier attempt's `failure.json` is removed.
 
         Raises:
             ConfigError: the folder cannot be written, or another run holds it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Unbuffered, so that nothing is left to write, which may fail, where it is closed.
+            # Unbuffered: on a full disk, closing it must not fail on a write that is left.
             lock = open(self.path / "lock", "a+b", buffering=0)  # noqa: SIM115, held while the run lasts
         except OSError as error:
             raise self.unwritable(error) from None
@@ -71,7 +72,7 @@ class OutputFolder:
             yield
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """What to tell people of a folder that takes no more files."""
+        """Return the error for a folder that takes no more files."""
         return ConfigError(f"output: {self.path} cannot be written: {error.strerror}")
 
     def set_aside(self) -> None:

@@ -1,4 +1,4 @@
-"""What the record of a run says before anything is measured, and the whole record of a run that failed."""
+"""The part of a run's record that is known before anything is measured, and the record of a run that failed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from efficientbench.running.corpora import recorded_sources
 from efficientbench.running.job import Job
 
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
+"""Packages whose versions a record keeps."""
 
 WRITTEN = {"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log", "checkpoint": "checkpoint"}
-"""What a run writes beside its record."""
+"""The record's `paths`: what a run writes beside it."""
 
 
 def failed_record(
     job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
 ) -> RunRecord:
-    """The record of a run that ended by a failure: what it was, and for every figure why there is none."""
+    """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
     config = job.config
     summary = nothing_measured(reason)
     devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
@@ -46,13 +47,13 @@ def failed_record(
 
 
 def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
-    """Where the run happened, and what is to be known of its dtype there."""
+    """Return machine, packages and commit of a run, and the device's warning about its dtype (None: no warning)."""
     found = collect_environment(PACKAGES, Path(__file__).parent)
     return found | {"dtype_warning": device.dtype_warning(config.training.dtype)}
 
 
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
-    """What was run, and on what, by the record's names."""
+    """Return what was run, and on which devices, by the record's field names."""
     config, layout = job.config, job.layout
     parameters = count_parameters(config.model)
     flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)

@@ -1,9 +1,8 @@
-"""Several runs of one configuration with consecutive seeds, each in a folder of its own below the run's."""
+"""Run one configuration several times with consecutive seeds, each in a folder of its own below the run's."""
 
 from __future__ import annotations
 
 import os
-import sys
 
 from rich.console import Console
 
@@ -14,54 +13,53 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record
 from efficientbench.metrics.report.comparison import print_spread
-from efficientbench.running.complete import complete_record
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import complete_record
 from efficientbench.running.run import plan_on, run
 
 
 def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: bool = False) -> int:
-    """Train, measure and record `config` so many times; returns the exit code of the first that did not end well.
+    """Train, measure and record `config` with consecutive seeds; return the first exit code that is not 0.
 
-    The first has the configured seed, each further one the next. A repeat whose folder holds its complete record is
-    kept, so that a series that was interrupted goes on where it stopped.
+    The first repeat has the configured seed. A repeat whose folder holds its complete record is kept, so that the same
+    command resumes a series that was interrupted.
 
     Args:
         config: the first run.
         mode: as of `run`.
         repeats: how many, 1 or more.
-        again: train complete repeats again as well; their records move to `previous/`.
-        fresh: begin those that were interrupted anew, whatever checkpoint there is.
+        again: whether complete repeats are trained again; their records then move to `previous/`.
+        fresh: whether interrupted repeats start at step 1 instead of at their last checkpoint.
 
     Raises:
-        ConfigError: fewer than one repeat, and what `run` raises.
+        ConfigError: fewer than one repeat.
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `run` does.
     """
     if repeats < 1:
         raise ConfigError(f"--repeat: {repeats} runs are none; 1 or more")
-    configs = [_with_seed(config, config.training.seed + index) for index in range(repeats)]
-    # All at once and before any trains: the nodes of a trial, which share these folders, must come to the same answer.
+    configs = [with_seed(config, config.training.seed + index) for index in range(repeats)]
+    # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     device = find_device(config.device)
     nodes = Cluster.from_environment(os.environ).nodes if mode == "dlc" else 1
     fitted = plan_on(config, device, nodes).config.training.micro_batch_size
     name = device.names()[0]
-    kept = [not again and _is_complete(each, fitted, name) for each in configs]
-    for number, (each, done) in enumerate(zip(configs, kept, strict=True), start=1):
-        state = f"complete, kept ({OutputFolder.of_repeat(each).record})" if done else "trains"
-        print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}")
-        sys.stdout.flush()
-        if not done and (exit_code := run(each, mode, OutputFolder.of_repeat(each), fresh)):
+    folders = [OutputFolder.of_repeat(each) for each in configs]
+    pairs = list(zip(configs, folders, strict=True))
+    kept = [not again and complete_record(folder, each, fitted, name) is not None for each, folder in pairs]
+    for number, ((each, folder), done) in enumerate(zip(pairs, kept, strict=True), start=1):
+        state = f"complete, kept ({folder.record})" if done else "trains"
+        print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}", flush=True)
+        if not done and (exit_code := run(each, mode, folder, fresh)):
             return exit_code
     if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
-        # The first node writes the records, perhaps later than this one ends.
+        # Only the first node has the records, perhaps after this process has ended.
         return 0
-    records = [read_record(OutputFolder.of_repeat(each).record) for each in configs]
+    records = [read_record(folder.record) for folder in folders]
     for group in group_repeats(records):
         print_spread(group, Console())
     return 0
 
 
-def _with_seed(config: RunConfig, seed: int) -> RunConfig:
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """Return the configuration with another seed."""
     return config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})
-
-
-def _is_complete(config: RunConfig, micro_batch_size: int, device_name: str) -> bool:
-    return complete_record(OutputFolder.of_repeat(config), config, micro_batch_size, device_name) is not None

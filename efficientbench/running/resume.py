@@ -1,16 +1,16 @@
-"""Whether a run goes on from a checkpoint that an earlier attempt left in its folder."""
+"""Compare a run with what lies in its folder: a complete record is kept, an interrupted attempt is resumed."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.record import read_record
+from efficientbench.metrics.records.record import RunRecord, read_record
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import (
     Manifest,
@@ -21,74 +21,84 @@ from efficientbench.training.checkpoints.manifest import (
     set_damaged_aside,
 )
 
-FREE = ("output", "data.cache", "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
-"""What may differ between the attempts of a run: where files lie, how ranks share the work, when the state is saved,
-which faults end it."""
+PLACES = ("output", "data.cache")
+"""Keys that only name folders: two measurements that differ in these measure the same."""
+MAY_DIFFER = (*PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
+"""Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
+
+
+def settings(config: Mapping[str, Any], ignored: tuple[str, ...] = PLACES) -> dict[str, Any]:
+    """Return a configuration's values by dotted key, without the keys that begin with one of `ignored`."""
+    return {key: value for key, value in flat(config).items() if not key.startswith(ignored)}
+
+
+def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return the keys in which two settings differ; a key that is absent counts as null."""
+    return sorted(key for key in {*recorded, *wanted} if recorded.get(key) != wanted.get(key))
+
+
+def complete_record(
+    folder: OutputFolder, config: RunConfig, micro_batch_size: int, device_name: str, smaller: bool = False
+) -> RunRecord | None:
+    """Return the folder's record if a new run would measure the same again, else None.
+
+    The record must be complete and of the same configuration, device and formulas.
+
+    Args:
+        folder: of the run.
+        config: as the user wrote it.
+        micro_batch_size: the configuration's, fitted to the devices.
+        device_name: of this machine's devices.
+        smaller: whether a record counts whose micro-batch had to be smaller for lack of memory.
+    """
+    try:
+        record = read_record(folder.record)
+    except MetricsError:
+        return None
+    recorded, wanted = settings(record.config), settings(config.model_dump(mode="json"))
+    wanted["training.micro_batch_size"] = micro_batch_size
+    if wanted["kernels.fused"] is None:
+        # The device chose it for the record, and would choose the same again.
+        wanted["kernels.fused"] = recorded.get("kernels.fused")
+    asked = recorded.get("training.micro_batch_size_asked")
+    if smaller and asked is not None:
+        recorded |= {"training.micro_batch_size": asked, "training.micro_batch_size_asked": None}
+    found = (record.status, record.device_name, record.formula_id)
+    same = found == ("completed", device_name, FORMULAS) and not differences(recorded, wanted)
+    return record if same else None
 
 
 def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
-    """Decide where the run begins, and say so; the folder is then ready for it.
+    """Decide where the run begins, print it, and make the folder ready for it.
 
-    An attempt that did not come to its end, with the same configuration but for `FREE`, is gone on with from its newest
-    checkpoint that is whole, also where the same tokens lie elsewhere by now. Anything else moves to `previous/`.
+    The newest undamaged checkpoint of an interrupted attempt is resumed if its configuration differs in `MAY_DIFFER`
+    alone, or in the place of the same tokens. Everything else that an earlier run wrote moves to `previous/`.
 
     Args:
         folder: of the run, which this process holds.
         config: of the run.
         data: fingerprint of each source's tokens.
-        fresh: begin anew in any case.
+        fresh: start at step 1 in any case.
 
     Returns:
-        The folder of the checkpoint to go on from; None: the run begins with its first step.
+        The folder of the checkpoint to resume from; None: the run starts at step 1.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     try:
         remove_partial(folder.path)
-        good = None if fresh or _is_completed(folder) else _usable(folder, config, data)
-        if good is None:
+        checkpoint = None if fresh or _is_completed(folder) else _usable(folder, config, data)
+        if checkpoint is None:
             folder.set_aside()
             return None
-        set_damaged_aside(folder.path, good)
-        # It tells of an attempt that is over, and this one may end without a record.
+        set_damaged_aside(folder.path, checkpoint)
+        # The interrupted attempt's record must not stand for this one, which may end without a record.
         folder.record.unlink(missing_ok=True)
     except OSError as error:
         raise folder.unwritable(error) from None
-    _say(f"goes on after step {read_manifest(good).step:,}, from {good}")
-    return good
-
-
-def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
-    if not complete(folder.path):
-        return None
-    good, problems = find_good(folder.path)
-    for problem in problems:
-        _say(f"passed over: {problem}")
-    if good is None:
-        return None
-    before = read_manifest(good)
-    differing = differences(before.config, config.model_dump(mode="json"))
-    if differing == ["data.path"] and _is_moved(before, config, data):
-        _say("data.path: the same tokens from another place")
-        return good
-    if not differing:
-        return good
-    _say(f"the earlier run in {folder.path} differs in {', '.join(differing)}, and moves to previous/")
-    return None
-
-
-def _is_moved(before: Manifest, config: RunConfig, data: Sequence[str]) -> bool:
-    """Whether the run's tokens are those of the checkpoint, in the same shares: their order, and with it each step's
-    samples, follows from these and the seed, not from where the files lie."""
-    return before.data == list(data) and DataConfig.model_validate(before.config["data"]).weights == config.data.weights
-
-
-def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The keys in which two configurations differ, but for `FREE`."""
-    before, now = flat(recorded), flat(wanted)
-    keys = [key for key in {**before, **now} if not key.startswith(FREE)]
-    return sorted(key for key in keys if before.get(key) != now.get(key))
+    _print(f"goes on after step {read_manifest(checkpoint).step:,}, from {checkpoint}")
+    return checkpoint
 
 
 def _is_completed(folder: OutputFolder) -> bool:
@@ -98,6 +108,35 @@ def _is_completed(folder: OutputFolder) -> bool:
         return False
 
 
-def _say(line: str) -> None:
-    print(line)
-    sys.stdout.flush()
+def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Path | None:
+    """Return the newest checkpoint that this run may resume from, and print why others are not used."""
+    if not complete(folder.path):
+        return None
+    checkpoint, problems = find_good(folder.path)
+    for problem in problems:
+        _print(f"passed over: {problem}")
+    if checkpoint is None:
+        return None
+    manifest = read_manifest(checkpoint)
+    wanted = config.model_dump(mode="json")
+    differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
+    if not differing:
+        return checkpoint
+    if differing == ["data.path"] and _has_moved(manifest, config, data):
+        _print("data.path: the same tokens from another place")
+        return checkpoint
+    _print(f"the earlier run in {folder.path} differs in {', '.join(differing)}, and moves to previous/")
+    return None
+
+
+def _has_moved(manifest: Manifest, config: RunConfig, data: Sequence[str]) -> bool:
+    """Return whether the run reads the checkpoint's tokens, in the same shares, from other places.
+
+    Shares and seed decide the order of the tokens, and with it each step's samples; the paths do not.
+    """
+    weights = DataConfig.model_validate(manifest.config["data"]).weights
+    return manifest.data == list(data) and weights == config.data.weights
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,16 +1,15 @@
-"""One run from its configuration to its record: checks, data, ranks, report."""
+"""Run one configuration from its plan to its record: plan, folder, nodes, data, ranks, results."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.manifest import Corpus
@@ -40,15 +39,15 @@ from efficientbench.running.resume import prepare_folder
 
 
 def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
-    """Train, measure and record `config`; returns the exit code.
+    """Train, measure and record `config`; return the exit code.
 
-    A run that an earlier attempt did not bring to its end goes on from its last good checkpoint.
+    A run that an earlier attempt did not finish resumes from its newest undamaged checkpoint.
 
     Args:
         config: the run.
-        mode: `dsw`, this machine alone, or `dlc`, the nodes that the environment describes.
+        mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
         folder: where the run writes; None: the folder of its name.
-        fresh: begin anew, whatever checkpoint there is.
+        fresh: start at step 1, whatever checkpoint there is.
 
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
@@ -57,110 +56,36 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     check_interfaces(os.environ, cluster)
     device = find_device(config.device)
     for name, value in device.environment.items():
-        # For the ranks, which inherit them.
+        # For the ranks, which inherit this process's environment.
         os.environ.setdefault(name, value)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)
     device.check(config.training.dtype)
-    if plan.config.training != config.training:
-        print(
-            f"micro-batch {plan.config.training.micro_batch_size} instead of {config.training.micro_batch_size}: "
-            f"{plan.layout.dp} replicas share a global batch of {config.training.global_batch_size}"
-        )
-    _announce(plan, device)
+    _announce(plan, config.training.micro_batch_size, device)
+    # From here on `plan.config` is the run's configuration, on every node and in every rank.
     folder = folder or OutputFolder.of(plan.config)
     node = cluster.node_rank if cluster is not None else 0
     files = FailureFiles(folder) if node == 0 else None
-    # The first node's parent holds the folder for all.
+    # The first node's process holds the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _meet(cluster, device, plan.layout) if cluster is not None else NodeLink(0, 1, {}) as link:
-                return _train(plan, device, folder, cluster, link, files, fresh)
+            with _connected(cluster, device, plan.layout) as link:
+                corpora = prepare_corpora(plan.config)
+                _announce_data(plan.config, corpora)
+                job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
+                exit_code = _launch_ranks(job, job_file, device, cluster, link, files)
+                if node == 0 and folder.record.exists():
+                    _print_summary(folder)
+                return exit_code
         except Exception as error:
             if files is not None and is_users_mistake(error):
                 files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
             raise
 
 
-def _train(
-    plan: Plan,
-    device: Device,
-    folder: OutputFolder,
-    cluster: Cluster | None,
-    link: NodeLink,
-    files: FailureFiles | None,
-    fresh: bool,
-) -> int:
-    """This node's part of the run in its folder.
-
-    Args:
-        plan, device, folder: of the run.
-        cluster: the nodes; None: this machine alone.
-        link: to the launchers of the other nodes.
-        files: what the first node leaves where the run fails; None on the others.
-        fresh: begin anew, whatever checkpoint there is.
-    """
-    config, node = plan.config, link.node
-    corpora = prepare_corpora(config)
-    _announce_data(config, corpora)
-    tokens = [corpus.fingerprint for corpus in corpora]
-    # Last of what may be refused: a mistake must leave an earlier run as it lies there.
-    resume = prepare_folder(folder, config, tokens, fresh) if node == 0 else None
-    job_file = folder.path / ("config.json" if node == 0 else f"config_node{node}.json")
-    manifests = tuple(corpus.manifest for corpus in corpora)
-    job = Job(config, plan.layout, plan.budget, manifests, folder.path, resume)
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        job.write(job_file)
-    except OSError as error:
-        raise ConfigError(f"output: {job_file} cannot be written: {error.strerror}") from None
-    # Where the nodes share the folder, what another one wrote before would be set aside with the earlier run's files.
-    if node == 0:
-        link.send("prepared")
-    else:
-        link.wait_for("prepared")
-    command = module_command("efficientbench.worker", str(job_file))
-
-    def tell(failure: Failure) -> None:
-        if files is not None:
-            files.write(failure)
-            files.write_record(failure, job, device, link.nodes)
-
-    exit_code = launch(
-        command,
-        plan.layout.ranks_per_node,
-        cluster,
-        folder.log,
-        config.faults.stop_grace_s,
-        tell=tell,
-        link=link,
-        hang_limit_s=config.faults.hang_limit_s,
-    )
-    # A rank that was killed leaves the cursor as its display had it: hidden.
-    Console().show_cursor()
-    if node == 0 and folder.record.exists():
-        _show(folder)
-    return exit_code
-
-
-def _meet(cluster: Cluster, device: Device, layout: Layout) -> NodeLink:
-    """Wait for all nodes, and see that they reach each other as the ranks will; the ranks inherit what that takes.
-
-    Returns the line between the nodes' launchers.
-    """
-    ascend = cluster.nodes > 1 and device.telemetry == "ascend"
-    network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
-    with contextlib.ExitStack() as stack:
-        link = stack.enter_context(preflight(cluster))
-        if cluster.nodes > 1:
-            address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
-            if network is not None:
-                os.environ.update(network.environment(address))
-        stack.pop_all()
-    return link
-
-
 def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
-    """The plan of a run on this machine's devices; its micro-batch may be smaller than the configured one.
+    """Return the plan of a run on this machine's devices.
+
+    The plan's `config` is `config` with its micro-batch fitted to the devices and its kernels chosen for them.
 
     Raises:
         ConfigError: a layout that cannot work, a budget too small to measure, or a run that cannot fit in memory.
@@ -176,15 +101,93 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
     return plan
 
 
-def _announce(plan: Plan, device: Device) -> None:
-    layout = plan.layout
+@contextlib.contextmanager
+def _connected(cluster: Cluster | None, device: Device, layout: Layout) -> Iterator[NodeLink]:
+    """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
+
+    The environment variables that HCCL then needs are set here; the ranks inherit them.
+    """
+    if cluster is None or cluster.nodes == 1:
+        yield NodeLink(0, 1, {})
+        return
+    ascend = device.telemetry == "ascend"
+    network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
+    with preflight(cluster) as link:
+        address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
+        if network is not None:
+            os.environ.update(network.environment(address))
+        yield link
+
+
+def _prepare_job(
+    plan: Plan, corpora: Sequence[Corpus], folder: OutputFolder, link: NodeLink, fresh: bool
+) -> tuple[Job, Path]:
+    """Make the folder ready, and write this node's job file; return the job and its file."""
+    first = link.node == 0
+    # After everything that may be refused: a user's mistake must leave an earlier run's files where they are.
+    fingerprints = [corpus.fingerprint for corpus in corpora]
+    resume = prepare_folder(folder, plan.config, fingerprints, fresh) if first else None
+    manifests = tuple(corpus.manifest for corpus in corpora)
+    job = Job(plan.config, plan.layout, plan.budget, manifests, folder.path, resume)
+    job_file = folder.config if first else folder.path / f"config_node{link.node}.json"
+    job.write(job_file)
+    # The first node moves an earlier run's files to `previous/`: in a shared folder it must not find this run's logs.
+    if first:
+        link.send("prepared")
+    else:
+        link.wait_for("prepared")
+    return job, job_file
+
+
+def _launch_ranks(
+    job: Job, job_file: Path, device: Device, cluster: Cluster | None, link: NodeLink, files: FailureFiles | None
+) -> int:
+    """Run this node's ranks to their end; return the exit code of the whole run.
+
+    Args:
+        job: the run.
+        job_file: the ranks' argument.
+        device: that they train on.
+        cluster: the nodes; None: this machine alone.
+        link: to the launchers of the other nodes.
+        files: of the first node, which writes them when the run fails; None on the others.
+    """
+
+    def tell(failure: Failure) -> None:
+        if files is not None:
+            files.write(failure)
+            files.write_record(failure, job, device, link.nodes)
+
+    exit_code = launch(
+        module_command("efficientbench.worker", str(job_file)),
+        job.layout.ranks_per_node,
+        cluster,
+        OutputFolder(job.output).log,
+        job.config.faults.stop_grace_s,
+        tell=tell,
+        link=link,
+        hang_limit_s=job.config.faults.hang_limit_s,
+    )
+    # A rank that is killed leaves the cursor hidden, as its progress bar had it.
+    Console().show_cursor()
+    return exit_code
+
+
+def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
+    """Print what will run and where; `micro_batch_size` is the one that the user wrote."""
+    layout, training = plan.layout, plan.config.training
+    if training.micro_batch_size != micro_batch_size:
+        print(
+            f"micro-batch {training.micro_batch_size} instead of {micro_batch_size}: "
+            f"{layout.dp} replicas share a global batch of {training.global_batch_size}"
+        )
     print(
         f"{plan.config.name}: {plan.parameters.total:,} parameters, {plan.budget.steps:,} steps of "
-        f"{plan.budget.tokens_per_step:,} tokens, {plan.config.training.dtype}\n"
+        f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
         f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; about {gigabytes(plan.rank_memory_bytes())} each"
     )
-    warning = device.dtype_warning(plan.config.training.dtype)
+    warning = device.dtype_warning(training.dtype)
     if warning is not None:
         print(f"warning: {warning}")
     if plan.budget.extended:
@@ -199,19 +202,19 @@ def _announce_data(config: RunConfig, corpora: Sequence[Corpus]) -> None:
     sys.stdout.flush()
 
 
-def _show(folder: OutputFolder) -> None:
+def _print_summary(folder: OutputFolder) -> None:
     console = Console()
     console.print()
     print_results([read_record(folder.record)], console)
-    # What reports of the suite leave out, as a traced run, is reported alone.
-    suite = _shown(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
-    console.print(f"record       {_shown(folder.record)}", highlight=False, soft_wrap=True)
-    console.print(f"steps        {_shown(folder.steps)}", highlight=False, soft_wrap=True)
-    console.print(f"logs         {_shown(folder.log)}", highlight=False, soft_wrap=True)
+    # Reports of a suite leave out traced runs: such a run is reported by its own folder.
+    suite = _as_typed(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
+    console.print(f"record       {_as_typed(folder.record)}", highlight=False, soft_wrap=True)
+    console.print(f"steps        {_as_typed(folder.steps)}", highlight=False, soft_wrap=True)
+    console.print(f"logs         {_as_typed(folder.log)}", highlight=False, soft_wrap=True)
     console.print(f"TensorBoard  tensorboard --logdir {suite}", highlight=False, soft_wrap=True)
     console.print(f"compare      efficientbench report {suite}", highlight=False, soft_wrap=True)
 
 
-def _shown(path: Path) -> str:
-    """The path as the user would type it from here."""
+def _as_typed(path: Path) -> str:
+    """Return the path as the user would type it from the current folder."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

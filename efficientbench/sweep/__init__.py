@@ -1,1 +1,1 @@
-"""Many runs as one: which they are, a queue of them on disk, and the loop that starts, watches and reports them."""
+"""Do many runs as one command: select them, queue them on disk, start and watch them, report the suite."""

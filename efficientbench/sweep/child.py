@@ -1,4 +1,4 @@
-"""One run of a sweep: the command line that a user would type, in a session of its own."""
+"""Start one run of a sweep: the command line that a user would type, in a session of its own."""
 
 from __future__ import annotations
 
@@ -16,17 +16,25 @@ from efficientbench.launchers.processes.worker_process import PR_SET_PDEATHSIG, 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 KILL_WAIT_S = 10.0
+"""Time for a killed process to end; one that the kernel holds longer is left behind."""
 
 
 class Child:
-    """A command that runs, and that ends with all it started."""
+    """A running command; when it ends, all processes that it started are killed."""
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], log: Path, kept_open: Sequence[int]
+        self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, kept_open: Sequence[int]
     ) -> None:
-        """Starts `efficientbench WORDS`, which no shell ever sees; it prints to `log`, and holds `kept_open` too."""
+        """Start `efficientbench ARGUMENTS` without a shell.
+
+        Args:
+            arguments: after `efficientbench`.
+            environment: of the command.
+            log: the file that the command prints to.
+            kept_open: file descriptors that the command inherits; they hold the locks of its claim.
+        """
         self.begin_s, self.begin_time_s = time.monotonic(), time.time()
-        self.command = module_command("efficientbench.cli", *words)
+        self.command = module_command("efficientbench.cli", *arguments)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -41,9 +49,9 @@ class Child:
         self.pid = self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number where a signal ended it."""
+        """Return None while it runs; minus the signal's number where a signal ended it."""
         if self._process.returncode is None and self._process.poll() is not None:
-            # What it had started goes with it.
+            # Its ranks must not outlive it: the next run gets their devices.
             self._signal_group(signal.SIGKILL)
         return self._process.returncode
 
@@ -51,12 +59,12 @@ class Child:
         return time.monotonic() - self.begin_s
 
     def stop(self) -> None:
-        """Ask it to save and end; its ranks hear of it from it."""
+        """Ask it to save and end; it forwards the signal to its ranks."""
         if self.exit_code() is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once; its ranks end with it, by the kernel."""
+        """Kill it and all processes of its session."""
         if self.exit_code() is None:
             self._signal_group(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,5 +76,5 @@ class Child:
 
 
 def _stop_with_parent() -> None:
-    """Asks the kernel to stop this process when the sweep is gone: it saves its state, and lets go of its claim."""
+    """Ask the kernel to send SIGTERM when the sweep's process ends: the run saves and frees its claim."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Time and energy that a run will take: by what runs on the same device took before, else by stated assumptions."""
+"""Estimate time and energy of a run, from records of the same device, else from stated assumptions."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from efficientbench.planning.step_time import ASSUMED, project
 from efficientbench.sweep.machine import Machine
 
 ASSUMED_CORE_FLOPS = 20e9
-"""FLOP/s of one core of a CPU in float32, which gloo and small matrices leave of its peak."""
+"""FLOP/s of one CPU core in float32, in runs of small models: far below its peak."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """None stands for what cannot be told, with its reason."""
+    """Time and energy of one run; None where there is no estimate."""
 
     time_s: float | None
     energy_j: float | None
     time_source: str
-    """Where the time comes from, or why there is none."""
+    """How the time was estimated, or why there is no estimate."""
     energy_source: str
+    """How the energy was estimated, or why there is no estimate."""
 
 
 class Estimator:
-    """Estimates for one machine, from the records of its own device among those given."""
+    """Estimates runs on one machine, from those of the given records that are of the same device."""
 
     def __init__(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> None:
-        """`cores`: of the host, which matter on a CPU."""
+        """`cores`: of the host; they count where the device is a CPU."""
         self._machine = machine
         self._cores = cores
         same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
         self._same = [each for each in same if each.tokens_per_s]
 
     def of(self, plan: Plan) -> Estimate:
-        """Of one run from start to end."""
+        """Return the estimate of one run, from its start to its end."""
         (time_s, time_source), (energy_j, energy_source) = self._time_s(plan), self._energy_j(plan)
         return Estimate(time_s, energy_j, time_source, energy_source)
 
@@ -61,7 +62,7 @@ class Estimator:
         return self._projected_s(plan)
 
     def _projected_s(self, plan: Plan) -> tuple[float | None, str]:
-        """By the table of devices, as `plan --world` projects a step."""
+        """Project the time from metrics/hardware.yaml, as `plan --world` does."""
         name, dtype, given = self._machine.name, plan.config.training.dtype, plan.config.measurement.peak_flops
         try:
             rates = device_rates(name, dtype, given)
@@ -83,13 +84,16 @@ class Estimator:
 
 
 def _distance(record: RunRecord, plan: Plan) -> float:
-    """How far a record's cost of a token is from the plan's, as a factor of at least 1."""
+    """Return the ratio of the two costs of a token, at least 1."""
     ratio = record.flops_per_token / plan.flops.training
     return max(ratio, 1 / ratio)
 
 
 def _hardware_flops(record: RunRecord, plan: Plan) -> float:
-    """Of a token of the record's run with what it recomputed, which it has without: by the plan's share of that."""
+    """Return the FLOPs of a token of the record's run, recomputation included.
+
+    The record has them without recomputation; its share is taken from the plan's model.
+    """
     training = record.config.get("training", {})
     recompute: Recompute = training.get("recompute", "none") if isinstance(training, dict) else "none"
     flops = flops_per_token(plan.config.model, plan.config.training.seq_len, recompute)
@@ -97,7 +101,7 @@ def _hardware_flops(record: RunRecord, plan: Plan) -> float:
 
 
 def _around_s(record: RunRecord) -> float:
-    """What a run took besides its steps."""
+    """Return the time that a run took besides its steps: start, validation, checkpoints."""
     config = record.config.get("measurement", {})
     warmup = config.get("warmup_steps", 0) if isinstance(config, dict) else 0
     return max(record.duration_s - (record.al_s or 0.0) * (record.steps_measured + warmup), 0.0)

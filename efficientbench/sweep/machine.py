@@ -1,6 +1,6 @@
-"""This machine as a sweep sees it: its devices, looked at from a process of their own, and shares of them for runs.
+"""Find this machine's devices, from a process of its own, and divide them among the runs of a sweep.
 
-The sweep itself never opens an accelerator: it would take memory on it while runs are measured.
+The sweep's process never opens an accelerator: that would take memory on it while runs are measured.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.worker_process import module_command
 
 MOST_RUNS = 1000
-"""At once."""
+"""Most runs at once."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of one type, each by what names it in the variable that limits what a process sees of them."""
+    """The devices of one type."""
 
     type: str
     name: str
     devices: tuple[str, ...]
+    """Each by its name in the variable `visibility`."""
     memory_bytes: int | None
-    """Of one device; None where all share the host's."""
+    """Memory of one device; None where the devices are the host, which all runs share."""
     runtime_bytes: int
-    """What a rank takes beside its tensors."""
+    """Memory that a rank takes beside its tensors."""
     visibility: str | None
-    """That variable; None where a run's part of the device cannot be limited (a CPU)."""
+    """The environment variable that limits which devices a process sees; None where there is none (a CPU)."""
     compiles: bool = False
     """Whether torch.compile makes faster kernels for the devices than torch's own."""
 
@@ -44,8 +45,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one run gets: a machine that has no more than these devices."""
+class MachinePart:
+    """The part of a machine that one run gets, as planning asks of a device."""
 
     machine: Machine
     devices: int
@@ -55,37 +56,39 @@ class Share:
         return self.machine.runtime_bytes
 
     def count(self) -> int:
-        """Devices that the run may use."""
+        """Return the number of devices that the run may use."""
         return self.devices
 
     def fuses(self) -> bool:
-        """As of `Device`."""
+        """Return whether torch.compile makes faster kernels for the devices than torch's own."""
         return self.machine.compiles
 
     def memory_capacity_bytes(self) -> int | None:
-        """Of one device; None where it is the host's."""
+        """Return the memory of one device; None where it is the host's."""
         return self.machine.memory_bytes
 
 
-def look(device: str) -> Machine:
-    """The machine's devices of this type, or of the one that `auto` finds.
+def find_machine(device: str) -> Machine:
+    """Return the machine's devices of this type, or of the type that `auto` finds.
 
-    Raises ConfigError where there are none, with the reason.
+    Raises:
+        ConfigError: there are none; the message says why.
     """
     done = subprocess.run(
         module_command("efficientbench.sweep.machine", device), capture_output=True, text=True, check=False
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise ConfigError(lines[-1] if lines else f"device={device} cannot be looked at")
+        raise ConfigError(lines[-1] if lines else f"device={device} cannot be examined")
     found = json.loads(done.stdout.splitlines()[-1])
     return Machine(**{**found, "devices": tuple(found["devices"])})
 
 
 def parallel_runs(jobs: str, machine: Machine) -> int | None:
-    """How many runs to have at once: the number given, or None for `auto`.
+    """Return the number of runs at once that `--jobs` names, or None for `auto`.
 
-    Raises ConfigError for what is neither, or more than there are devices for.
+    Raises:
+        ConfigError: neither a number nor `auto`, or more runs than devices.
     """
     if jobs == "auto":
         return None
@@ -97,15 +100,15 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
 
 
 def slots(machine: Machine, jobs: int | None) -> tuple[str, ...]:
-    """What runs occupy, one or several of: the devices; on a shared one as many places as runs may be at once."""
+    """Return what runs occupy: the devices, or on a shared device one place for each run at once."""
     if machine.shared:
         return tuple(str(place) for place in range(jobs or 1))
-    # Without those that are left over when all runs have equal parts: they would serve as one run more.
+    # All runs get equal parts. Devices that are left over are not slots: they would start one run more.
     return machine.devices if jobs is None else machine.devices[: len(machine.devices) // jobs * jobs]
 
 
 def slots_needed(machine: Machine, jobs: int | None, ranks: int | None) -> int:
-    """Slots that one run takes: an equal part of the devices, or with `auto` (None) one for each of its ranks.
+    """Return the slots that one run takes: an equal part of the devices, or with `auto` (None) one for each rank.
 
     `ranks` is None for a run that takes all devices it can see.
     """
@@ -116,10 +119,10 @@ def slots_needed(machine: Machine, jobs: int | None, ranks: int | None) -> int:
     return len(machine.devices) if ranks is None else min(ranks, len(machine.devices))
 
 
-def run_environment(
+def slot_environment(
     machine: Machine, chosen: Sequence[str], jobs: int | None, ranks: int, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """`base` with what limits a run to its devices, or several on a CPU to their part of its cores."""
+    """Return `base` with the variable that limits a run to its devices, or on a CPU to its part of the cores."""
     environment = dict(base)
     if machine.visibility is not None:
         environment[machine.visibility] = ",".join(chosen)
@@ -143,7 +146,7 @@ def _describe(device_name: str) -> Machine:
 
 
 def main() -> None:
-    """Prints the machine as JSON; what is wrong goes to stderr, with exit code 2."""
+    """Print the machine as JSON; print an error to stderr and exit with code 2."""
     try:
         print(json.dumps(asdict(_describe(sys.argv[1]))))
     except DeviceError as error:

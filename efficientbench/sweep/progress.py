@@ -1,4 +1,4 @@
-"""What a sweep shows while it goes on: a live table on a terminal, elsewhere a line for each event."""
+"""Show the progress of a sweep: a live table on a terminal, elsewhere a line for each event."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
 TAIL_BYTES = 8192
+"""Of `steps.jsonl`, in which its last step is looked for."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """One run that goes on."""
+    """A row of the live table: one running run."""
 
     id: str
     elapsed_s: float
     step: tuple[int, float] | None
-    """The last step and its loss."""
+    """The last step and its loss; None before the first."""
     steps: int | None
 
 
 class Display:
-    """Tells of the whole and of each run."""
+    """Prints what happens to each run, and on a terminal draws a live table of all."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -48,36 +49,37 @@ class Display:
 
     @property
     def live(self) -> bool:
-        """Whether there is a terminal to draw on."""
+        """Whether there is a terminal to draw the table on."""
         return self._live is not None
 
-    def say(self, text: str) -> None:
-        """One line that stays."""
+    def print(self, text: str) -> None:
+        """Print one line, which stays above the table."""
         self._console.print(Text(text), soft_wrap=True)
         self._console.file.flush()
 
     def kept(self, state: State) -> None:
-        """A run that needs nothing done: complete, or failed before and not to be retried."""
+        """Count and print a run that is not started: complete, refused, or failed before and not retried."""
         self._counts[state.state] += 1
         why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
-        self.say(f"{self._number()} {state.id}: {'complete, kept' if state.state == 'done' else state.state}{why}")
+        self.print(f"{self._number()} {state.id}: {'complete, kept' if state.state == 'done' else state.state}{why}")
 
     def started(self, state: State) -> None:
+        """Print that a run starts."""
         again = f", attempt {state.attempts}" if state.attempts > 1 else ""
-        self.say(f"{state.id}: started{again}")
+        self.print(f"{state.id}: started{again}")
 
     def ended(self, state: State, elsewhere: bool = False) -> None:
-        """A run came to its end, here or in another sweep."""
+        """Count and print a run that ended, here or in another sweep."""
         self._counts[state.state] += 1
         if state.duration_s is not None and not elsewhere:
             self._timed.append(state.duration_s)
         took = f" in {seconds(state.duration_s)}" if state.duration_s is not None else ""
         where = " by another sweep" if elsewhere else ""
         why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
-        self.say(f"{self._number()} {state.id}: {state.state}{where}{took}{why}")
+        self.print(f"{self._number()} {state.id}: {state.state}{where}{took}{why}")
 
     def show(self, running: Sequence[Running], left: int) -> None:
-        """Draw the live table anew, where there is one."""
+        """Redraw the live table; do nothing without a terminal."""
         if self._live is None:
             return
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -90,14 +92,14 @@ class Display:
         counted = ", ".join(f"{count} {name}" for name, count in self._counts.items())
         elsewhere = left and not running
         waits = "; the rest is with another sweep" if elsewhere else ""
-        told = f"{ended} of {self._total} ended{f' ({counted})' if counted else ''}{waits}"
+        summary = f"{ended} of {self._total} ended{f' ({counted})' if counted else ''}{waits}"
         whole = Table.grid(padding=(0, 2, 0, 0))
         elapsed = seconds(int(time.monotonic() - self._begin_s))
-        whole.add_row(ProgressBar(self._total, ended, width=24), told, elapsed, self._remaining(len(running), left))
+        whole.add_row(ProgressBar(self._total, ended, width=24), summary, elapsed, self._remaining(len(running), left))
         self._live.update(Group(table, whole), refresh=True)
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Remove the live table from the terminal."""
         if self._live:
             self._live.stop()
 
@@ -112,9 +114,9 @@ class Display:
 
 
 def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
-    """The last step that a run has finished, and its training loss; None before the first.
+    """Return the last step that a run has finished, and its training loss; None before the first.
 
-    What a file holds from before `since_s` (seconds since the epoch) is an earlier attempt's.
+    A file that was last written before `since_s` (seconds since the epoch) is an earlier attempt's.
     """
     try:
         with folder.steps.open("rb") as file:
@@ -135,7 +137,7 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
 
 
 def seconds(time_s: float) -> str:
-    """A duration as people say it."""
+    """Return a duration in the unit that suits its size."""
     whole = round(time_s)
     if time_s < 9.5:
         return f"{time_s:.2g} s"

@@ -1,11 +1,11 @@
-"""The queue of a sweep on disk, below the suite's folder, where people can read it.
+"""Keep the queue of a sweep on disk, below the suite's folder, as files that people can read.
 
     sweep/queue/<id>.json    one run: its state, its command, why it failed
     sweep/log/<id>.log       what its command printed
-    sweep/locks/             held (flock) while a run goes on; the kernel lets go of them when their holders have ended
+    sweep/locks/             locked (flock) while a run is running; the kernel frees a lock when its holders have ended
 
-A claim is held by the sweep and by the run that it started: it is free again only once both have ended, however they
-ended. Several sweeps may use one folder, also from several machines where its file system shares locks.
+The sweep and the run that it started both hold the run's claim: it is free only after both have ended, also by a kill.
+Several sweeps may use one folder, and several machines too, if its file system shares locks.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ StateName = Literal["queued", "running", "done", "failed", "refused", "stopped"]
 
 @dataclass(frozen=True)
 class State:
-    """What is known of one run."""
+    """The content of a run's file in the queue."""
 
     id: str
     state: StateName
     configuration: str
-    """Of the run as it was when this was written; another configuration begins anew."""
+    """Hash of the run's configuration; with another one, this state no longer counts."""
     command: list[str]
     folder: str
     attempts: int = 0
     kind: str | None = None
-    """Of a failure: as in `failure.json`, and `time_limit`."""
+    """Kind of the failure: as in `failure.json`, or `time_limit`."""
     reason: str | None = None
     micro_batch_size: int | None = None
-    """Used, where memory did not suffice for the one asked for."""
+    """The smaller micro-batch of a retry; None where the user's was used."""
     started_at: str | None = None
-    """UTC, ISO 8601."""
+    """Start of the last attempt, UTC, ISO 8601."""
     duration_s: float | None = None
     host: str | None = None
     pid: int | None = None
-    """Of the run's command while it runs."""
+    """Process of the run's command while it runs."""
 
 
 class Claim:
-    """Locks that are held together, by open files that a child can hold too."""
+    """Locks that are held together; a child process that inherits the open files holds them, too."""
 
     def __init__(self, descriptors: list[int], places: tuple[str, ...] = ()) -> None:
         self.descriptors = descriptors
         self.places = places
-        """The slots that the claim is of."""
+        """The slots that are claimed."""
 
     def release(self) -> None:
-        """Let go; a child that was given the descriptors holds on."""
+        """Close the files; a child that inherited them still holds the locks."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
 
 
 class Queue:
-    """The runs of a suite's folder and who runs them."""
+    """The states and claims of all runs of a suite."""
 
     def __init__(self, suite: Path) -> None:
         self.folder = suite / "sweep"
         self._locks = self.folder / "locks"
 
     def make(self) -> None:
-        """The folders. Raises ConfigError where they cannot be made."""
+        """Make the queue's folders. Raises ConfigError where they cannot be made."""
         try:
             for path in (self.folder / "queue", self.folder / "log", self._locks):
                 path.mkdir(parents=True, exist_ok=True)
@@ -82,11 +82,11 @@ class Queue:
             raise ConfigError(f"output: {self.folder} cannot be written: {error.strerror}") from None
 
     def log(self, task: str) -> Path:
-        """Where the run's command prints to."""
+        """Return the file that the run's command prints to."""
         return self.folder / "log" / f"{task}.log"
 
     def read(self, task: str) -> State | None:
-        """The run's state; None where it has none that can be read."""
+        """Return the run's state; None without a readable one."""
         try:
             content = json.loads(self._path(task).read_text(encoding="utf-8"))
             known = {field.name for field in fields(State)}
@@ -95,22 +95,19 @@ class Queue:
             return None
 
     def write(self, state: State) -> None:
-        """Write the run's state, beside its place and then renamed.
-
-        Raises ConfigError where it cannot be written.
-        """
+        """Write the run's state whole. Raises ConfigError where it cannot be written."""
         try:
             write_whole(self._path(state.id), json.dumps(asdict(state), indent=2, ensure_ascii=False) + "\n")
         except MetricsError as error:
             raise ConfigError(str(error)) from None
 
     def claim(self, task: str) -> Claim | None:
-        """The run, for the caller alone; None while anybody has it. Raises ConfigError as `changing` does."""
+        """Claim the run; return None while another process has it. Raises ConfigError as `changing` does."""
         descriptor = self._locked(f"run_{task}")
         return None if descriptor is None else Claim([descriptor])
 
     def claim_places(self, host: str, places: tuple[str, ...], needed: int) -> Claim | None:
-        """So many of a host's slots; None where fewer are free."""
+        """Claim this number of a host's slots; return None where fewer are free."""
         claim = Claim([])
         for place in places:
             if len(claim.descriptors) == needed:
@@ -126,9 +123,10 @@ class Queue:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """While no other sweep begins or changes the states of many runs.
+        """Lock the whole queue while the block runs: no other sweep enters runs meanwhile.
 
-        Raises ConfigError where the folder takes no locks.
+        Raises:
+            ConfigError: the folder cannot be locked.
         """
         descriptor = self._opened("queue")
         try:
@@ -159,7 +157,7 @@ class Queue:
         try:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            # As where another user's sweep has made it.
+            # For example: another user's sweep has made it.
             raise ConfigError(f"output: {path} cannot be written: {error.strerror}") from None
 
     def _without_locks(self, error: OSError) -> ConfigError:

@@ -1,4 +1,4 @@
-"""The loop of a sweep: claims what is queued and fits, starts it, watches it, and writes down how it ended."""
+"""Run the loop of a sweep: claim queued runs, start and watch them, and write how they ended."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from datetime import datetime, timezone
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.running.complete import complete_record
+from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
-from efficientbench.sweep.machine import Machine, run_environment, slots
+from efficientbench.sweep.machine import Machine, slot_environment, slots
 from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import Claim, Queue, State
 from efficientbench.sweep.tasks import Task, smaller
 
 POLL_S = 0.2
-"""The runs are measured meanwhile: looking after them must not cost them anything."""
+"""Time between two looks at the runs. The runs are measured meanwhile, so that the sweep must take no CPU time."""
 ENDING_S = 15.0
-"""A run gives its ranks `faults.stop_grace_s` to save, and has so much more to end itself."""
-
-ENDED = ("done", "failed", "refused", "stopped")
+"""Time for a run to end itself, after the `faults.stop_grace_s` in which its ranks save."""
 
 
 @dataclass
 class _Attempt:
-    """A run that goes on."""
+    """One run that this sweep has started."""
 
     task: Task
     state: State
@@ -38,28 +36,29 @@ class _Attempt:
     claims: tuple[Claim, Claim]
     timed_out: bool = False
     kill_at_s: float | None = None
-    """When its time to save is over; None while nobody has asked it to end."""
+    """Monotonic time at which it is killed; None unless it was asked to stop."""
 
     @property
     def stop_grace_s(self) -> float:
-        """How long it may take to save and end."""
-        assert self.task.config is not None, "what is refused does not run"
+        """Time to save and end."""
+        assert self.task.config is not None, "a refused run does not start"
         return self.task.config.faults.stop_grace_s + ENDING_S
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a sweep allows its runs."""
+    """Limits of the runs of one sweep."""
 
     jobs: int | None
-    """At once; None: as many as have devices."""
+    """Runs at once; None: as many as there are devices for."""
     time_limit_s: float | None = None
-    """Of one run, set-up included."""
+    """Time of one run, set-up included."""
     retry_smaller: bool = False
+    """Whether a run that is out of memory is started again with a smaller micro-batch."""
 
 
 class Scheduler:
-    """One sweep's part of the work on a queue."""
+    """Starts and watches the runs of a queue that fit on this machine."""
 
     def __init__(
         self, queue: Queue, tasks: Sequence[Task], machine: Machine, limits: Limits, host: str, display: Display
@@ -74,9 +73,9 @@ class Scheduler:
         self._running: list[_Attempt] = []
 
     def run(self, signals: list[int]) -> None:
-        """Returns when nothing is left that this sweep could do, or all it runs has ended after a signal.
+        """Run the tasks; return when none is left, or when the running ones have ended after a signal.
 
-        The first signal in `signals` asks the runs to save and end, the second kills them.
+        The first signal that appears in `signals` asks the runs to save and end, the second kills them.
         """
         asked = False
         try:
@@ -84,7 +83,7 @@ class Scheduler:
                 if signals and not asked:
                     asked = True
                     longest_s = max((attempt.stop_grace_s for attempt in self._running), default=ENDING_S)
-                    self._display.say(
+                    self._display.print(
                         f"{signal.Signals(signals[0]).name}: no further run starts; those that go on have "
                         f"{longest_s:.0f} s to save and end; a second one ends them at once"
                     )
@@ -96,7 +95,7 @@ class Scheduler:
                 if not signals:
                     self._start_what_fits()
                 if self._display.live:
-                    self._display.show([self._shown(attempt) for attempt in self._running], len(self._open))
+                    self._display.show([self._row(attempt) for attempt in self._running], len(self._open))
                 time.sleep(POLL_S)
         finally:
             self._end_all(signals)
@@ -112,15 +111,15 @@ class Scheduler:
                 continue
             claim = self._queue.claim(task.id)
             if claim is None:
-                # Another sweep has it: how that ends is seen when the claim is free.
+                # Another sweep runs it: its end is read from the queue once the claim is free.
                 place.release()
                 continue
             state = self._queue.read(task.id)
-            # Another sweep may have ended it meanwhile; one that was stopped or killed leaves it to us.
+            # Another sweep may have ended it meanwhile; if that sweep was stopped or killed, this one runs it.
             if state is None or state.configuration != task.configuration or state.state in ("done", "failed"):
                 self._open.remove(task)
                 if state is not None and state.configuration != task.configuration:
-                    self._display.say(f"{task.id}: left out: another sweep entered it in another configuration")
+                    self._display.print(f"{task.id}: left out: another sweep entered it in another configuration")
                 elif state is not None:
                     self._display.ended(state, elsewhere=True)
                 place.release()
@@ -130,16 +129,16 @@ class Scheduler:
             self._start(task, state, (claim, place))
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        environment = run_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
+        environment = slot_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
-            child = Child(task.words, environment, self._queue.log(task.id), kept_open)
+            child = Child(task.arguments, environment, self._queue.log(task.id), kept_open)
         except OSError as error:
             raise ConfigError(f"{task.id} cannot be started: {error}") from None
         state = replace(
             state,
             state="running",
-            command=["efficientbench", *task.words],
+            command=["efficientbench", *task.arguments],
             attempts=state.attempts + 1,
             kind=None,
             reason=None,
@@ -172,8 +171,10 @@ class Scheduler:
         attempt.child.stop()
 
     def _end_all(self, signals: list[int]) -> None:
-        """Where an error of the sweep's own ends it, as a full disk: what it has started saves, unless a second signal
-        comes."""
+        """Let the running runs save and end, unless a second signal comes.
+
+        Some are left only where an error ends the sweep itself, such as a full disk.
+        """
         for attempt in self._running:
             self._stop(attempt)
         while len(signals) < 2 and any(
@@ -188,16 +189,16 @@ class Scheduler:
             attempt.child.kill()
 
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
-        """Write down how a run ended; or start it again, where a smaller micro-batch may have room."""
+        """Write how a run ended; or start it again, where a smaller micro-batch may fit."""
         failure = self._failure(attempt, exit_code)
         if failure is not None and not failure.stopped:
-            # Whether it can be written or not, the queue has the reason.
+            # If the disk is full: the queue has the reason, too.
             with contextlib.suppress(MetricsError):
                 write_failure(attempt.task.folder, failure)
         retried = self._limits.retry_smaller and failure is not None and failure.kind == "out_of_memory"
         again = smaller(attempt.task, self._machine) if retried else None
         if again is not None:
-            self._display.say(f"{again.id}: out of memory; again with {' '.join(again.words[-2:-1])}")
+            self._display.print(f"{again.id}: out of memory; again with {' '.join(again.arguments[-2:-1])}")
             self._start(again, attempt.state, attempt.claims)
             return
         state = replace(
@@ -214,7 +215,7 @@ class Scheduler:
         self._display.ended(state)
 
     def _failure(self, attempt: _Attempt, exit_code: int) -> Failure | None:
-        """Why the run is not done; None where it is."""
+        """Return why the run is not done; None where it is."""
         task, child = attempt.task, attempt.child
         if exit_code == 0 and is_complete(task, self._machine, self._limits.retry_smaller):
             return None
@@ -227,14 +228,14 @@ class Scheduler:
             return Failure("time_limit", reason, step=step[0] if step else None)
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 
-    def _shown(self, attempt: _Attempt) -> Running:
+    def _row(self, attempt: _Attempt) -> Running:
         steps = attempt.task.plan.budget.steps if attempt.task.plan else None
         step = last_step(attempt.task.folder, attempt.child.begin_time_s)
         return Running(attempt.task.id, attempt.child.elapsed_s(), step, steps)
 
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
-    """Whether the task's folder holds the complete record of its configuration."""
+    """Return whether the task's folder holds the complete record of its configuration."""
     if task.config is None:
         return False
     return complete_record(task.folder, task.config, task.micro_batch_size, machine.name, smaller_too) is not None

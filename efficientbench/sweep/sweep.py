@@ -1,4 +1,4 @@
-"""A sweep from its request to its report."""
+"""Do a sweep, from its request to its report."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.cgroup import usable_cores
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import Estimator
-from efficientbench.sweep.machine import Machine, look, parallel_runs, slots
+from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.outcome import Failure, write_failure
-from efficientbench.sweep.plan_table import print_plan
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
@@ -32,23 +32,27 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep goes about its work."""
+    """How a sweep runs; the runs themselves are in the `Request`."""
 
     jobs: str = "auto"
+    """Runs at once, a number or `auto`."""
     time_limit_s: float | None = None
+    """Time of one run."""
     retry_failed: bool = False
+    """Whether runs that failed in an earlier call are tried again."""
     dry_run: bool = False
+    """Whether to print the plan and run nothing."""
 
 
 def sweep(request: Request, options: Options) -> int:
-    """Run all that is missing of a sweep and report the suite; returns the exit code.
+    """Run what a sweep still lacks, and report the suite.
 
     Returns 0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
-        ConfigError: what is wrong with the request, or a folder that cannot be written.
+        ConfigError: a mistake in the request, or a folder that cannot be written.
     """
-    machine = look(_device(request))
+    machine = find_machine(_device(request))
     jobs = parallel_runs(options.jobs, machine)
     tasks = build_tasks(request, machine, jobs)
     suite = _suite(tasks)
@@ -56,11 +60,11 @@ def sweep(request: Request, options: Options) -> int:
     if options.dry_run:
         states = [_next_state(task, queue.read(task.id), machine, request, options) for task in tasks]
         estimator = Estimator(machine, _records(suite), usable_cores())
-        print_plan(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
+        print_dry_run(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
         return 0
     queue.make()
     display = Display(Console(highlight=False), len(tasks))
-    display.say(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
+    display.print(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
     with _received_signals() as signals:
         try:
             left = _enter(tasks, queue, machine, request, options, display)
@@ -72,7 +76,7 @@ def sweep(request: Request, options: Options) -> int:
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
     for name in ("failed", "refused", "stopped", "queued"):
         if count := ends.count(name):
-            print(f"{name}: {count} of {len(tasks)}; the same command {_what_it_does(name)}", file=sys.stderr)
+            print(f"{name}: {count} of {len(tasks)}; the same command {_next_call(name)}", file=sys.stderr)
     if "failed" in ends:
         print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
     if signals:
@@ -81,7 +85,7 @@ def sweep(request: Request, options: Options) -> int:
 
 
 def _records(suite: Path) -> list[RunRecord]:
-    """What the suite's folder holds, which may not be there yet."""
+    """Return the records in the suite's folder; none before it exists."""
     try:
         return load_records(suite)[0]
     except MetricsError:
@@ -89,31 +93,32 @@ def _records(suite: Path) -> list[RunRecord]:
 
 
 def _end_of(task: Task, state: State | None) -> str:
-    """How the run stands; what another sweep made of it in another configuration leaves it to be done."""
+    """Return the run's state; `queued` where the state on disk is of another configuration."""
     return state.state if state is not None and state.configuration == task.configuration else "queued"
 
 
-def _what_it_does(state: str) -> str:
+def _next_call(state: str) -> str:
+    """Return what the same command does with runs in this state."""
     again = {"failed": "with --retry-failed tries them again", "refused": "tries them where they can run"}
     return again.get(state, "goes on with them")
 
 
 def _device(request: Request) -> str:
-    """The device type that the words name."""
+    """Return the device type that the overrides name, else `auto`."""
     named = [each.removeprefix("device=") for each in request.overrides if each.startswith("device=")]
     if any(axis.startswith("device=") for axis in request.axes):
-        raise ConfigError("--set device: a sweep has one device type: give it as a word, device=TYPE")
+        raise ConfigError("--set device: a sweep has one device type: give it without --set, as device=TYPE")
     return named[-1] if named else "auto"
 
 
 def _suite(tasks: Sequence[Task]) -> Path:
-    """The folder that all runs lie in."""
+    """Return the folder that has all runs' folders."""
     first = tasks[0]
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
 
 
 def _next_state(task: Task, state: State | None, machine: Machine, request: Request, options: Options) -> str:
-    """What the sweep takes the run for when it begins: done, failed, refused or queued."""
+    """Return the run's state as the sweep begins: done, failed, refused or queued."""
     if is_complete(task, machine, request.retry_smaller):
         return "done"
     if task.refused is not None:
@@ -125,9 +130,10 @@ def _next_state(task: Task, state: State | None, machine: Machine, request: Requ
 def _enter(
     tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, options: Options, display: Display
 ) -> list[Task]:
-    """Enter every run into the queue; returns those that are to be done, here or by another sweep.
+    """Enter every run into the queue; return those that are to be done, here or by another sweep.
 
-    Raises ConfigError where another sweep runs one of them in another configuration.
+    Raises:
+        ConfigError: another sweep runs one of them in another configuration.
     """
     left = []
     with queue.changing():
@@ -146,7 +152,7 @@ def _enter(
                 if entered != state:
                     queue.write(entered)
                 if entered.state == "done":
-                    # Of another configuration that was refused meanwhile: a complete run has no failure.
+                    # A sweep with another configuration of this run may have left one: a complete run has none.
                     task.folder.failure.unlink(missing_ok=True)
             finally:
                 claim.release()
@@ -169,7 +175,7 @@ def _entered(task: Task, before: State | None, name: str) -> State:
         id=task.id,
         state=name,  # type: ignore[arg-type]
         configuration=task.configuration,
-        command=["efficientbench", *task.words],
+        command=["efficientbench", *task.arguments],
         folder=str(task.folder.path),
         attempts=attempts,
         kind=task.refused.kind if task.refused else None,
@@ -178,7 +184,7 @@ def _entered(task: Task, before: State | None, name: str) -> State:
 
 
 def _report(suite: Path) -> None:
-    """Write and print the suite's report; nothing where no run has a record yet."""
+    """Write and print the suite's report; print only the failures where no run has a record yet."""
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import load_failures, print_failures
     from efficientbench.metrics.report.headline import print_results

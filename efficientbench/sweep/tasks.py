@@ -1,4 +1,4 @@
-"""The runs of a sweep: every chosen name × every combination of the axes × every seed, each with its own folder."""
+"""Build the runs of a sweep: every chosen name × combination of the axes × seed, each with a folder of its own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import MATRIX, RunName, load_matrix
+from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.analysis.repeats import flat
 from efficientbench.planning.plan import DoesNotFitError, Plan
-from efficientbench.running.complete import PLACES
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.repeat import with_seed
+from efficientbench.running.resume import settings
 from efficientbench.running.run import plan_on
-from efficientbench.sweep.axes import combinations, label_of, parse_axes
-from efficientbench.sweep.machine import Machine, Share, slots_needed
-from efficientbench.sweep.select import select
+from efficientbench.sweep.machine import Machine, MachinePart, slots_needed
+from efficientbench.sweep.selection import combinations, label_of, parse_axes, select
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asked a sweep for."""
+    """The runs that a sweep is to do."""
 
     matrix: Path = MATRIX
     only: tuple[str, ...] = ()
@@ -35,12 +34,12 @@ class Request:
     smoke: bool = False
     repeat: int | None = None
     retry_smaller: bool = False
-    """Whether a run for which memory does not suffice is tried again with a smaller micro-batch."""
+    """Whether a run that is out of memory is tried again with a smaller micro-batch."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a run cannot be started, in the kinds of `failure.json`."""
+    """Why a run cannot start; `kind` is one of `failure.json`."""
 
     kind: str
     reason: str
@@ -48,27 +47,26 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Task:
-    """One run."""
+    """One run of a sweep."""
 
     id: str
-    """The name of its folder, with its seed where it is one of several repeats: a file name."""
-    words: tuple[str, ...]
-    """Of the command line that runs it, after `efficientbench`."""
+    """The name of its folder, with its seed where it is one of several repeats. It is a valid file name."""
+    arguments: tuple[str, ...]
+    """The command line that runs it, after `efficientbench`."""
     folder: OutputFolder
     config: RunConfig | None = None
-    """As asked for; None where it is refused for what it says."""
+    """As the user wrote it; None where it is refused."""
     plan: Plan | None = None
     """On this machine; None where it is refused."""
     refused: Refusal | None = None
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
-    """The micro-batch asked for, where a smaller one takes its place."""
+    """The micro-batch that the user wrote, where a smaller one takes its place."""
 
     @property
     def configuration(self) -> str:
-        """The same text for tasks that compute the same."""
-        config = flat(self.config.model_dump(mode="json")) if self.config else {"words": self.words}
-        content = {key: value for key, value in config.items() if key not in PLACES}
+        """A hash, equal for tasks that compute the same."""
+        content = settings(self.config.model_dump(mode="json")) if self.config else {"arguments": self.arguments}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -77,29 +75,85 @@ class Task:
 
     @property
     def micro_batch_size(self) -> int:
-        """Asked for, fitted to the devices."""
+        """The micro-batch that the user wrote, fitted to the devices."""
         if self.asked is not None:
             return self.asked
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
 
 
-def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Task]:
-    """Every run of the sweep, planned on this machine; `jobs` is as of `slots_needed`.
+@dataclass(frozen=True)
+class Combination:
+    """One run of the matrix with one value of each axis."""
 
-    A combination that cannot run is refused with its reason, and the others stay. Raises ConfigError for what is wrong
-    with the request itself, and where nothing that it names can run.
+    name: str
+    """Of the run in the matrix."""
+    overrides: tuple[str, ...]
+    """As `key=value`: those of all runs, and this combination's."""
+    config: RunConfig
+    """With the label; of a refused one only as much as names its folder."""
+    refused: str | None = None
+    """Why the configuration is refused."""
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """The overrides and the label: they configure the same run without the sweep."""
+        label = self.config.label
+        return self.overrides if label is None else (*self.overrides, f"label={label}")
+
+
+def chosen_combinations(request: Request, name: str | None = None) -> list[Combination]:
+    """Return every run that the request chooses, in the order of the matrix and the axes.
+
+    `name`: of this run of the matrix alone.
+
+    Raises:
+        ConfigError: names or axes that mean nothing, or repeats that cannot be. A configuration that is refused is
+            returned with its reason.
     """
+    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
     if request.repeat is not None and request.repeat < 1:
         raise ConfigError(f"--repeat: {request.repeat} runs are none; 1 or more")
-    axes = parse_axes(request.axes)
     if request.repeat is not None and any(axis.key == "training.seed" for axis in axes):
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
-    names = select(load_matrix(request.matrix), request.only, request.sizes)
-    chosen = list(combinations(axes))
-    tasks = [task for name in names for values in chosen for task in _tasks(request, name, values, machine, jobs)]
-    # Two texts of one value (1e-3, 0.001) are one run.
-    tasks = list({task.id: task for task in reversed(tasks)}.values())[::-1]
+    runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    found: dict[str, Combination] = {}
+    for run in runs:
+        for values in combinations(axes):
+            combination = _resolved(request, run.name, values)
+            # Two texts of one value (1e-3, 0.001) are one run.
+            found.setdefault(combination.config.name, combination)
+    return list(found.values())
+
+
+def _resolved(request: Request, name: str, values: dict[str, str]) -> Combination:
+    overrides = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
+    refused = None
+    try:
+        config = resolve(name, request.smoke, overrides, request.matrix)
+    except ConfigError as error:
+        # Its reason is written into the run's folder, which these two keys decide.
+        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
+        config = resolve(name, request.smoke, places, request.matrix)
+        refused = str(error)
+    label = label_of(values, None if refused else config, config.label)
+    return Combination(name, overrides, config.model_copy(update={"label": label}), refused)
+
+
+def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Task]:
+    """Return every run of the sweep, planned on this machine.
+
+    A combination that cannot run is refused with its reason, and the others stay.
+
+    Args:
+        request: the sweep.
+        machine: that runs it.
+        jobs: as of `slots_needed`.
+
+    Raises:
+        ConfigError: a mistake in the request itself, or nothing that it names can run.
+    """
+    tasks = [task for each in chosen_combinations(request) for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
     reasons = [task.refused.reason for task in tasks if task.refused]
@@ -108,41 +162,31 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Ta
     return tasks
 
 
-def _tasks(request: Request, name: RunName, values: dict[str, str], machine: Machine, jobs: int | None) -> list[Task]:
-    given = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
-    refused = None
-    try:
-        config = resolve(name.name, request.smoke, given, request.matrix)
-    except ConfigError as error:
-        # Enough of it for the folder in which its reason is told.
-        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
-        config = resolve(name.name, request.smoke, places, request.matrix)
-        refused = Refusal("mistake", str(error))
-    label = label_of(values, None if refused else config, config.label)
-    config = config.model_copy(update={"label": label})
-    words = ["run", name.name, *(["--smoke"] if request.smoke else []), *given]
-    if request.matrix != MATRIX:
-        words[2:2] = ["--matrix", str(request.matrix)]
-    if label is not None:
-        words.append(f"label={label}")
+def _tasks(request: Request, combination: Combination, machine: Machine, jobs: int | None) -> list[Task]:
+    """Return the task of one combination, or one for each seed."""
+    config = combination.config
+    refused = Refusal("mistake", combination.refused) if combination.refused else None
+    matrix = () if request.matrix == MATRIX else ("--matrix", str(request.matrix))
+    smoke = ("--smoke",) if request.smoke else ()
+    arguments = ("run", combination.name, *matrix, *smoke, *combination.labelled)
     if request.repeat is None:
-        return [_planned(Task(config.name, tuple(words), OutputFolder.of(config), config), refused, machine, jobs)]
+        return [_planned(Task(config.name, arguments, OutputFolder.of(config), config), refused, machine, jobs)]
     tasks = []
     for seed in range(config.training.seed, config.training.seed + request.repeat):
-        seeded = config.model_copy(update={"training": config.training.model_copy(update={"seed": seed})})
-        own = (*words, "--repeat", "1", f"training.seed={seed}")
+        seeded = with_seed(config, seed)
+        own = (*arguments, "--repeat", "1", f"training.seed={seed}")
         task = Task(f"{config.name}__seed_{seed}", own, OutputFolder.of_repeat(seeded), seeded)
         tasks.append(_planned(task, refused, machine, jobs))
     return tasks
 
 
 def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | None) -> Task:
-    """The task with its plan and the slots that it takes, or with the reason why it cannot run here."""
+    """Return the task with its plan and slots, or with the reason why it cannot run here."""
     if refused is not None or task.config is None:
         return replace(task, config=None, refused=refused)
     needed = slots_needed(machine, jobs, _named_ranks(task.config))
     try:
-        plan = plan_on(task.config, Share(machine, needed), nodes=1)
+        plan = plan_on(task.config, MachinePart(machine, needed), nodes=1)
     except DoesNotFitError as error:
         return replace(task, refused=Refusal("out_of_memory", str(error)), slots=needed)
     except ConfigError as error:
@@ -151,21 +195,21 @@ def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | 
 
 
 def _fitting(task: Task, machine: Machine) -> Task:
-    """The task itself, or where its estimate is above the memory that there is, with the largest micro-batch below."""
+    """Return the task; with the largest micro-batch that fits, where its estimate exceeds the memory."""
     out_of_memory = task.refused is not None and task.refused.kind == "out_of_memory"
     return (smaller(task, machine) or task) if out_of_memory else task
 
 
 def _named_ranks(config: RunConfig) -> int | None:
-    """The ranks that the layout names; None where data parallelism takes what the devices leave."""
+    """Return the number of ranks that the layout names; None where dp takes all devices that are left."""
     parallel = config.parallel
     return None if parallel.dp is None else parallel.tp * parallel.cp * parallel.pp * parallel.dp
 
 
 def smaller(task: Task, machine: Machine) -> Task | None:
-    """The task with the next smaller micro-batch that works, at the same global batch; None where there is none.
+    """Return the task with the next smaller micro-batch that works, at the same global batch; None without one.
 
-    The run and its record tell the one that was asked for.
+    The configuration, and with it the record, keeps the micro-batch that the user wrote.
     """
     if task.config is None:
         return None
@@ -176,10 +220,10 @@ def smaller(task: Task, machine: Machine) -> Task | None:
         changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
         config = task.config.model_copy(update={"training": changed})
         try:
-            plan = plan_on(config, Share(machine, task.slots), nodes=1)
+            plan = plan_on(config, MachinePart(machine, task.slots), nodes=1)
         except ConfigError:
             continue
         if plan.config.training.micro_batch_size == size:
             extra = (f"training.micro_batch_size={size}", f"training.micro_batch_size_asked={asked}")
-            return replace(task, words=(*task.words, *extra), plan=plan, refused=None, asked=asked)
+            return replace(task, arguments=(*task.arguments, *extra), plan=plan, refused=None, asked=asked)
     return None

@@ -1,6 +1,6 @@
 """One rank of a run: `python -m efficientbench.worker CONFIG.json`, started by the launcher.
 
-Logging, signals and the ways to end; what a rank does in between stands in session.py.
+Set up logging and signals, train (session.py), and report every end to the launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Entry point of a rank: every way to end is told to the launcher."""
+    """Train the rank that the environment names; report an error to the launcher and exit with its exit code."""
     job = Job.read(Path(sys.argv[1]))
     rank = int(os.environ["RANK"])
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
@@ -46,19 +46,19 @@ def main() -> None:
 
 
 def _set_up_logging(path: Path) -> None:
-    # A full disk must end the run by its own message, not by one of the logging module for each line.
+    # On a full disk, logging would print a traceback for each line over the one message that matters.
     logging.raiseExceptions = False
     logging.basicConfig(
         filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    # The launcher asks for it where a run hangs: every thread's stack, also of a rank that a native call holds.
+    # The launcher sends SIGUSR1 when a run hangs: every thread's stack goes to the log, also from a native call.
     faulthandler.register(signal.SIGUSR1, file=path.open("a", encoding="utf-8"))
-    # megatron explains at length what it would do with Transformer Engine and Apex.
+    # Megatron logs at length what it would do with Transformer Engine and Apex.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="megatron")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     logging.captureWarnings(True)
-    # A library's thread that fails must not write its traceback over the display.
+    # A traceback of a library's thread would be printed over the progress bar.
     threading.excepthook = lambda failed: logger.error("thread %s failed: %s", failed.thread, failed.exc_value)
 
 

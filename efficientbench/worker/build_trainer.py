@@ -1,6 +1,6 @@
-"""What a rank trains with: its part of the model, the optimizer, the batches and the checkpoints.
+"""Build what a rank trains with: its part of the model, the optimizer, the batches and the checkpoints.
 
-To be imported once the device is prepared, since megatron must find it so.
+Import this only after `Device.prepare`: importing it imports Megatron, which asks for the device at once.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ def build_trainer(
     progress: Callable[[], dict[str, Any]] = dict,
     resume: Path | None = None,
 ) -> Trainer:
-    """Model, optimizer and batches of this rank. All ranks must call it together.
+    """Return the trainer of this rank; all ranks must call this together.
 
     Args:
-        job, device, listeners: of this rank.
-        progress: what the listeners want to find in a checkpoint.
-        resume: the checkpoint to go on from.
+        job: the run.
+        device: of this rank.
+        listeners: that receive this rank's training events.
+        progress: returns what the listeners keep in each checkpoint.
+        resume: the checkpoint to resume from; None: start at step 1.
     """
     config, corpora = job.config, load_corpora(job)
     fingerprints = {f"fingerprint {number}": corpus.fingerprint for number, corpus in enumerate(corpora)}
-    # Of one tokenizer all, which the parent process has seen to.
+    # The parent process has checked that all corpora have one tokenizer: the first one's is theirs.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
     batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
     models = build_stages(config, device)
@@ -56,14 +58,14 @@ def build_trainer(
         optimizer,
         progress,
     )
-    before = checkpoints.restore(resume) if resume is not None else None
+    restored = checkpoints.restore(resume) if resume is not None else None
     token_bytes = _token_bytes(corpora[0], device)
     steps = job.budget.steps
-    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, before)
+    return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, restored)
 
 
 def _token_bytes(corpus: Corpus, device: torch.device) -> torch.Tensor | None:
-    """[V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell."""
+    """Return the UTF-8 bytes of each token as [V] int64; None where the corpus does not have them."""
     if corpus.token_bytes_path is None:
         return None
     return torch.from_numpy(np.load(corpus.token_bytes_path).astype(np.int64)).to(device)

@@ -1,4 +1,4 @@
-"""What one rank does: its device, its part of the model, training, and for rank 0 the record."""
+"""Train one rank's part of a run, and on rank 0 write the record."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from efficientbench.metrics.records.summarize import RunFacts
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
-from efficientbench.worker.listeners.heartbeat import Heartbeat
-from efficientbench.worker.listeners.measure import Measure
+from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
 from efficientbench.worker.listeners.recorder import Recorder
 from efficientbench.worker.loading import loading
-from efficientbench.worker.measurement import build_monitor, build_record, run_facts
+from efficientbench.worker.monitor import build_monitor
+from efficientbench.worker.record import build_record, run_facts
 
 if TYPE_CHECKING:
     from efficientbench.training.events import Listener
 
 
 def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
-    """Train this rank's part of the run; returns whether the run was stopped before its last step."""
+    """Train this rank's part of the run; return whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
     with loading():
         device = find_device(job.config.device)
         torch_device = device.prepare(local_rank)
-        # Only now: megatron must find the device prepared. And no later: a rank that loads slowly does not hang.
+        # After `prepare`: Megatron asks for the device as it is imported. Before the pulse starts to report a step:
+        # a rank that loads slowly does not hang.
         from efficientbench.training import groups
         from efficientbench.worker.build_trainer import build_trainer
 
@@ -44,14 +45,14 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
     ):
         pulse.collectives = groups.collectives_begun
         pulse.at(0, "building model and data")
-        # The first node's parent has looked for it, and verified it.
+        # The first node's parent process has chosen the checkpoint and verified its files.
         resume = groups.gather(job.resume)[0]
-        before = read_manifest(resume) if resume is not None else None
-        monitor = build_monitor(job, device, rank, local_rank, before.step if before is not None else 0)
+        manifest = read_manifest(resume) if resume is not None else None
+        monitor = build_monitor(job, device, rank, local_rank, manifest.step if manifest is not None else 0)
         monitor.start()
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device)
-        reporter = RankZero(job, measure, facts, before) if rank == 0 else None
+        reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         listeners: list[Listener] = [Heartbeat(pulse), measure, *(reporter.listeners if reporter else [])]
         try:
             progress = reporter.recorder.progress if reporter is not None else dict
@@ -73,12 +74,12 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
 
 
 class RankZero:
-    """What only rank 0 does: the display and the files."""
+    """The listeners that only rank 0 has: the display and the files."""
 
-    def __init__(self, job: Job, measure: Measure, facts: RunFacts, before: Manifest | None) -> None:
-        """`before`: of the checkpoint that the run goes on from."""
+    def __init__(self, job: Job, measure: Measure, facts: RunFacts, manifest: Manifest | None) -> None:
+        """`manifest`: of the checkpoint that the run resumes from; None: it starts at step 1."""
         self.folder = OutputFolder(job.output)
-        self.recorder = Recorder(job.config, self.folder, measure, before)
+        self.recorder = Recorder(job.config, self.folder, measure, manifest)
         peak_flops = facts.peak_flops * facts.devices if facts.peak_flops is not None else None
         steps = job.budget.steps
         self.display = ProgressDisplay(
@@ -87,7 +88,7 @@ class RankZero:
             measure,
             facts.flops_per_token,
             peak_flops,
-            before.step if before is not None else 0,
+            manifest.step if manifest is not None else 0,
         )
         self.listeners: list[Listener] = [self.recorder, self.display]
         self.profiler = Profiler.of(job.config.measurement, steps, self.folder.trace)
@@ -95,6 +96,6 @@ class RankZero:
             self.listeners.insert(0, self.profiler)
 
     def close(self) -> None:
-        """Leave terminal and files in order, also after an error."""
+        """Remove the bar from the terminal and close the files, also after an error."""
         self.display.close()
         self.recorder.close()

@@ -31,8 +31,14 @@ def two_ports() -> int:
 
 @pytest.fixture
 def tiny(tmp_path: Path, cache: str) -> tuple[str, ...]:
-    """The words of a run of the smallest model; its folder is `tmp_path/gqa_1.5B_smoke`."""
+    """The arguments of a run of the smallest model."""
     return ("run", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder that the run of `tiny` writes to."""
+    return tmp_path / "gqa_1.5B_smoke"
 
 
 @pytest.fixture(scope="session")

@@ -74,8 +74,7 @@ def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, pa
     nothing_looks_finished(tmp_path)
 
 
-def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     with started(*tiny, *LONG) as run:
         wait_for_steps(folder, 2, run)
         run.terminate()
@@ -121,8 +120,7 @@ def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_another_run_uses(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_an_output_folder_that_another_run_uses(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG) as first:
         wait_for_steps(folder, 1, first)
         refused(efficientbench(*tiny), f"{folder} is in use by another run (process {first.pid})", "output=FOLDER")

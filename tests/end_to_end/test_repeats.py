@@ -47,12 +47,12 @@ def test_repeats_are_kept_resumed_and_compared(words: tuple[str, ...]) -> None:
 
 
 def test_mistakes_end_with_one_line(tmp_path: Path) -> None:
-    for said, message in (
+    for arguments, message in (
         (("run", "gqa_1.5B", "--repeat", "0"), "error: --repeat: 0 runs are none; 1 or more"),
         (("compare", str(tmp_path), str(tmp_path)), f"error: {tmp_path}: holds no run's record yet"),
         (("compare", str(tmp_path / "a"), str(tmp_path)), f"error: {tmp_path / 'a'}: there is no such folder"),
     ):
-        done = efficientbench(*said)
-        assert done.returncode == 2, said
+        done = efficientbench(*arguments)
+        assert done.returncode == 2, arguments
         assert done.stderr.startswith(message)
         assert done.stderr.count("\n") == 1

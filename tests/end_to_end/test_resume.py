@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on when it is started again, and its files tell one story."""
+"""An interrupted run resumes with the same command; its files are those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ from efficientbench.training.checkpoints.manifest import checkpoint_folder, comp
 
 Tiny = tuple[str, ...]
 RUN = ("training.steps=40", "training.validation_interval=8", "checkpoint.interval=10")
+
+
+@pytest.fixture
+def words(tiny: Tiny) -> Tiny:
+    """The arguments of the run that the tests interrupt."""
+    return (*tiny, *RUN)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +66,7 @@ def interrupted(folder: Path, words: Tiny, how: signal.Signals, after: int) -> i
     return run.returncode
 
 
-def test_stopped_then_killed_then_brought_to_its_end(tiny: Tiny, tmp_path: Path, whole: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
-    words = (*tiny, *RUN)
+def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGTERM, 5) == 143
     saved = latest_good(folder)
     assert saved is not None
@@ -94,9 +98,7 @@ def test_stopped_then_killed_then_brought_to_its_end(tiny: Tiny, tmp_path: Path,
 
 
 @pytest.mark.proof
-def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path, whole: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
-    words = (*tiny, *RUN)
+def test_the_one_before_a_damaged_checkpoint_is_used(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 24) == 1
     older, newest = complete(folder)
     file = newest / "__0_0.distcp"
@@ -111,11 +113,9 @@ def test_the_one_before_a_damaged_checkpoint_is_used(tiny: Tiny, tmp_path: Path,
 
 
 @pytest.mark.proof
-def test_text_that_has_moved_is_gone_on_with(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
+def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Path, shared_data: Path) -> None:
     before, moved = tmp_path / "here.txt", tmp_path / "there.txt"
     shutil.copy(shared_data / "fineweb_edu" / "fineweb_sample.txt", before)
-    folder = tmp_path / "gqa_1.5B_smoke"
-    words = (*tiny, *RUN)
     assert interrupted(folder, (*words, f"data.path={before}"), signal.SIGKILL, 12) == 1
     before.rename(moved)
     done = efficientbench(*words, f"data.path={moved}")
@@ -127,9 +127,7 @@ def test_text_that_has_moved_is_gone_on_with(tiny: Tiny, tmp_path: Path, shared_
 
 
 @pytest.mark.proof
-def test_fresh_begins_anew(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
-    words = (*tiny, *RUN)
+def test_fresh_begins_anew(words: Tiny, folder: Path) -> None:
     assert interrupted(folder, words, signal.SIGKILL, 12) == 1
     done = efficientbench(*words, "--fresh")
     assert done.returncode == 0, done.stderr
@@ -151,8 +149,7 @@ def test_repeats_go_on_too(tiny: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_no_writer_outlives_its_rank(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_no_writer_outlives_its_rank(tiny: Tiny, folder: Path) -> None:
     words = (*tiny, "training.steps=20000", "checkpoint.interval=1", "checkpoint.asynchronous=true")
     with started(*words) as run:
         wait_for_steps(folder, 6, run)

@@ -36,8 +36,7 @@ def left_behind() -> set[str]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_a_stop_signal_ends_after_the_step(tiny: Tiny, folder: Path, number: signal.Signals, exit_code: int) -> None:
     before = left_behind()
     with started(*tiny, *LONG, TWO) as run:
         wait_for_steps(folder, 8, run)
@@ -69,8 +68,7 @@ def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:
     assert not (tmp_path / "gqa_1.5B_smoke" / "record.json").exists()
 
 
-def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG) as run:
         wait_for_steps(folder, 1, run)
         os.kill(run.pid, signal.SIGTERM)
@@ -95,8 +93,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, tmp_path: Path) -> N
     }
 
 
-def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:
         wait_for_steps(folder, 2, run)
         family = children(run.pid)
@@ -116,8 +113,7 @@ def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, tmp_path: Path) -> N
     assert not any(process.is_running() for process in family)
 
 
-def test_ranks_end_with_their_launcher(tiny: Tiny, tmp_path: Path) -> None:
-    folder = tmp_path / "gqa_1.5B_smoke"
+def test_ranks_end_with_their_launcher(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG) as run:
         wait_for_steps(folder, 1, run)
         family = children(run.pid)

@@ -1,4 +1,4 @@
-"""Sweeps by the command line: they go on over failures, over kill -9, and beside each other."""
+"""Sweeps by the command line: they survive failures and kill -9, and share a folder with each other."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MEMORY_BYTES = 3_000_000_000
 
 @pytest.fixture
 def sweep(tmp_path: Path, cache: str) -> Words:
-    """The words of a sweep of the smallest model, whose suite is `tmp_path`."""
+    """The arguments of a sweep of the smallest model, whose suite is `tmp_path`."""
     return ("sweep", "--only", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY)
 
 
 def states(suite: Path) -> dict[str, dict[str, Any]]:
-    """What the queue says of every run, by what sets it apart from the others."""
+    """The state of every run in the queue, by the part of its name that differs."""
     files = sorted((suite / "sweep" / "queue").glob("*.json"))
     return {path.stem.removeprefix("gqa_1.5B_smoke__"): json.loads(path.read_text(encoding="utf-8")) for path in files}
 
@@ -143,8 +143,10 @@ def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> 
 
 @pytest.mark.proof
 def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, tmp_path: Path) -> None:
-    """A real allocation fails: 17 sequences keep more activations than the address space has room for, one does not;
-    and 17 is prime."""
+    """A real allocation fails: the activations of 17 sequences exceed the address space, those of one do not.
+
+    17 is prime, so that the next smaller micro-batch is 1.
+    """
     short = ("training.steps=2", "measurement.warmup_steps=0", "measurement.min_steps=2")
     wide = ("model.ffn_hidden_size=8192", "training.seq_len=512", *short)
     batch = ("training.micro_batch_size=17", "training.global_batch_size=17")

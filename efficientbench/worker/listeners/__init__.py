@@ -1,1 +1,1 @@
-"""Those who listen to training events: the measurement, the people at the terminal, and the files of a run."""
+"""Listeners of training events: monitor and pulse, the display on a terminal, the files of a run, the profiler."""

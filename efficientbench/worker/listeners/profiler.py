@@ -1,4 +1,4 @@
-"""Traces the last steps of a run with torch.profiler. A run that traces none has no such listener."""
+"""Trace the last steps of a run with torch.profiler."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ if TYPE_CHECKING:
 
 
 class Profiler:
-    """Begins before the first traced step, and writes the trace once the last one is over."""
+    """Starts torch.profiler before the first traced step, and writes the trace after the last one."""
 
     def __init__(self, first: int, last: int, path: Path) -> None:
-        """first, last: steps that are traced, counted from 1; path: of the trace, `.json.gz`."""
+        """`first`, `last`: the steps to trace, counted from 1; `path`: of the trace, `.json.gz`."""
         self.first, self.last, self.path = first, last, path
         self._profiler: Any = None
         self._step: Any = None
 
     @classmethod
     def of(cls, measurement: MeasurementConfig, steps: int, path: Path) -> Profiler | None:
-        """The one of a run of so many steps; None where none is to be traced."""
+        """Return the profiler of a run of `steps` steps; None where the configuration traces none."""
         traced = measurement.profile_steps
         return cls(max(steps - traced, 0) + 1, steps, path) if traced else None
 
     def attach(self, trainer: Trainer) -> None:
-        """Name the optimizer's part of a step in the trace: the engine's step is more than torch's."""
+        """Mark the optimizer's part of a step in the trace.
+
+        Megatron's optimizer does more than torch's, which alone torch.profiler would mark.
+        """
         trainer.optimizer.step = _named(trainer.optimizer.step)  # type: ignore[method-assign]
         if trainer.queued is not None:
             trainer.queued.norm = _named(trainer.queued.norm)  # type: ignore[method-assign]
@@ -52,11 +55,12 @@ class Profiler:
             self._step.__exit__(None, None, None)
             self._step = None
         elif self._profiler is not None:
-            # The first event after the last step.
+            # The first event after the last traced step.
             self._finish()
 
     def _finish(self) -> None:
         self._profiler.stop()
+        # torch compresses by the file's ending, so that the temporary name must end as the final one does.
         beside = self.path.with_name(f"partial_{self.path.name}")
         self._profiler.export_chrome_trace(str(beside))
         os.replace(beside, self.path)

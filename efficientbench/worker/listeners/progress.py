@@ -1,4 +1,4 @@
-"""What people see while a run trains: a live bar on a terminal, and log lines everywhere."""
+"""Show the progress of a run: a live bar on a terminal, lines on the console, and every step in the log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from efficientbench.training.events import (
     ValidationEnded,
     ValidationStarted,
 )
-from efficientbench.worker.listeners.measure import Measure
+from efficientbench.worker.listeners.monitoring import Measure
 
 logger = logging.getLogger(__name__)
 
 PRINT_INTERVAL_S = 2.0
-"""Least time between lines on the console; the log file has every step."""
+"""Least time between two lines on the console; the log file has every step."""
 
 
 class ProgressDisplay:
@@ -40,8 +40,16 @@ class ProgressDisplay:
         peak_flops: float | None,
         steps_before: int = 0,
     ) -> None:
-        """`peak_flops`: of all devices together, FLOP/s; None where it is not known. `steps_before`: trained by earlier
-        attempts of the run."""
+        """Prepare the bar, which starts with the first step.
+
+        Args:
+            training: of the run.
+            steps: of the whole run.
+            measure: of this rank, for step times and memory.
+            flops_per_token: of training, for the MFU.
+            peak_flops: FLOP/s of all devices together; None where it is not known.
+            steps_before: steps that earlier attempts of the run have trained.
+        """
         self.training, self.steps, self.measure, self.steps_before = training, steps, measure, steps_before
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.console = Console()
@@ -69,15 +77,15 @@ class ProgressDisplay:
             state, times = self._state(event), self._times(event.step)
             self.bar.update(self.task, completed=event.step, description=f"loss {event.loss:.3f}")
             logger.info(" | ".join([*state, *times]))
-            # The bar of a terminal tells the times already.
-            shown = state if self.console.is_terminal else [*state, *times]
-            self._show(" | ".join(shown), always=event.step in (self.steps_before + 1, self.steps))
+            # A terminal's bar already has the times.
+            parts = state if self.console.is_terminal else [*state, *times]
+            self._print(" | ".join(parts), always=event.step in (self.steps_before + 1, self.steps))
         elif isinstance(event, ValidationStarted):
             self.bar.update(self.task, description="validating")
         elif isinstance(event, ValidationEnded):
             line = f"validation after step {event.step}: loss {event.loss:.4f} over {event.tokens:,} tokens"
             logger.info(line)
-            self._show(line, always=True)
+            self._print(line, always=True)
         elif isinstance(event, CheckpointStarted):
             self._checkpoint_begin_s = time.monotonic()
             self.bar.update(self.task, description="saving")
@@ -90,13 +98,13 @@ class ProgressDisplay:
             self.close()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bar from the terminal."""
         self.bar.stop()
 
-    def _show(self, line: str, always: bool) -> None:
+    def _print(self, line: str, always: bool) -> None:
         if always or time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
             self._printed_s = time.monotonic()
-            # A terminal gets lines broken between words, a file each in one.
+            # A terminal wraps lines between words; a file gets each on one line.
             self.console.print(line, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def _times(self, step: int) -> list[str]:

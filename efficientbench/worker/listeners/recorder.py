@@ -1,4 +1,4 @@
-"""Writes what happens into `steps.jsonl` and TensorBoard, and keeps what the record needs."""
+"""Write steps and validations to `steps.jsonl` and TensorBoard, and keep what the record needs."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scala
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import CheckpointEnded, Event, StepEnded, TrainingEnded, ValidationEnded
-from efficientbench.worker.listeners.measure import Measure
+from efficientbench.worker.listeners.monitoring import Measure
 
 LARGEST_LOSS = 700.0
-"""Nats, above which the perplexity is beyond the largest number."""
+"""Nats; the perplexity of a larger loss overflows a float."""
 
 TRAIN_LOSS_STEPS = 10
 """The record's training loss is the mean over this many last steps."""
 
 
 class Recorder:
-    """Rank 0's files, written as training goes on."""
+    """Writes rank 0's files as training goes on."""
 
     def __init__(
-        self, config: RunConfig, folder: OutputFolder, measure: Measure, before: Manifest | None = None
+        self, config: RunConfig, folder: OutputFolder, measure: Measure, manifest: Manifest | None = None
     ) -> None:
-        """`before`: of the checkpoint that the run goes on from; what was written of later steps is cut off."""
+        """`manifest`: of the checkpoint that the run resumes from; lines of later steps are cut off."""
         self.measure = measure
         self._written: set[int] = set()
-        """Numbers of steps after which an earlier attempt has validated."""
-        self.warmup_steps = config.measurement.warmup_steps + (before.step if before is not None else 0)
-        if before is not None:
-            cut_steps(folder.steps, before.step)
+        """Steps after which an earlier attempt has validated."""
+        self.warmup_steps = config.measurement.warmup_steps + (manifest.step if manifest is not None else 0)
+        if manifest is not None:
+            cut_steps(folder.steps, manifest.step)
             lines = read_steps(folder.steps) if folder.steps.exists() else []
             self._written = {line["step"] for line in lines if line["kind"] == "evaluation"}
-            cut_scalars(folder.tensorboard, before.step, before.progress["tokens"])
+            cut_scalars(folder.tensorboard, manifest.step, manifest.progress["tokens"])
         self.steps = StepLog(folder.steps)
         self.tensorboard = TensorBoardLog(folder.tensorboard)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
         self.validation: ValidationEnded | None = None
         self.validations: list[Validation] = []
         self.interruptions: dict[int, str] = {}
-        """Number of a step → what came between it and the step before."""
+        """Step → what came between it and the step before."""
         self.stopped = False
         self._writing = False
         self.moe = config.model.moe
@@ -60,9 +60,9 @@ class Recorder:
         self._tokens = 0
         self._measured_tokens = 0
         self.resumed: list[int] = []
-        """Numbers of steps after which the run went on from a checkpoint."""
-        if before is not None:
-            self._go_on(before)
+        """Steps after which the run resumed from a checkpoint."""
+        if manifest is not None:
+            self._resume(manifest)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEnded):
@@ -76,7 +76,7 @@ class Recorder:
             self.stopped = event.stopped
 
     def progress(self) -> dict[str, Any]:
-        """What another attempt of the run must know of this one, as plain data."""
+        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
         return {
             "tokens": self._tokens,
             "elapsed_s": time.monotonic() - self._begin_s,
@@ -87,22 +87,22 @@ class Recorder:
             "resumed": self.resumed,
         }
 
-    def _go_on(self, before: Manifest) -> None:
-        """Take up what `progress` gave the checkpoint."""
-        kept = before.progress
-        self._step_number, self._tokens = before.step, kept["tokens"]
+    def _resume(self, manifest: Manifest) -> None:
+        """Restore what `progress` returned for the checkpoint."""
+        kept = manifest.progress
+        self._step_number, self._tokens = manifest.step, kept["tokens"]
         self._begin_s -= kept["elapsed_s"]
         self.losses.extend(kept["losses"])
         self.auxiliary_losses.extend(kept["auxiliary_losses"])
         if kept["validation"] is not None:
             values = kept["validation"]
             self.validation = ValidationEnded(**{**values, "batch_losses": tuple(values["batch_losses"])})
-        # What earlier attempts measured is not known: their training is charged as the warm-up's is.
+        # The checkpoint has no measurements of earlier attempts: their steps are charged like the warm-up's.
         self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
-        self.resumed = [*kept["resumed"], before.step]
+        self.resumed = [*kept["resumed"], manifest.step]
 
     def quality(self) -> Quality:
-        """What the model has learned, for the record."""
+        """Return what the model has learned, for the record."""
         reasons = {}
         validation = self.validation
         if validation is None:
@@ -133,12 +133,12 @@ class Recorder:
         )
 
     def write_curve(self, curve: Sequence[QualityPoint]) -> None:
-        """Add what training had cost at each validation, which is known once all ranks have told their share."""
+        """Write what training had cost at each validation; all ranks' measurements are needed for it."""
         for point in curve:
             self.steps.write("quality", asdict(point))
 
     def close(self) -> None:
-        """Finish both files."""
+        """Close both files."""
         self.steps.close()
         self.tensorboard.close()
 
@@ -153,7 +153,7 @@ class Recorder:
             self._measured_tokens += event.tokens
         step_time_s = self.measure.step_time_s
         samples = self.measure.monitor.latest_samples()
-        # Of the device that uses most, and of all devices that this rank reads.
+        # Memory of the device that uses most; power of all devices that this rank reads.
         memory_used_bytes = max((s.memory_used_bytes for s in samples if s.memory_used_bytes is not None), default=None)
         powers_w = [sample.power_w for sample in samples if sample.power_w is not None]
         power_w = sum(powers_w) if powers_w else None
@@ -192,7 +192,7 @@ class Recorder:
         self.tensorboard.scalars(self._tokens, {"by_tokens/train_loss": event.loss})
 
     def _routing(self, event: StepEnded) -> dict[str, Any]:
-        """What the routers of a mixture of experts did, written and kept; nothing for a model without experts."""
+        """Keep and return what the routers of a mixture of experts did; {} for a model without experts."""
         routing = event.routing
         if routing is None:
             return {}
@@ -214,7 +214,7 @@ class Recorder:
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event
         self.interruptions[event.step + 1] = "the first step after an evaluation"
-        # One that a stop had put off is made again where the attempt that made it was killed soon after.
+        # A resumed attempt may repeat a validation that the checkpoint already has: the new one replaces it.
         self.validations = [validation for validation in self.validations if validation.step < event.step]
         loss_se = standard_error(event.batch_losses)
         windows = self.measure.monitor.closed_windows()
@@ -228,7 +228,7 @@ class Recorder:
         size = event.utf8_bytes
         values = {
             "loss": event.loss,
-            # Of a run that diverged there is none: it overflows.
+            # A run that has diverged has none: it would overflow.
             "perplexity": perplexity(event.loss) if event.loss < LARGEST_LOSS else None,
             "bits_per_byte": bits_per_byte(event.loss, event.tokens, size) if size else None,
         }

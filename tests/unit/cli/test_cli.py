@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.repository import ROOT
 
-from efficientbench.cli.options import resolve_words
+from efficientbench.cli.options import resolve_arguments
 
 # As for a user, whose first call keeps the byte code for the others.
 WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -128,10 +128,10 @@ def test_plan_of_all_runs_takes_the_same_words() -> None:
     ],
 )
 def test_mode_and_overrides_in_any_order(words: list[str], mode: str, steps: int) -> None:
-    config, found = resolve_words("gqa_1.5B", words, smoke=True, data=None, tokenizer=None)
+    config, found = resolve_arguments("gqa_1.5B", words, smoke=True, data=None, tokenizer=None)
     assert (found, config.training.steps) == (mode, steps)
 
 
 def test_data_and_tokenizer_are_keys_of_the_configuration() -> None:
-    config, _ = resolve_words("gqa_1.5B", [], smoke=False, data="a b=c.jsonl", tokenizer="folder")
+    config, _ = resolve_arguments("gqa_1.5B", [], smoke=False, data="a b=c.jsonl", tokenizer="folder")
     assert (config.data.path, config.data.tokenizer) == ("a b=c.jsonl", "folder")

@@ -126,12 +126,6 @@ def test_what_has_no_counterpart_ends_with_exit_code_2(name: str, tmp_path: Path
     assert not (tmp_path / "model").exists()
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
-    done = efficientbench("export", str(tmp_path), "--to", "onnx", str(tmp_path / "model"))
-    assert done.returncode == 2
-    assert "Invalid value for '--to'" in done.stderr
-
-
 def test_the_card_tells_what_is_recorded() -> None:
     config = resolve("gqa_1.5B", overrides=["training.seed=7"])
     curve = [

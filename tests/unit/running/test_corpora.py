@@ -1,5 +1,4 @@
-"""What a run asks of its corpora before any rank starts: one tokenizer, and documents in every split, without which the
-engine would search for ever."""
+"""Checks of a run's corpora before any rank starts: one tokenizer, and documents in every split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run goes on from what lies in its folder, or begins anew: without a rank."""
+"""Which checkpoint a run resumes from, or that it starts at step 1: without a rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from support.metrics_parts import make_record
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.failure_files import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import differences, prepare_folder
+from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
 
@@ -46,7 +47,7 @@ def set_aside(folder: OutputFolder) -> set[str]:
     return {path.name for aside in (folder.path / "previous").glob("*") for path in aside.iterdir()}
 
 
-def test_it_goes_on_from_the_newest(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
     newest = checkpoint_folder(folder.path, 4)
     partial = newest.with_name(".partial_step_00000006_01234567")
     partial.mkdir()
@@ -112,7 +113,7 @@ def test_another_configuration_is_another_run(
         ("[3,/new/a,1,/new/b]", ["of a text", "of a third"], False),
     ],
 )
-def test_the_same_tokens_in_another_place_are_gone_on_with(
+def test_the_same_tokens_in_another_place_are_resumed(
     folder: OutputFolder, path: str, tokens: list[str], same: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newest = save(folder.path, 6, tiny("gqa_1.5B", "data.path=[3,/old/a,1,/old/b]"))
@@ -151,4 +152,31 @@ def test_what_may_differ() -> None:
         *("output=elsewhere", "data.cache=elsewhere", "parallel.tp=2", "parallel.distributed_optimizer=false"),
         *("training.micro_batch_size=1", "checkpoint.interval=7", "faults.skip_non_finite_steps=3"),
     )
-    assert differences(CONFIG.model_dump(mode="json"), other.model_dump(mode="json")) == []
+    before, now = (settings(config.model_dump(mode="json"), MAY_DIFFER) for config in (CONFIG, other))
+    assert differences(before, now) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device_name", "smaller", "kept"),
+    [
+        ((), "a CPU", False, True),
+        (("output=elsewhere", "data.cache=elsewhere"), "a CPU", False, True),
+        (("parallel.tp=2",), "a CPU", False, False),
+        (("checkpoint.interval=7",), "a CPU", False, False),
+        ((), "another CPU", False, False),
+        (("training.micro_batch_size=4",), "a CPU", False, False),
+        (("training.micro_batch_size=4",), "a CPU", True, True),
+    ],
+)
+def test_a_complete_record_is_kept(
+    tmp_path: Path, overrides: tuple[str, ...], device_name: str, smaller: bool, kept: bool
+) -> None:
+    """A measurement on another layout is another measurement, unlike a resumed attempt."""
+    recorded = tiny("gqa_1.5B").model_dump(mode="json")
+    if smaller:
+        recorded["training"] |= {"micro_batch_size": 1, "micro_batch_size_asked": 4}
+    facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS, "config": recorded}
+    write_record(make_record(facts), tmp_path / "record.json")
+    config = tiny("gqa_1.5B", *overrides)
+    size = config.training.micro_batch_size
+    assert (complete_record(OutputFolder(tmp_path), config, size, device_name, smaller) is not None) == kept

@@ -19,7 +19,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.child import Child
-from efficientbench.sweep.machine import Machine, parallel_runs, run_environment, slots, slots_needed
+from efficientbench.sweep.machine import Machine, parallel_runs, slot_environment, slots, slots_needed
 from efficientbench.sweep.outcome import failure_of
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
@@ -106,16 +106,16 @@ def test_devices_for_a_run() -> None:
     assert slots_needed(GPUS, None, 2) == 2
     assert slots_needed(GPUS, None, None) == 3
     assert slots_needed(GPUS, 3, None) == 1
-    assert run_environment(GPUS, ("3", "GPU-5"), None, 2, {})["VISIBLE"] == "3,GPU-5"
+    assert slot_environment(GPUS, ("3", "GPU-5"), None, 2, {})["VISIBLE"] == "3,GPU-5"
     assert slots(CPU, None) == ("0",)
     assert slots(CPU, 2) == ("0", "1")
     # Two runs of one device each leave none for a third.
     assert slots(GPUS, 2) == ("2", "3")
     assert slots_needed(GPUS, 2, None) == 1
     cores = len(os.sched_getaffinity(0))
-    assert run_environment(CPU, ("1",), 2, 1, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-    assert run_environment(CPU, ("0",), None, 1, {}) == {}
-    assert run_environment(CPU, ("0",), 2, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert slot_environment(CPU, ("1",), 2, 1, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert slot_environment(CPU, ("0",), None, 1, {}) == {}
+    assert slot_environment(CPU, ("0",), 2, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
-from efficientbench.sweep.axes import combinations, label_of, parse_axes
+from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine
-from efficientbench.sweep.plan_table import print_plan
-from efficientbench.sweep.select import select
+from efficientbench.sweep.selection import combinations, label_of, parse_axes, select
 from efficientbench.sweep.tasks import Request, build_tasks, smaller
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
@@ -111,7 +110,7 @@ def test_any_value_gives_a_name_that_any_file_system_takes(value: str) -> None:
 def test_hostile_values_stay_words_and_inside_the_folder(value: str, tmp_path: Path) -> None:
     request = Request(only=("gqa_0.5B",), axes=(f"data.path={value}",), overrides=(f"output={tmp_path}",), smoke=True)
     (task,) = build_tasks(request, CPU, None)
-    assert f"data.path={value}" in task.words
+    assert f"data.path={value}" in task.arguments
     assert task.folder.path.parent == tmp_path
     assert SAFE.fullmatch(task.id)
     assert len(f"run_{task.id}.lock") < 255
@@ -124,7 +123,7 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     first = tasks[0]
     assert first.id == "mqa_0.5B_smoke__seq_len=64__seed_1234"
     assert first.folder.path.parts[-2:] == ("mqa_0.5B_smoke__seq_len=64", "seed_1234")
-    assert first.words == (
+    assert first.arguments == (
         *("run", "mqa_0.5B", "--smoke", "training.seq_len=64", "label=seq_len=64"),
         *("--repeat", "1", "training.seed=1234"),
     )
@@ -139,7 +138,7 @@ def test_another_matrix(tmp_path: Path) -> None:
         "suites: {mine: [{variants: [narrow], sizes: [tiny]}]}\n"
     )
     (task,) = build_tasks(Request(matrix=file), CPU, None)
-    assert task.words == ("run", "narrow_tiny", "--matrix", str(file))
+    assert task.arguments == ("run", "narrow_tiny", "--matrix", str(file))
     assert task.config is not None
     assert task.config.model.layers == 2
     with pytest.raises(ConfigError, match=r"gone\.yaml is missing"):
@@ -165,18 +164,18 @@ def test_a_dry_run_tells_each_refusal_once_and_names_the_seeds(
     overrides = ("training.seed=1",) if by_repeat else ()
     request = Request(only=("gqa_0.5B",), axes=axes, overrides=overrides, smoke=True, repeat=2 if by_repeat else None)
     tasks = build_tasks(request, CPU, None)
-    print_plan(tasks, ["refused" if task.refused else "queued" for task in tasks], Estimator(CPU, [], 1), 1)
+    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], Estimator(CPU, [], 1), 1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
     names = [f"gqa_0.5B_smoke__tp=4__{'seed_' if by_repeat else 'seed='}{seed}" for seed in (1, 2)]
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
 
 
 def test_names_that_no_file_system_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("efficientbench.sweep.sweep.look", lambda device: CPU)
+    monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
     with pytest.raises(ConfigError, match="File name too long"):
-        sweep(words=["x" * 300])
+        sweep(arguments=["x" * 300])
     with pytest.raises(typer.Exit) as planned:
-        sweep(words=[f"output={tmp_path / ('x' * 300)}"], only="gqa_0.5B", smoke=True, dry_run=True)
+        sweep(arguments=[f"output={tmp_path / ('x' * 300)}"], only="gqa_0.5B", smoke=True, dry_run=True)
     assert planned.value.exit_code == 0
 
 
@@ -189,7 +188,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
         tried.append(training.micro_batch_size)
         assert training.global_batch_size == 8
         assert (training.micro_batch_size_asked, task.asked) == (4, 4)
-        assert task.words[-2:] == (
+        assert task.arguments[-2:] == (
             f"training.micro_batch_size={training.micro_batch_size}",
             "training.micro_batch_size_asked=4",
         )

@@ -1,4 +1,4 @@
-"""What is loaded with the engine, and what waits until it is called."""
+"""Functions that Megatron decorates with torch.compile are compiled at their first call."""
 
 from __future__ import annotations
 

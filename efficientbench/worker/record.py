@@ -1,25 +1,21 @@
-"""From a run to what metrics/ needs of it: sensors for its devices, facts about its model, and its record."""
+"""Build the record of a run from the measurements of all its ranks."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime
 
 from efficientbench import metrics
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
-from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor
 from efficientbench.metrics.definitions import load_imbalance, percentiles
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
-from efficientbench.metrics.monitoring.sensor_registry import device_sensors
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
-from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources
 from efficientbench.running.job import Job
@@ -27,42 +23,11 @@ from efficientbench.running.record import WRITTEN, identity, run_environment
 from efficientbench.worker.listeners.recorder import Recorder
 
 MAXIMUM_DISTURBANCES = 500
-"""A record holds the longest so many."""
-
-
-def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_before: int = 0) -> EfficiencyMonitor:
-    """This rank's monitor; all ranks must call it together. The devices of a node are read by its first rank.
-
-    `steps_before`: steps that earlier attempts of the run have trained.
-    """
-    from efficientbench.training import groups
-
-    # By host and not by node: nothing keeps the nodes of a trial from sharing one.
-    places = groups.gather((host_uuid(), os.getpid()))
-    here = [pid for host, pid in places if host == host_uuid()]
-    measurement = job.config.measurement
-    sensors: list[Sensor] = []
-    if measurement.enabled:
-        # A host's first process reads the host; a node's first rank reads the node's devices.
-        reads_devices = os.getpid() == here[0] if device.telemetry == "host" else local_rank == 0
-        if reads_devices:
-            sensors += device_sensors(device.telemetry, range(job.layout.ranks_per_node), here)
-        allocator = device.allocator()
-        if allocator is not None:
-            sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
-    return EfficiencyMonitor(
-        sensors,
-        device.synchronize,
-        groups.barrier,
-        warmup_steps=job.budget.warmup_steps,
-        sample_interval_s=measurement.sample_interval_s,
-        rank=rank,
-        steps_before=steps_before,
-    )
+"""A record keeps this many disturbances, the longest ones."""
 
 
 def run_facts(job: Job, device: Device) -> RunFacts:
-    """What is known of the run before it starts; all ranks must call it together."""
+    """Return what is known of the run before its first step; all ranks must call this together."""
     from efficientbench.training import groups
 
     config, layout = job.config, job.layout
@@ -95,7 +60,7 @@ def build_record(
     started_at: datetime,
     duration_s: float,
 ) -> RunRecord:
-    """The record of a run that has ended, from the measurements of all its ranks."""
+    """Return the record of a run that has ended; `measured` has every rank's measurement, in the order of ranks."""
     from efficientbench.model.kernels import fallback_kernels, kernel_names
 
     config = job.config

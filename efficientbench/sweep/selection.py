@@ -1,4 +1,4 @@
-"""Axes of a sweep: `key=value,value`, their combinations, and names for these that any file system takes."""
+"""Select the runs of a sweep: names of the matrix, axes `key=value,value`, and a file name for each combination."""
 
 from __future__ import annotations
 
@@ -10,19 +10,60 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from efficientbench.config.errors import ConfigError
+from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import settable_keys, unknown_key
+from efficientbench.config.matrix import Matrix, RunName
 from efficientbench.config.schema import MOST_LABEL, RunConfig
 
-# Of these the sweep itself decides, or its own state lies there.
 _NOT_SWEPT = {
     "output": "the sweep's own state lies below it: give one folder, as output=FOLDER",
     "label": "the sweep gives each combination its own",
-    "training.micro_batch_size_asked": "it tells what a retry replaced: sweep training.micro_batch_size",
+    "training.micro_batch_size_asked": "a retry sets it: sweep training.micro_batch_size",
 }
+"""Keys that the sweep itself sets, and why an axis cannot."""
 _PLAIN = re.compile(r"[a-z0-9]([a-z0-9._+-]*[a-z0-9])?")
 _MOST_VALUE = 32
-"""Characters of a value that a name shows."""
+"""Most characters of a value in a label."""
+
+
+def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) -> list[RunName]:
+    """Return the runs of these names and sizes, in the order of the matrix; an empty sequence selects all.
+
+    A name is that of a run, a variant or a suite, or the first argument of a suite's: `attention` for
+    `attention_variants`.
+
+    Raises:
+        ConfigError: an unknown name or size, or no run that has both.
+    """
+    problems = [problem for name in only if (problem := _unknown_name(name, matrix))]
+    for size in sizes:
+        if size not in matrix.sizes:
+            near = nearest(size, matrix.sizes)
+            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(matrix.sizes)}"
+            problems.append(f"--sizes: there is no size called {size[:80]!r}: {hint}")
+    if problems:
+        raise ConfigError(problems)
+    chosen = [run for run in matrix.runs if not only or any(run in _runs_called(name, matrix) for name in only)]
+    left = [run for run in chosen if not sizes or run.size in sizes]
+    if not left:
+        there = ", ".join(dict.fromkeys(run.size for run in chosen))
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; theirs are {there}")
+    return left
+
+
+def _runs_called(name: str, matrix: Matrix) -> list[RunName]:
+    exact = [run for run in matrix.runs if name in (run.name, run.variant, run.suite)]
+    return exact or [run for run in matrix.runs if name and run.suite.startswith(f"{name}_")]
+
+
+def _unknown_name(name: str, matrix: Matrix) -> str | None:
+    if _runs_called(name, matrix):
+        return None
+    names = [each for run in matrix.runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
+    near = nearest(name, names)
+    known = ", ".join(dict.fromkeys(run.suite for run in matrix.runs))
+    hint = f"did you mean {near}?" if near else f"name a run, a variant, or one of the suites {known}"
+    return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
 
 
 @dataclass(frozen=True)
@@ -34,10 +75,12 @@ class Axis:
 
 
 def parse_axes(texts: Sequence[str]) -> list[Axis]:
-    """The axes that texts like `training.seq_len=1024,2048` describe, by key.
+    """Parse texts like `training.seq_len=1024,2048` into axes, sorted by key.
 
-    A comma separates values, but not inside brackets or braces, so that a list is one value. Raises ConfigError with
-    every mistake at once.
+    A comma separates values, but not inside brackets or braces: a list is one value.
+
+    Raises:
+        ConfigError: with every mistake at once.
     """
     keys, problems = settable_keys(), []
     axes: dict[str, Axis] = {}
@@ -64,7 +107,7 @@ def parse_axes(texts: Sequence[str]) -> list[Axis]:
 
 
 def _split(text: str) -> list[str] | None:
-    """The values between commas that no bracket encloses; None where brackets do not match."""
+    """Split at commas outside brackets; return None where brackets do not match."""
     values, depth, begin = [], 0, 0
     for index, character in enumerate(text):
         if character in "[{":
@@ -80,18 +123,22 @@ def _split(text: str) -> list[str] | None:
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
-    """Every combination of the axes' values, the last axis fastest; a single empty one where there are no axes."""
+    """Yield every combination of the axes' values, the last axis fastest; one empty combination without axes."""
     for values in itertools.product(*(axis.values for axis in axes)):
         yield dict(zip((axis.key for axis in axes), values, strict=True))
 
 
 def label_of(chosen: Mapping[str, str], config: RunConfig | None, first: str | None = None) -> str | None:
-    """The name of a combination, as `seq_len=2048__tp=2`, after the label that all have; None where there is neither.
+    """Return the label of a combination, like `seq_len=2048__tp=2`; None where there is nothing to name.
 
-    The same values give the same name, however they were written (1e-3, 0.001) and in whichever order. It is made of
-    letters, digits and `._+=~-`; a value with anything else, or with capitals, which some file systems do not tell
-    from small letters, is shortened and followed by a part of its hash. Without a configuration (it was refused) the
-    texts are taken as they are.
+    The same values have the same label, however they are written (1e-3, 0.001) and in whichever order. A label has
+    lower-case letters, digits and `._+=~-`. A value with other characters is shortened, and a part of its hash is
+    appended; capitals count as other characters, since some file systems ignore case.
+
+    Args:
+        chosen: the combination, as texts by key.
+        config: with these values; None where they were refused: the texts are then used as they are.
+        first: the label that all runs of the sweep have; it comes first.
     """
     if not chosen:
         return first
@@ -131,7 +178,7 @@ def _hash(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _short_names() -> dict[str, str]:
-    """Key → the shortest of its endings that no other key has: seq_len, but attention.kind."""
+    """Map each key to its shortest ending that no other key has: seq_len, but attention.kind."""
     keys = list(settable_keys())
     names = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""A sweep before it starts: a row for each run, what it will take, and what is already there."""
+"""Print a sweep before it starts: for each run its state and its estimated time, memory and energy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from efficientbench.sweep.tasks import Refusal, Task
 
 ABSENT = "n/a"
 _LINE = 200
-"""Characters, more than a row has."""
+"""Characters of a line, more than any row has."""
 
 
-def print_plan(tasks: Sequence[Task], states: Sequence[str], estimator: Estimator, at_once: int) -> None:
-    """Print the runs in their order with the estimates for them, their sum, and where the estimates come from.
+def print_dry_run(tasks: Sequence[Task], states: Sequence[str], estimator: Estimator, at_once: int) -> None:
+    """Print the runs with their estimates, the sums, how the estimates were made, and the refused runs.
 
     Args:
         tasks: every run.
-        states: what is known of each.
+        states: of the tasks, in the same order.
         estimator: for this machine.
-        at_once: the most runs that go on together.
+        at_once: most runs at the same time.
     """
     # However narrow the terminal, a row is whole and on one line.
     console = Console(width=_LINE, highlight=False, soft_wrap=True)
@@ -44,12 +44,12 @@ def print_plan(tasks: Sequence[Task], states: Sequence[str], estimator: Estimato
 
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
-    """Each refusal, once for all runs that differ in their seed alone."""
+    """Return each refusal once for all runs that differ only in their seed."""
     refused: dict[tuple[tuple[str, ...], Refusal], list[Task]] = {}
     for task in tasks:
         if task.refused is not None:
-            # The label only repeats what the other words say.
-            same = tuple(word for word in task.words if not word.startswith(("training.seed=", "label=")))
+            # A label has the values of the axes, and with them the seed.
+            same = tuple(each for each in task.arguments if not each.startswith(("training.seed=", "label=")))
             refused.setdefault((same, task.refused), []).append(task)
     return [
         f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
@@ -86,7 +86,7 @@ def _sums(todo: Sequence[Estimate], at_once: int) -> list[str]:
 
 
 def _sources(estimates: Sequence[Estimate | None]) -> list[str]:
-    """Each assumption, and each reason for an n/a, once."""
+    """Return each source of an estimate, and each reason for an n/a, once."""
     lines = ["GB: peak of the ranks of the node together."]
     lines += [f"time: {each.time_source}" for each in estimates if each is not None and each.time_s is not None]
     lines += [f"{ABSENT} time: {each.time_source}" for each in estimates if each is not None and each.time_s is None]

@@ -1,0 +1,60 @@
+"""Forward training events: to the monitor, which measures steps, and to the pulse, which the launcher watches."""
+
+from __future__ import annotations
+
+from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.metrics import EfficiencyMonitor
+from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
+    Event,
+    StepEnded,
+    StepStarted,
+    TrainingEnded,
+    ValidationEnded,
+    ValidationStarted,
+)
+
+
+class Measure:
+    """Calls the monitor as steps begin and end, and keeps validations and checkpoints out of its window."""
+
+    def __init__(self, monitor: EfficiencyMonitor, counts_tokens: bool) -> None:
+        """`counts_tokens`: whether this rank counts the tokens of all ranks, as exactly one rank must."""
+        self.monitor = monitor
+        self.counts_tokens = counts_tokens
+        self.step_time_s = 0.0
+        """Synchronized wall time of the last step on this rank."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepStarted):
+            self.monitor.begin_step()
+        elif isinstance(event, StepEnded):
+            self.step_time_s = self.monitor.end_step(event.tokens if self.counts_tokens else 0)
+        elif isinstance(event, ValidationStarted | CheckpointStarted):
+            self.monitor.pause()
+        elif isinstance(event, ValidationEnded | CheckpointEnded):
+            self.monitor.resume()
+
+
+PHASES: dict[type[Event], str] = {
+    StepStarted: "training",
+    ValidationStarted: "validation",
+    ValidationEnded: "after a validation",
+    CheckpointStarted: "saving a checkpoint",
+    CheckpointEnded: "after a checkpoint",
+    TrainingEnded: "after training",
+}
+"""What a rank does after each event; one that is stuck there is reported with these words."""
+
+
+class Heartbeat:
+    """Writes step and phase into the pulse, by which the launcher distinguishes a hang from slow work."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.pulse = pulse
+
+    def __call__(self, event: Event) -> None:
+        phase = PHASES.get(type(event))
+        if phase is not None:
+            self.pulse.at(event.steps if isinstance(event, TrainingEnded) else event.step, phase)

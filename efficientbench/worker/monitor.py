@@ -1,0 +1,50 @@
+"""Build the monitor of one rank: the sensors that fit its devices."""
+
+from __future__ import annotations
+
+import os
+
+from efficientbench.devices.base import Device
+from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor
+from efficientbench.metrics.monitoring.sensor_registry import device_sensors
+from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.host import host_uuid
+from efficientbench.running.job import Job
+
+
+def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_before: int = 0) -> EfficiencyMonitor:
+    """Return this rank's monitor; all ranks must call this together.
+
+    A node's first rank reads all devices of the node.
+
+    Args:
+        job: the run.
+        device: that the ranks train on.
+        rank: of this process in the run.
+        local_rank: of this process on its node.
+        steps_before: steps that earlier attempts of the run have trained.
+    """
+    from efficientbench.training import groups
+
+    # By host and not by node: two nodes of a run may share a host, whose power must be counted once.
+    places = groups.gather((host_uuid(), os.getpid()))
+    pids_here = [pid for host, pid in places if host == host_uuid()]
+    measurement = job.config.measurement
+    sensors: list[Sensor] = []
+    if measurement.enabled:
+        # A host's first process reads the host; a node's first rank reads the node's devices.
+        reads_devices = os.getpid() == pids_here[0] if device.telemetry == "host" else local_rank == 0
+        if reads_devices:
+            sensors += device_sensors(device.telemetry, range(job.layout.ranks_per_node), pids_here)
+        allocator = device.allocator()
+        if allocator is not None:
+            sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
+    return EfficiencyMonitor(
+        sensors,
+        device.synchronize,
+        groups.barrier,
+        warmup_steps=job.budget.warmup_steps,
+        sample_interval_s=measurement.sample_interval_s,
+        rank=rank,
+        steps_before=steps_before,
+    )
