@@ -17,23 +17,20 @@ from efficientbench.data_tools.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
-from efficientbench.launchers.network.connectivity import check_mesh
-from efficientbench.launchers.network.hccl_network import HcclNetwork
-from efficientbench.launchers.network.interfaces import check_interfaces
+from efficientbench.launchers.network.connectivity import check_connectivity
+from efficientbench.launchers.network.interfaces import check_interfaces, hccl_address, hccl_port
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.supervision import USER_MISTAKE
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora
-from efficientbench.running.diagnosis import mistake_kind
 from efficientbench.running.errors import is_users_mistake
-from efficientbench.running.failure_files import FailureFiles
+from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import prepare_folder
@@ -73,11 +70,11 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's parent holds the folder for all.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _meet(cluster, device, plan.layout) if cluster is not None else NodeLink(0, 1, {}) as link:
+            with _meet(cluster, device) if cluster is not None else NodeLink(0, 1, {}) as link:
                 return _train(plan, device, folder, cluster, link, files, fresh)
         except Exception as error:
             if files is not None and is_users_mistake(error):
-                files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
+                files.write(users_mistake(error))
             raise
 
 
@@ -117,10 +114,10 @@ def _train(
     if node == 0:
         link.send("prepared")
     else:
-        link.wait_for("prepared")
+        link.wait_for("prepared", [0])
     command = module_command("efficientbench.worker", str(job_file))
 
-    def tell(failure: Failure) -> None:
+    def write_files(failure: Failure) -> None:
         if files is not None:
             files.write(failure)
             files.write_record(failure, job, device, link.nodes)
@@ -131,7 +128,7 @@ def _train(
         cluster,
         folder.log,
         config.faults.stop_grace_s,
-        tell=tell,
+        on_failure=write_files,
         link=link,
         hang_limit_s=config.faults.hang_limit_s,
     )
@@ -142,19 +139,20 @@ def _train(
     return exit_code
 
 
-def _meet(cluster: Cluster, device: Device, layout: Layout) -> NodeLink:
-    """Wait for all nodes, and see that they reach each other as the ranks will; the ranks inherit what that takes.
+def _meet(cluster: Cluster, device: Device) -> NodeLink:
+    """Wait for all nodes, and check that they reach each other as the ranks will; the ranks inherit what that takes.
 
-    Returns the line between the nodes' launchers.
+    Returns the link between the nodes' launchers.
     """
     ascend = cluster.nodes > 1 and device.telemetry == "ascend"
-    network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
+    address, port = (hccl_address(os.environ), hccl_port(os.environ)) if ascend else (None, None)
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(preflight(cluster))
         if cluster.nodes > 1:
-            address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
-            if network is not None:
-                os.environ.update(network.environment(address))
+            reached = check_connectivity(cluster, link, address, port)
+            if ascend and address is None:
+                # By itself HCCL takes the first interface by name, which may lead elsewhere.
+                os.environ["HCCL_IF_IP"] = reached
         stack.pop_all()
     return link
 

@@ -11,6 +11,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX, RunName, load_matrix
 from efficientbench.config.schema import RunConfig
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.analysis.repeats import flat
 from efficientbench.planning.plan import DoesNotFitError, Plan
 from efficientbench.running.complete import PLACES
@@ -39,14 +40,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why a run cannot be started, in the kinds of `failure.json`."""
-
-    kind: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Task:
     """One run."""
 
@@ -59,7 +52,7 @@ class Task:
     """As asked for; None where it is refused for what it says."""
     plan: Plan | None = None
     """On this machine; None where it is refused."""
-    refused: Refusal | None = None
+    refused: Failure | None = None
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
     """The micro-batch asked for, where a smaller one takes its place."""
@@ -117,7 +110,7 @@ def _tasks(request: Request, name: RunName, values: dict[str, str], machine: Mac
         # Enough of it for the folder in which its reason is told.
         places = [override for override in request.overrides if override.startswith(("output=", "label="))]
         config = resolve(name.name, request.smoke, places, request.matrix)
-        refused = Refusal("mistake", str(error))
+        refused = Failure("mistake", str(error))
     label = label_of(values, None if refused else config, config.label)
     config = config.model_copy(update={"label": label})
     words = ["run", name.name, *(["--smoke"] if request.smoke else []), *given]
@@ -136,7 +129,7 @@ def _tasks(request: Request, name: RunName, values: dict[str, str], machine: Mac
     return tasks
 
 
-def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | None) -> Task:
+def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | None) -> Task:
     """The task with its plan and the slots that it takes, or with the reason why it cannot run here."""
     if refused is not None or task.config is None:
         return replace(task, config=None, refused=refused)
@@ -144,9 +137,9 @@ def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | 
     try:
         plan = plan_on(task.config, Share(machine, needed), nodes=1)
     except DoesNotFitError as error:
-        return replace(task, refused=Refusal("out_of_memory", str(error)), slots=needed)
+        return replace(task, refused=Failure("out_of_memory", str(error)), slots=needed)
     except ConfigError as error:
-        return replace(task, refused=Refusal("mistake", str(error)), slots=needed)
+        return replace(task, refused=Failure("mistake", str(error)), slots=needed)
     return replace(task, plan=plan, slots=needed)
 
 

@@ -1,8 +1,8 @@
-"""Notes where training is, for the signs of life that the launcher reads."""
+"""Notes where training is, for the heartbeats that the launcher reads."""
 
 from __future__ import annotations
 
-from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,
@@ -15,21 +15,21 @@ from efficientbench.training.events import (
 
 
 class Heartbeat:
-    """Tells the pulse of steps, validations and checkpoints."""
+    """Passes steps, validations and checkpoints to the heartbeat writer."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self.pulse = pulse
+    def __init__(self, writer: HeartbeatWriter) -> None:
+        self.writer = writer
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepStarted):
-            self.pulse.at(event.step, "training")
+            self.writer.at(event.step, "training")
         elif isinstance(event, ValidationStarted):
-            self.pulse.at(event.step, "validation")
+            self.writer.at(event.step, "validation")
         elif isinstance(event, ValidationEnded):
-            self.pulse.at(event.step, "after a validation")
+            self.writer.at(event.step, "after a validation")
         elif isinstance(event, CheckpointStarted):
-            self.pulse.at(event.step, "saving a checkpoint")
+            self.writer.at(event.step, "saving a checkpoint")
         elif isinstance(event, CheckpointEnded):
-            self.pulse.at(event.step, "after a checkpoint")
+            self.writer.at(event.step, "after a checkpoint")
         elif isinstance(event, TrainingEnded):
-            self.pulse.at(event.steps, "after training")
+            self.writer.at(event.steps, "after training")
