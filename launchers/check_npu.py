@@ -13,8 +13,9 @@ NEEDED = "import efficientbench.doctor.doctor, typer"
 
 
 def main() -> int:
+    """Run the check by the first Python that has the package; return its exit status."""
     paths = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Else a package called metrics in the working directory would hide ours (Python 3.11 and newer).
+    # Otherwise a package called metrics in the working directory would hide ours (Python 3.11 and newer).
     environment = dict(os.environ, PYTHONPATH=paths, PYTHONSAFEPATH="1")
     for python in (sys.executable, os.path.join(ROOT, ".venv", "bin", "python")):
         if not os.path.exists(python):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Ends the processes that runs have recorded and that still run; no other process is touched, none is found by name.
+# Ends the processes that runs have started and that still run. It finds them by a mark in their environment, never by
+# their name, and touches no other process.
 #
 #   bash launchers/cleanup.sh [--dry-run] [FOLDER ...]     folders of output; ./output by default
 set -euo pipefail

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tells what in this environment keeps Ascend NPUs from training, or slows it, and what it would change.
+# Lists what in this environment keeps Ascend NPUs from training, or slows it, and what it would change.
 #
-#   bash launchers/fix_ascend_env.sh                       tells; changes nothing
+#   bash launchers/fix_ascend_env.sh                       lists; changes nothing
 #   bash launchers/fix_ascend_env.sh --apply [--file F]    writes its block into F (~/.bashrc), once, whatever it held
 #
-# Nothing else is written: what needs an administrator, or another image, is told with the command for it.
-# Exit status: 0 nothing is left to do, 1 something is, 2 wrong words.
+# It writes nothing else: for what needs an administrator, or another image, it prints the command.
+# Exit status: 0 nothing is left to do, 1 something is, 2 wrong arguments.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -32,14 +32,14 @@ while [[ $# -gt 0 ]]; do
     esac
 done
 
-# $1 what is wrong, $2 the line that mends it in every new shell
-mend() {
+# $1 what is wrong, $2 the line that fixes it in every new shell
+fix_by_line() {
     printf '✗ %s\n    would write: %s\n' "$1" "$2"
     lines+=("$2")
 }
 
 # $1 what is wrong, the rest what somebody has to do
-tell() {
+fix_by_others() {
     printf '✗ %s\n    needs: %s\n' "$1" "${*:2}"
     others=$((others + 1))
 }
@@ -49,36 +49,36 @@ look_at_cann() {
     if ascend_is_sourced; then
         printf '✓ CANN is in the environment: %s\n' "${ASCEND_TOOLKIT_HOME:-$ASCEND_HOME_PATH}"
     elif found="$(ascend_find_cann | head -n 1)" && [[ -n "$found" ]]; then
-        mend "CANN's environment is not set" "source '$root/launchers/environment/ascend_env.sh' && ascend_source"
+        fix_by_line "CANN's environment is not set" "source '$root/launchers/environment/ascend_env.sh' && ascend_source"
     else
-        tell "CANN is not installed where it usually is" "CANN's toolkit and kernels, or an image that has them"
+        fix_by_others "CANN is not installed where it usually is" "CANN's toolkit and kernels, or an image that has them"
     fi
 }
 
 look_at_devices() {
     local device
     if ! ascend_has_device; then
-        tell "no NPU: no file /dev/davinci0" "the driver; in a container --device /dev/davinci0 (and so on)," \
+        fix_by_others "no NPU: no file /dev/davinci0" "the driver; in a container --device /dev/davinci0 (and so on)," \
             "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc"
         return
     fi
     for device in $(compgen -G "${ASCEND_DEVICE_FILES:-/dev/davinci[0-9]*}"); do
         [[ -r "$device" && -w "$device" ]] && continue
-        tell "$device cannot be opened by $(id -un)" "sudo usermod -aG HwHiAiUser $(id -un), then a new login"
+        fix_by_others "$device cannot be opened by $(id -un)" "sudo usermod -aG HwHiAiUser $(id -un), then a new login"
         return
     done
     printf '✓ the NPUs can be opened\n'
 }
 
-# $1 variable, $2 values that are wrong (a pattern), $3 why, $4 the line that mends it
+# $1 variable, $2 values that are wrong (a pattern), $3 why, $4 the line that fixes it
 look_at_variable() {
     local value="${!1:-}"
     [[ -n "$value" && "$value" =~ ^($2)$ ]] || return 0
-    mend "$1=$value: $3" "$4"
+    fix_by_line "$1=$value: $3" "$4"
 }
 
 look_at_variables() {
-    look_at_variable ASCEND_LAUNCH_BLOCKING 1 "every operator is waited for; it is for debugging, and slow" \
+    look_at_variable ASCEND_LAUNCH_BLOCKING 1 "the host waits for every operator; it is for debugging, and slow" \
         "unset ASCEND_LAUNCH_BLOCKING"
     look_at_variable ASCEND_GLOBAL_LOG_LEVEL '0|1' "debug and info logs of every operator are written, which is slow" \
         "export ASCEND_GLOBAL_LOG_LEVEL=3"
@@ -89,10 +89,10 @@ look_at_variables() {
     look_at_variable ASCEND_RT_VISIBLE_DEVICES '[^0-9].*' "no NPU is visible by that; ids are numbers and commas" \
         "unset ASCEND_RT_VISIBLE_DEVICES"
     if [[ -n "${RANK_TABLE_FILE:-}" && ! -r "$RANK_TABLE_FILE" ]]; then
-        mend "RANK_TABLE_FILE=$RANK_TABLE_FILE cannot be read, and HCCL would insist on it" "unset RANK_TABLE_FILE"
+        fix_by_line "RANK_TABLE_FILE=$RANK_TABLE_FILE cannot be read, and HCCL would insist on it" "unset RANK_TABLE_FILE"
     fi
     if [[ "${HCCL_WHITELIST_DISABLE:-1}" == 0 && ! -r "${HCCL_WHITELIST_FILE:-}" ]]; then
-        mend "HCCL_WHITELIST_DISABLE=0 without a readable HCCL_WHITELIST_FILE: no node may talk to another" \
+        fix_by_line "HCCL_WHITELIST_DISABLE=0 without a readable HCCL_WHITELIST_FILE: no node may talk to another" \
             "unset HCCL_WHITELIST_DISABLE"
     fi
 }
@@ -121,15 +121,15 @@ else:
         print(f"torch {'.'.join(pair[0])} and torch-npu {'.'.join(pair[1])} do not belong together")
 PYTHON
     )"; then
-        tell "python3 does not run" "Python 3.10 to 3.12"
+        fix_by_others "python3 does not run" "Python 3.10 to 3.12"
     elif [[ -n "$found" ]]; then
-        tell "$found" "an image whose torch and torch-npu are of one version, or bash launchers/setup_ascend.sh"
+        fix_by_others "$found" "an image whose torch and torch-npu are of one version, or bash launchers/setup_ascend.sh"
     else
         printf '✓ torch and torch-npu belong together\n'
     fi
 }
 
-# Refuses a file in which our block has no end, since what follows would be taken for it, and one with no folder.
+# Refuse a file whose folder is missing, or in which our block has no end: the rest of the file would count as the block.
 check_file() {
     if [[ ! -d "$(dirname "$file")" ]]; then
         echo "error: --file $file: its folder is not there" >&2
@@ -138,12 +138,12 @@ check_file() {
     [[ -e "$file" ]] || return 0
     if ! awk -v begin="$begin" -v end="$end" '$0 == begin {depth++} $0 == end {depth--} depth < 0 || depth > 1 {exit}
         END {exit depth != 0}' "$file"; then
-        echo "error: $file: the lines '$begin' and '$end' do not come in pairs: nothing was written; mend them" >&2
+        echo "error: $file: the lines '$begin' and '$end' do not come in pairs: nothing was written; repair them" >&2
         exit 2
     fi
 }
 
-# The file with our block as it should be; without one where there is nothing to write.
+# Print the file with our block as it should be; without a block where there is nothing to write.
 new_content() {
     if [[ -e "$file" ]]; then
         awk -v begin="$begin" -v end="$end" '$0 == begin {skip = 1} !skip {print} $0 == end {skip = 0}' "$file"
@@ -153,7 +153,7 @@ new_content() {
     fi
 }
 
-# The lines that an earlier call wrote and that are still wanted: what they mend is mended in this shell, too.
+# Keep the lines of an earlier call: in this shell they work already, so that the checks find nothing to fix.
 keep_earlier() {
     local line
     [[ -e "$file" ]] || return 0

@@ -2,10 +2,10 @@
 # Finds CANN, brings its environment into the shell, makes the Python environment and checks all of it.
 #
 #   source launchers/setup_ascend.sh      for this shell; the runs that it starts need nothing more
-#   bash launchers/setup_ascend.sh        the same for a look: its own environment ends with it
+#   bash launchers/setup_ascend.sh        the same as a check: the environment ends with the script
 #
-# Where python3 has torch and torch-npu (a vendor's image), they are used as they are; else torch-npu is installed into
-# .venv in the version that constraints.txt pairs with torch. Called again, it finds what is done.
+# Where python3 has torch and torch-npu (a vendor's image), it uses them as they are; otherwise it installs torch-npu into
+# .venv, in the version that constraints.txt pairs with torch. A second call skips what is done.
 
 _setup_ascend() {
     local root extras=()

@@ -4,13 +4,13 @@
 #
 #   bash launchers/train_with_fineweb.sh [dsw|dlc] [--data PATH] [--devices N] [--work FOLDER] [key=value ...]
 #
-# Call it again after whatever stopped it: each stage that is complete is skipped. --help tells all words.
+# After an interruption call it again: it skips complete stages. --help lists all options.
 set -euo pipefail
 
 # shellcheck source=launchers/environment/fineweb_stages.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
 # The run reads 1.3 billion tokens; a file of the sample holds about 0.7 billion.
 fineweb_files=3 fineweb_devices=4 fineweb_device=auto fineweb_work=output/fineweb
-fineweb_read_words train_with_fineweb.sh "$@" || exit $?
+fineweb_read_arguments train_with_fineweb.sh "$@" || exit $?
 fineweb_set_up
 fineweb_run_stages fineweb_d12

@@ -1,4 +1,4 @@
-"""Which errors are the user's to mend: their text is the whole message, and no traceback is shown."""
+"""Which errors the user can mend; imports nothing heavy, for the command line to print a mistake at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.training.errors import TrainingError
 
 USERS_MISTAKES = (ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError)
+"""Errors that the user can mend: their text is the whole message, and no traceback is printed."""
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether `error` tells the user what to mend."""
+    """Return whether the user can mend the error."""
     return isinstance(error, USERS_MISTAKES)

@@ -16,23 +16,20 @@ from efficientbench.data_tools.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
-from efficientbench.launchers.network.connectivity import check_mesh
-from efficientbench.launchers.network.hccl_network import HcclNetwork
-from efficientbench.launchers.network.interfaces import check_interfaces
+from efficientbench.launchers.network.connectivity import check_connectivity
+from efficientbench.launchers.network.interfaces import check_interfaces, hccl_address, hccl_port
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
-from efficientbench.launchers.processes.supervision import USER_MISTAKE
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora
-from efficientbench.running.diagnosis import mistake_kind
 from efficientbench.running.errors import is_users_mistake
-from efficientbench.running.failure_files import FailureFiles
+from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import prepare_folder
@@ -68,7 +65,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's process holds the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _connected(cluster, device, plan.layout) as link:
+            with _connected(cluster, device) as link:
                 corpora = prepare_corpora(plan.config)
                 _announce_data(plan.config, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
@@ -78,7 +75,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
                 return exit_code
         except Exception as error:
             if files is not None and is_users_mistake(error):
-                files.write(Failure(mistake_kind(error), None, str(error), USER_MISTAKE))
+                files.write(users_mistake(error))
             raise
 
 
@@ -102,7 +99,7 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster | None, device: Device, layout: Layout) -> Iterator[NodeLink]:
+def _connected(cluster: Cluster | None, device: Device) -> Iterator[NodeLink]:
     """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
 
     The environment variables that HCCL then needs are set here; the ranks inherit them.
@@ -111,11 +108,12 @@ def _connected(cluster: Cluster | None, device: Device, layout: Layout) -> Itera
         yield NodeLink(0, 1, {})
         return
     ascend = device.telemetry == "ascend"
-    network = HcclNetwork.from_environment(os.environ, cluster, layout.ranks_per_node) if ascend else None
+    address, port = (hccl_address(os.environ), hccl_port(os.environ)) if ascend else (None, None)
     with preflight(cluster) as link:
-        address = check_mesh(cluster, network.address if network else None, network.base_port if network else None)
-        if network is not None:
-            os.environ.update(network.environment(address))
+        reached = check_connectivity(cluster, link, address, port)
+        if ascend and address is None:
+            # By itself HCCL takes the first interface by name, which may lead elsewhere.
+            os.environ["HCCL_IF_IP"] = reached
         yield link
 
 
@@ -135,7 +133,7 @@ def _prepare_job(
     if first:
         link.send("prepared")
     else:
-        link.wait_for("prepared")
+        link.wait_for("prepared", [0])
     return job, job_file
 
 
@@ -153,7 +151,7 @@ def _launch_ranks(
         files: of the first node, which writes them when the run fails; None on the others.
     """
 
-    def tell(failure: Failure) -> None:
+    def write_files(failure: Failure) -> None:
         if files is not None:
             files.write(failure)
             files.write_record(failure, job, device, link.nodes)
@@ -164,7 +162,7 @@ def _launch_ranks(
         cluster,
         OutputFolder(job.output).log,
         job.config.faults.stop_grace_s,
-        tell=tell,
+        on_failure=write_files,
         link=link,
         hang_limit_s=job.config.faults.hang_limit_s,
     )

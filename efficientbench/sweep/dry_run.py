@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate, Estimator
 from efficientbench.sweep.progress import seconds
-from efficientbench.sweep.tasks import Refusal, Task
+from efficientbench.sweep.tasks import Task
 
 ABSENT = "n/a"
 _LINE = 200
@@ -45,7 +46,7 @@ def print_dry_run(tasks: Sequence[Task], states: Sequence[str], estimator: Estim
 
 def _refusals(tasks: Sequence[Task]) -> list[str]:
     """Return each refusal once for all runs that differ only in their seed."""
-    refused: dict[tuple[tuple[str, ...], Refusal], list[Task]] = {}
+    refused: dict[tuple[tuple[str, ...], Failure], list[Task]] = {}
     for task in tasks:
         if task.refused is not None:
             # A label has the values of the axes, and with them the seed.

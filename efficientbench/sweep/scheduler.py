@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -11,11 +10,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.running.failures import write_failure
 from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
-from efficientbench.sweep.outcome import STOPPED_REASON, Failure, failure_of, write_failure
+from efficientbench.sweep.outcome import STOPPED, failure_of
 from efficientbench.sweep.progress import Display, Running, last_step
 from efficientbench.sweep.queue import Claim, Queue, State
 from efficientbench.sweep.tasks import Task, smaller
@@ -191,10 +191,9 @@ class Scheduler:
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
         """Write how a run ended; or start it again, where a smaller micro-batch may fit."""
         failure = self._failure(attempt, exit_code)
-        if failure is not None and not failure.stopped:
-            # If the disk is full: the queue has the reason, too.
-            with contextlib.suppress(MetricsError):
-                write_failure(attempt.task.folder, failure)
+        stopped = failure is not None and failure.kind == "stopped"
+        if failure is not None and not stopped:
+            write_failure(attempt.task.folder, failure)
         retried = self._limits.retry_smaller and failure is not None and failure.kind == "out_of_memory"
         again = smaller(attempt.task, self._machine) if retried else None
         if again is not None:
@@ -203,7 +202,7 @@ class Scheduler:
             return
         state = replace(
             attempt.state,
-            state="done" if failure is None else "stopped" if failure.stopped else "failed",
+            state="done" if failure is None else "stopped" if stopped else "failed",
             kind=failure.kind if failure else None,
             reason=failure.reason if failure else None,
             duration_s=round(attempt.child.elapsed_s(), 1),
@@ -220,7 +219,7 @@ class Scheduler:
         if exit_code == 0 and is_complete(task, self._machine, self._limits.retry_smaller):
             return None
         if attempt.kill_at_s is not None and not attempt.timed_out:
-            return Failure("stopped", STOPPED_REASON)
+            return STOPPED
         step = last_step(task.folder, child.begin_time_s)
         if attempt.timed_out:
             after = f" after step {step[0]}" if step else ", before the first step"

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
+from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.cgroup import usable_cores
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
-from efficientbench.sweep.outcome import Failure, write_failure
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
 from efficientbench.sweep.tasks import Request, Task, build_tasks
-
-STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def sweep(request: Request, options: Options) -> int:
     queue.make()
     display = Display(Console(highlight=False), len(tasks))
     display.print(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
-    with _received_signals() as signals:
+    with received_signals() as signals:
         try:
             left = _enter(tasks, queue, machine, request, options, display)
             limits = Limits(jobs, options.time_limit_s, request.retry_smaller)
@@ -80,7 +78,7 @@ def sweep(request: Request, options: Options) -> int:
     if "failed" in ends:
         print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
     if signals:
-        return STOPPED[signal.Signals(signals[0])]
+        return STOP_EXIT_CODES[signal.Signals(signals[0])]
     return 0 if all(end == "done" for end in ends) else 1
 
 
@@ -160,8 +158,7 @@ def _enter(
                 left.append(task)
                 continue
             if task.refused is not None and entered.state == "refused":
-                with contextlib.suppress(MetricsError):
-                    write_failure(task.folder, Failure(task.refused.kind, task.refused.reason))
+                write_failure(task.folder, task.refused)
             display.kept(entered)
     return left
 
@@ -205,20 +202,3 @@ def _report(suite: Path) -> None:
 
 def _host() -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
-
-
-@contextlib.contextmanager
-def _received_signals() -> Iterator[list[int]]:
-    """The stop signals that this process received, in order; those that it was started to ignore stay ignored."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    wanted = [number for number in STOPPED if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, note) for number in wanted}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

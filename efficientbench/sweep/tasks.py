@@ -11,6 +11,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.config.schema import RunConfig
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.planning.plan import DoesNotFitError, Plan
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
@@ -58,7 +59,7 @@ class Task:
     """As the user wrote it; None where it is refused."""
     plan: Plan | None = None
     """On this machine; None where it is refused."""
-    refused: Refusal | None = None
+    refused: Failure | None = None
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
     """The micro-batch that the user wrote, where a smaller one takes its place."""
@@ -165,7 +166,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Ta
 def _tasks(request: Request, combination: Combination, machine: Machine, jobs: int | None) -> list[Task]:
     """Return the task of one combination, or one for each seed."""
     config = combination.config
-    refused = Refusal("mistake", combination.refused) if combination.refused else None
+    refused = Failure("mistake", combination.refused) if combination.refused else None
     matrix = () if request.matrix == MATRIX else ("--matrix", str(request.matrix))
     smoke = ("--smoke",) if request.smoke else ()
     arguments = ("run", combination.name, *matrix, *smoke, *combination.labelled)
@@ -180,7 +181,7 @@ def _tasks(request: Request, combination: Combination, machine: Machine, jobs: i
     return tasks
 
 
-def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | None) -> Task:
+def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | None) -> Task:
     """Return the task with its plan and slots, or with the reason why it cannot run here."""
     if refused is not None or task.config is None:
         return replace(task, config=None, refused=refused)
@@ -188,9 +189,9 @@ def _planned(task: Task, refused: Refusal | None, machine: Machine, jobs: int | 
     try:
         plan = plan_on(task.config, MachinePart(machine, needed), nodes=1)
     except DoesNotFitError as error:
-        return replace(task, refused=Refusal("out_of_memory", str(error)), slots=needed)
+        return replace(task, refused=Failure("out_of_memory", str(error)), slots=needed)
     except ConfigError as error:
-        return replace(task, refused=Refusal("mistake", str(error)), slots=needed)
+        return replace(task, refused=Failure("mistake", str(error)), slots=needed)
     return replace(task, plan=plan, slots=needed)
 
 

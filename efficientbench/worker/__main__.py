@@ -15,9 +15,9 @@ import warnings
 from pathlib import Path
 from types import FrameType
 
-from efficientbench.launchers.processes.error_file import report_error
-from efficientbench.launchers.processes.liveness import Pulse
-from efficientbench.running.diagnosis import diagnose
+from efficientbench.launchers.processes.failure import report_failure
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.worker.session import train_rank
@@ -32,15 +32,15 @@ def main() -> None:
     log_file = OutputFolder(job.output).log / f"rank_{rank}.log"
     _set_up_logging(log_file)
     received = _note_signals()
-    pulse = Pulse()
-    pulse.start()
+    heartbeat = HeartbeatWriter()
+    heartbeat.start()
     try:
-        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), pulse)
+        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), heartbeat)
     except Exception as error:
         logger.exception("rank %d failed", rank)
-        found = diagnose(error, job, log_file)
-        report_error(found.reason, found.exit_code, found.kind, found.rank, found.step)
-        sys.exit(found.exit_code)
+        failure = diagnose(error, job, log_file)
+        report_failure(failure)
+        sys.exit(failure.exit_code)
     if stopped:
         sys.exit(128 + (received[0] if received else signal.SIGTERM))
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from efficientbench.devices.registry import find_device
-from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.summarize import RunFacts
 from efficientbench.running.job import Job
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from efficientbench.training.events import Listener
 
 
-def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], pulse: Pulse) -> bool:
-    """Train this rank's part of the run; return whether the run was stopped before its last step."""
+def train_rank(
+    job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], heartbeat: HeartbeatWriter
+) -> bool:
+    """Train this rank's part of the run; returns whether the run was stopped before its last step."""
     started_at, begin_s = datetime.now(timezone.utc), time.monotonic()
     with loading():
         device = find_device(job.config.device)
@@ -37,15 +39,15 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
         from efficientbench.training import groups
         from efficientbench.worker.build_trainer import build_trainer
 
-    pulse.at(0, "meeting the other ranks")
+    heartbeat.at(0, "meeting the other ranks")
     limit_s = job.config.faults.hang_limit_s
     with (
         groups.world(device.backend, limit_s),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
     ):
-        pulse.collectives = groups.collectives_begun
-        pulse.at(0, "building model and data")
-        # The first node's parent process has chosen the checkpoint and verified its files.
+        heartbeat.collectives = groups.collectives_begun
+        heartbeat.at(0, "building model and data")
+        # The first node's parent has looked for it, and verified it.
         resume = groups.gather(job.resume)[0]
         manifest = read_manifest(resume) if resume is not None else None
         monitor = build_monitor(job, device, rank, local_rank, manifest.step if manifest is not None else 0)
@@ -53,7 +55,7 @@ def train_rank(job: Job, rank: int, local_rank: int, stop_requested: Callable[[]
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
-        listeners: list[Listener] = [Heartbeat(pulse), measure, *(reporter.listeners if reporter else [])]
+        listeners: list[Listener] = [Heartbeat(heartbeat), measure, *(reporter.listeners if reporter else [])]
         try:
             progress = reporter.recorder.progress if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Where CANN lies on this machine, and how it comes into a shell. To be sourced; it changes nothing by itself.
+# Finds CANN on this machine and brings it into a shell. To be sourced; it changes nothing by itself.
 #
-# Looked for, in this order: where the environment says it is (ASCEND_TOOLKIT_HOME, ASCEND_HOME_PATH), the folder that
-# ASCEND_INSTALL_PATH names, /usr/local/Ascend, ~/Ascend, /opt/Ascend. Below each: ascend-toolkit, cann (the name since
+# It looks, in this order, into ASCEND_TOOLKIT_HOME, ASCEND_HOME_PATH, ASCEND_INSTALL_PATH, /usr/local/Ascend, ~/Ascend
+# and /opt/Ascend. Below each: ascend-toolkit, cann (the name since
 # CANN 8.5), latest, cann-<version> (the newest).
 
-# Prints the path of every set_env.sh that was found, the one to use first.
+# Print the path of every set_env.sh that was found, the one to use first.
 ascend_find_cann() {
     local home root file versions=() found=()
     for home in "${ASCEND_TOOLKIT_HOME:-}" "${ASCEND_HOME_PATH:-}"; do
@@ -26,13 +26,13 @@ ascend_find_cann() {
     printf '%s\n' "${found[@]}" | awk '!seen[$0]++'
 }
 
-# Whether CANN's environment is set and lies where it says.
+# Return 0 where CANN's environment is set and its folder exists.
 ascend_is_sourced() {
     local home="${ASCEND_TOOLKIT_HOME:-${ASCEND_HOME_PATH:-}}"
     [[ -n "$home" && -d "$home" && ":${LD_LIBRARY_PATH:-}:" == *":$home/"* ]]
 }
 
-# Brings CANN's environment into this shell, once. Returns 1, with what was looked for, where there is none.
+# Bring CANN's environment into this shell, once. Return 1 with an error that lists the folders where there is none.
 ascend_source() {
     local file flags=$- status=0
     ascend_is_sourced && return 0
@@ -55,7 +55,7 @@ ascend_source() {
     fi
 }
 
-# The driver's libraries, which CANN's script leaves to the system's configuration, and containers often lack.
+# Add the driver's libraries: CANN's script leaves them to the system's configuration, which containers often lack.
 ascend_add_driver() {
     local root="${ASCEND_DRIVER_PATH:-/usr/local/Ascend/driver}" folder
     for folder in "$root/lib64/common" "$root/lib64/driver"; do
@@ -64,5 +64,5 @@ ascend_add_driver() {
     done
 }
 
-# Whether this machine shows an NPU at all.
+# Return 0 where this machine shows an NPU.
 ascend_has_device() { compgen -G "${ASCEND_DEVICE_FILES:-/dev/davinci[0-9]*}" >/dev/null; }

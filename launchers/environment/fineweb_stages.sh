@@ -2,8 +2,8 @@
 # The stages from FineWeb-Edu to a trained and evaluated model: text, tokenizer, tokens, training, evaluation. To be
 # sourced by quick_fineweb_test.sh, train_with_fineweb.sh and speedrun_npu.sh.
 #
-# All that a stage makes lies in one folder and appears there when it is complete: a call after whatever stopped the
-# last one skips what is done and goes on with the rest.
+# A stage writes into one folder, where its result appears when it is complete. After an interruption, the next call
+# skips complete stages and resumes with the rest.
 
 _fineweb_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 # shellcheck source=launchers/environment/ascend_env.sh
@@ -12,8 +12,8 @@ source "$_fineweb_root/launchers/environment/ascend_env.sh"
 source "$_fineweb_root/launchers/bootstrap.sh"
 
 FINEWEB_VOCABULARY=65536
-# What a CPU trains in minutes: the same model, shorter sequences and fewer of them.
-FINEWEB_CPU_WORDS=(training.dtype=fp32 training.seq_len=128 training.micro_batch_size=2 training.global_batch_size=4
+# The same model with shorter and fewer sequences, which a CPU trains in minutes.
+FINEWEB_CPU_OVERRIDES=(training.dtype=fp32 training.seq_len=128 training.micro_batch_size=2 training.global_batch_size=4
     training.steps=20 training.validation_interval=0)
 
 fineweb_usage() { # script
@@ -29,12 +29,12 @@ usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [
 USAGE
 }
 
-# Words of the command line → fineweb_* variables, which the caller has set to its defaults.
-fineweb_read_words() { # script words...
+# Read the arguments of the command line into the fineweb_* variables, which the caller has set to its defaults.
+fineweb_read_arguments() { # script arguments...
     local script="$1"
     shift
-    fineweb_mode=dsw fineweb_data="${FINEWEB_DATA:-}" fineweb_words=()
-    local devices_told=false
+    fineweb_mode=dsw fineweb_data="${FINEWEB_DATA:-}" fineweb_overrides=()
+    local devices_given=false
     while [[ $# -gt 0 ]]; do
         case "$1" in
         dsw | dlc) fineweb_mode="$1" ;;
@@ -46,16 +46,16 @@ fineweb_read_words() { # script words...
             case "$1" in
             --data) fineweb_data="$2" ;;
             --num-files) fineweb_files="$2" ;;
-            --devices) fineweb_devices="$2" devices_told=true ;;
+            --devices) fineweb_devices="$2" devices_given=true ;;
             --device) fineweb_device="$2" ;;
             --work) fineweb_work="$2" ;;
             esac
             shift
             ;;
         -h | --help) fineweb_usage "$script" && return 2 ;;
-        *=*) fineweb_words+=("$1") ;;
+        *=*) fineweb_overrides+=("$1") ;;
         *)
-            echo "error: '$1' is no word of this script" >&2 && fineweb_usage "$script"
+            echo "error: unknown argument '$1'" >&2 && fineweb_usage "$script"
             return 2
             ;;
         esac
@@ -65,14 +65,14 @@ fineweb_read_words() { # script words...
         echo "error: --num-files and --devices are whole numbers above 0" >&2
         return 2
     fi
-    if $devices_told && [[ " ${fineweb_words[*]}" == *" parallel."* ]]; then
-        echo "error: --devices and parallel.* keys both say how many devices there are: give one of them; what" \
-            "parallel.dp leaves open takes all" >&2
+    if $devices_given && [[ " ${fineweb_overrides[*]}" == *" parallel."* ]]; then
+        echo "error: --devices and parallel.* keys both set the number of devices: give one of them; without" \
+            "parallel.dp the run takes all" >&2
         return 2
     fi
 }
 
-# Python environment and, where an NPU is, CANN's.
+# Set up the Python environment and, on a machine with an NPU, CANN's.
 fineweb_set_up() {
     if ascend_has_device; then
         ascend_source || return 1
@@ -82,10 +82,10 @@ fineweb_set_up() {
     fineweb_work="$(cd "$fineweb_work" && pwd -P)"
 }
 
-fineweb_say() { printf '== %s\n' "$*"; }
+fineweb_print() { printf '== %s\n' "$*"; }
 
-# What the folder's text is, so that a folder is not filled from two sources.
-_fineweb_same_source() {
+# Record the source of the folder's text, and refuse a second source.
+_fineweb_check_source() {
     local wanted="FineWeb-Edu, $fineweb_files files" file="$fineweb_work/source.txt"
     [[ -z "$fineweb_data" ]] || wanted="$(readlink -f "$fineweb_data")"
     if [[ -e "$file" && "$(cat "$file")" != "$wanted" ]]; then
@@ -102,18 +102,18 @@ fineweb_text() {
             return 2
         fi
         fineweb_data="$(readlink -f "$fineweb_data")"
-        _fineweb_same_source || return 2
-        fineweb_say "text: $fineweb_data"
+        _fineweb_check_source || return 2
+        fineweb_print "text: $fineweb_data"
         fineweb_text_path="$fineweb_data"
         return 0
     fi
-    _fineweb_same_source || return 2
+    _fineweb_check_source || return 2
     fineweb_text_path="$fineweb_work/text"
     if [[ -e "$fineweb_work/text.complete" ]]; then
-        fineweb_say "text: complete, $fineweb_text_path"
+        fineweb_print "text: complete, $fineweb_text_path"
         return 0
     fi
-    fineweb_say "text: downloading $fineweb_files files of FineWeb-Edu"
+    fineweb_print "text: downloading $fineweb_files files of FineWeb-Edu"
     if ! python3 -m data_tools download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
         echo "error: the download is not complete; call again to go on, or give text of your own with --data PATH" >&2
         return 1
@@ -123,25 +123,25 @@ fineweb_text() {
 
 fineweb_tokenizer() {
     if [[ -d "$fineweb_work/tokenizer" ]]; then
-        fineweb_say "tokenizer: complete, $fineweb_work/tokenizer"
+        fineweb_print "tokenizer: complete, $fineweb_work/tokenizer"
         return 0
     fi
-    fineweb_say "tokenizer: training $FINEWEB_VOCABULARY tokens on the text"
+    fineweb_print "tokenizer: training $FINEWEB_VOCABULARY tokens on the text"
     python3 -m data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" \
         --output "$fineweb_work/tokenizer"
 }
 
 fineweb_tokens() {
     if [[ -e "$fineweb_work/tokens/fineweb.manifest.json" ]]; then
-        fineweb_say "tokens: complete, $fineweb_work/tokens/fineweb"
+        fineweb_print "tokens: complete, $fineweb_work/tokens/fineweb"
         return 0
     fi
-    fineweb_say "tokens: tokenizing the text"
+    fineweb_print "tokens: tokenizing the text"
     python3 -m data_tools tokenize "$fineweb_text_path" --output "$fineweb_work/tokens/fineweb" \
         --tokenizer "$fineweb_work/tokenizer"
 }
 
-# Prints the device type that the run gets and how many of them are here.
+# Print the device type of the run and how many such devices this machine has.
 _fineweb_device() {
     (cd / && python3 - "$fineweb_device") <<'PYTHON'
 import sys
@@ -158,56 +158,56 @@ PYTHON
 }
 
 fineweb_train() { # name
-    local found type count words=()
+    local found type count overrides=()
     found="$(_fineweb_device)" || return 2
     read -r type count <<<"$found"
     if [[ "$count" -eq 0 && "$fineweb_device" == auto ]] && ascend_has_device; then
-        echo "error: this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh tells why;" \
+        echo "error: this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh prints why;" \
             "--device cpu trains on the CPU, shortened" >&2
         return 2
     fi
     if [[ "$count" -eq 0 ]]; then
-        fineweb_say "training: $1 on the $type, shortened (${FINEWEB_CPU_WORDS[*]})"
-        words=("${FINEWEB_CPU_WORDS[@]}")
+        fineweb_print "training: $1 on the $type, shortened (${FINEWEB_CPU_OVERRIDES[*]})"
+        overrides=("${FINEWEB_CPU_OVERRIDES[@]}")
     else
-        fineweb_say "training: $1"
-        if [[ "$fineweb_mode" == dsw && " ${fineweb_words[*]}" != *" parallel."* ]]; then
+        fineweb_print "training: $1"
+        if [[ "$fineweb_mode" == dsw && " ${fineweb_overrides[*]}" != *" parallel."* ]]; then
             if [[ "$count" -lt "$fineweb_devices" ]]; then
                 echo "error: $fineweb_devices devices are wanted and $count of type $type are here: --devices $count" >&2
                 return 2
             fi
-            words=("parallel.dp=$fineweb_devices")
+            overrides=("parallel.dp=$fineweb_devices")
         fi
     fi
-    # One repeat: a complete one is kept.
+    # --repeat keeps a complete run instead of training again.
     efficientbench run "$1" "$fineweb_mode" --matrix "$_fineweb_root/experiments/fineweb.yaml" --repeat 1 \
-        --data "$fineweb_work/tokens/fineweb" "device=$type" "output=$fineweb_work/runs" "data.cache=$fineweb_work/cache" "${words[@]}" "${fineweb_words[@]}"
+        --data "$fineweb_work/tokens/fineweb" "device=$type" "output=$fineweb_work/runs" "data.cache=$fineweb_work/cache" "${overrides[@]}" "${fineweb_overrides[@]}"
 }
 
-# The validation at the run's end, over tokens that it has not trained on.
+# Print the validation at the run's end, over tokens that it has not trained on.
 fineweb_evaluate() { # name
-    fineweb_say "evaluation"
+    fineweb_print "evaluation"
     python3 - "$fineweb_work/runs/$1" <<'PYTHON'
 import json, pathlib, sys
 records = sorted(pathlib.Path(sys.argv[1]).glob("seed_*/record.json"), key=lambda path: path.stat().st_mtime)
 if not records:
     sys.exit(f"error: no run has left a record in {sys.argv[1]}")
 record = json.loads(records[-1].read_text(encoding="utf-8"))
-def told(key, unit):
+def figure(key, unit):
     value = record[key]
     return f"n/a ({record['unavailable'].get(key, 'not measured')})" if value is None else f"{value:.4f} {unit}"
-print(f"validation loss  {told('validation_loss', 'nats')}")
-print(f"bits per byte    {told('bits_per_byte', 'bits')}")
+print(f"validation loss  {figure('validation_loss', 'nats')}")
+print(f"bits per byte    {figure('bits_per_byte', 'bits')}")
 print(f"record           {records[-1]}")
 PYTHON
 }
 
-# What training needs, made by one call at a time: the nodes of a run share the folder.
+# Make what training needs, one call at a time: the nodes of a run share the folder.
 _fineweb_prepare() {
     local status=0
     exec 8>>"$fineweb_work/lock" || return 1
     if ! flock -n 8; then
-        fineweb_say "another call prepares $fineweb_work: waiting for it"
+        fineweb_print "another call prepares $fineweb_work: waiting for it"
         flock 8
     fi
     { fineweb_text && fineweb_tokenizer && fineweb_tokens; } 8>&- || status=$?
@@ -215,11 +215,11 @@ _fineweb_prepare() {
     return $status
 }
 
-# All of them, in order, up to the first that fails.
+# Run all stages in order, up to the first that fails.
 fineweb_run_stages() { # name
     _fineweb_prepare && fineweb_train "$1" || return $?
     if [[ "$fineweb_mode" == dlc && "${RANK:-${NODE_RANK:-0}}" -ne 0 ]]; then
-        fineweb_say "evaluation: on node 0, which writes the record"
+        fineweb_print "evaluation: on node 0, which writes the record"
         return 0
     fi
     fineweb_evaluate "$1"

@@ -5,14 +5,14 @@
 #   job_slurm COMMAND...                             under sbatch: COMMAND once on each node, requeued after SIGTERM
 #   job_torchrun TORCHRUN_OPTION... -- COMMAND...    on each node: torchrun with COMMAND as its one process
 #
-# COMMAND starts this node's ranks itself. 143 is the exit status of a run that was told to stop and has saved its state.
+# COMMAND starts this node's ranks itself. A run that was asked to stop and has saved its state exits with 143.
 
 _job_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd -P)"
 # shellcheck source=launchers/bootstrap.sh
 source "$_job_root/launchers/bootstrap.sh"
 
-# Runs a command to its end and returns its exit status. It has a process group of its own, so that Ctrl-C and SIGTERM
-# reach it through HOW_TO_STOP alone: called twice in a moment, it would not finish saving.
+# Run a command to its end and return its exit status. The command has a process group of its own, so that Ctrl-C and
+# SIGTERM reach it through HOW_TO_STOP alone: it would not finish saving if it received a signal twice.
 _job_run() { # how_to_stop command...
     local how_to_stop="$1" status interrupted process
     shift
@@ -32,7 +32,7 @@ _job_run() { # how_to_stop command...
     return "$status"
 }
 
-# This job alone: the number of one of an array's tasks is that of the whole array.
+# Print the number of this job. In a task of an array, SLURM_JOB_ID alone may mean the whole array.
 _job_id() {
     if [[ -n "${SLURM_ARRAY_JOB_ID:-}" ]]; then
         printf '%s' "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -43,16 +43,16 @@ _job_id() {
 
 _job_stop_step() { scancel --signal=TERM "$(_job_id)" 2>/dev/null || true; }
 
-# Not so where a user has cancelled the job or its time is over: Slurm sends SIGTERM then too, and the job is completing.
+# Slurm also sends SIGTERM where a user has cancelled the job or its time is over: then the job is COMPLETING.
 _job_is_running() { [[ "$(scontrol show job --oneliner "$(_job_id)")" == *" JobState=RUNNING "* ]]; }
 
 job_slurm() { # command...
     local status=0 hosts
     [[ "$SLURM_JOB_ID" =~ ^[0-9]+$ ]] || return 2
     hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
-    # Set by whoever submitted the job, these would contradict what Slurm says.
+    # From the environment of the user who submitted the job, these would contradict Slurm.
     unset RANK WORLD_SIZE NODE_RANK
-    # A port below those that the kernel gives away, and another one for every job that shares a node.
+    # A port below the kernel's ephemeral ones, and a different one for every job that shares a node.
     export MASTER_ADDR="${hosts%%$'\n'*}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) NNODES="$SLURM_JOB_NUM_NODES"
     # A node whose ranks have ended must not end the others' while those still save.
     # shellcheck disable=SC2016  # NODE_RANK is known on the node alone
@@ -66,7 +66,7 @@ job_slurm() { # command...
     return "$status"
 }
 
-# Whether an address is this node's without the host's name leading to it.
+# Return 0 where an address is this node's, but the host's name does not lead to it.
 _job_is_unknown_address() { # host
     (cd / && python3 - "$1") <<'PYTHON'
 import ipaddress, socket, sys
@@ -91,7 +91,8 @@ sys.exit(1)
 PYTHON
 }
 
-# The port above MASTER_PORT. Only digits come into the sum: bash would run what else an arithmetic expression holds.
+# Print the port above MASTER_PORT. Only digits may come into the sum: bash would run commands in an arithmetic
+# expression.
 job_training_port() {
     if [[ ! "$MASTER_PORT" =~ ^[1-9][0-9]{0,4}$ || "$MASTER_PORT" -gt 65534 ]]; then
         printf 'error: MASTER_PORT is %q: a number from 1 to 65534\n' "$MASTER_PORT" >&2
@@ -100,8 +101,8 @@ job_training_port() {
     printf '%s' $((MASTER_PORT + 1))
 }
 
-# The settings of torchrun's c10d rendezvous. To find out which node is MASTER_ADDR, torchrun looks at the addresses of
-# the host's name alone: of a further one, as of another network card, it has to be told.
+# Print the settings of torchrun's c10d rendezvous. torchrun recognises the node with MASTER_ADDR by the addresses of
+# the host's name alone; another address, as of a second network card, needs is_host.
 job_c10d() { # timeout_s
     local is_host=""
     ! _job_is_unknown_address "$MASTER_ADDR" || is_host=",is_host=true"
@@ -110,7 +111,7 @@ job_c10d() { # timeout_s
 
 _job_stop_node() { # torchrun's process
     if [[ -s "$_job_state/process" ]]; then
-        # Past torchrun, which would give it 30 s and end with an error of its own.
+        # Not through torchrun, which would allow only 30 s and end with an error of its own.
         kill -TERM -- "-$(<"$_job_state/process")" 2>/dev/null || true
     else
         kill -TERM "$1" 2>/dev/null || true

@@ -1,4 +1,4 @@
-"""The script that `sbatch` takes: one of our launchers on each node, and a job that goes on after it was stopped."""
+"""Writes the script for `sbatch`: one launcher on each node, in a job that resumes after it was stopped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TEMPLATE = """\
 {options}
 # Trains {name}. Written by `efficientbench launch`; submit it with sbatch.
 {beginning}
-{words}
-job_slurm efficientbench run "${{words[@]}}"
+{arguments}
+job_slurm efficientbench run "${{arguments[@]}}"
 """
 
 STOP_BEFORE_S = 120
-"""How long before its time limit a job is told to save and end: more than the ranks are given for it."""
+"""How long before its time limit Slurm asks a job to save and end: longer than the ranks may take for it."""
 
 DECIDED = {
     "nodes": "--nodes",
@@ -28,10 +28,10 @@ DECIDED = {
     "array": "the runs that are named",
     "wrap": "this script",
 }
-"""Option of sbatch → what here decides it."""
+"""Option of sbatch → what decides it instead."""
 
 OPTION = re.compile(r"[a-z][a-z-]*")
-# No white space, quote, backslash or comment sign: sbatch would read these as syntax.
+# sbatch would read white space, quotes, backslashes and comment signs as syntax.
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=/@%+*()&|!\[\]{}^~-]+")
 
 
@@ -43,22 +43,22 @@ def slurm_script(
     options: Sequence[str],
     folder: Path,
 ) -> str:
-    """The text of the script.
+    """Return the text of the script.
 
     Args:
         name: the job's, of letters, digits, `.`, `_` and `-`.
-        runs: what follows `efficientbench run`, for each of them; several become an array, a task each.
-        nodes: how many each run takes.
+        runs: the arguments of `efficientbench run` for each; several runs become an array with a task each.
+        nodes: of each run.
         devices_per_node: accelerators of a node; 0: none.
         options: further options of sbatch, as `key=value` or `key`; they replace ours.
-        folder: where relative paths among the words begin.
+        folder: where relative paths among the arguments begin.
 
     Raises:
-        LaunchError: an option that cannot be passed on.
+        LaunchError: sbatch would not read an option as it stands.
     """
-    wanted = _options(name, len(runs), nodes, devices_per_node, options)
-    lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in wanted.items()]
-    return TEMPLATE.format(options="\n".join(lines), name=name, beginning=beginning(folder), words=_words(runs))
+    chosen = _options(name, len(runs), nodes, devices_per_node, options)
+    lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in chosen.items()]
+    return TEMPLATE.format(options="\n".join(lines), name=name, beginning=beginning(folder), arguments=_arguments(runs))
 
 
 def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Sequence[str]) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Seq
         "nodes": str(nodes),
         "ntasks-per-node": "1",
         "output": "%x-%j.out" if runs == 1 else "%x-%A_%a.out",
-        # Requeued, a job goes on in the same file.
+        # A requeued job appends to the same file.
         "open-mode": "append",
         "requeue": "",
         "signal": f"B:TERM@{STOP_BEFORE_S}",
@@ -76,7 +76,7 @@ def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Seq
         ours["array"] = f"0-{runs - 1}"
     theirs = dict(_option(each) for each in given)
     if "cpus-per-task" not in theirs:
-        # Whoever shared the node would be measured as well.
+        # The measurement would include other jobs on the node.
         ours |= {"exclusive": "", "mem": "0"}
     if devices_per_node and not any(key == "gres" or key.startswith("gpus") for key in theirs):
         ours["gpus-per-node"] = str(devices_per_node)
@@ -99,9 +99,9 @@ def _option(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _words(runs: Sequence[Sequence[str]]) -> str:
+def _arguments(runs: Sequence[Sequence[str]]) -> str:
     if len(runs) == 1:
-        return array("words", runs[0])
-    cases = [f"    {number})\n{array('words', words, indent=' ' * 8)}\n        ;;" for number, words in enumerate(runs)]
+        return array("arguments", runs[0])
+    cases = [f"    {number})\n{array('arguments', run, indent=' ' * 8)}\n        ;;" for number, run in enumerate(runs)]
     unknown = '    *)\n        echo "error: no run has the index $SLURM_ARRAY_TASK_ID" >&2\n        exit 2\n        ;;'
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])

@@ -1,4 +1,4 @@
-"""The script that starts a run on every node by torchrun, which brings the nodes together and numbers them."""
+"""Writes the script that starts a run on every node by torchrun, which brings the nodes together and numbers them."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ torchrun=(
     {rendezvous_id}
 {rendezvous}
 )
-{words}
-job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench run "${{words[@]}}"
+{arguments}
+job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench run "${{arguments[@]}}"
 """
 
 MASTER = {
@@ -57,11 +57,11 @@ RENDEZVOUS = {
 
 @dataclass(frozen=True)
 class Meeting:
-    """How torchrun's agents find each other: every node runs one."""
+    """How torchrun's agents, one on every node, find each other."""
 
     rendezvous: Rendezvous = "c10d"
     run_id: str = ""
-    """What tells two trainings apart that meet at one port; empty: the run's name."""
+    """Distinguishes two trainings that meet at one port; empty: the run's name."""
     port: int = DEFAULT_MASTER_PORT
     timeout_s: int = int(TIME_LIMIT_S)
 
@@ -70,18 +70,18 @@ class Meeting:
         if not 1 <= self.port <= 65534:
             raise LaunchError(f"--port: {self.port} and the port above it must lie between 1 and 65535")
         if self.timeout_s < 1:
-            raise LaunchError(f"--rendezvous-timeout: {self.timeout_s} s is no time to come: 1 or more")
+            raise LaunchError(f"--rendezvous-timeout: {self.timeout_s} s, and nodes need at least 1 s")
 
 
-def torchrun_script(name: str, words: Sequence[str], nodes: int, meeting: Meeting, folder: Path) -> str:
-    """The text of the script.
+def torchrun_script(name: str, arguments: Sequence[str], nodes: int, meeting: Meeting, folder: Path) -> str:
+    """Return the text of the script.
 
     Args:
         name: the run's, of letters, digits, `.`, `_` and `-`.
-        words: what follows `efficientbench run`.
+        arguments: of `efficientbench run`.
         nodes: how many.
         meeting: where and how they meet.
-        folder: where relative paths among the words begin.
+        folder: where relative paths among the arguments begin.
     """
     node_rank_meaning = "\n#   NODE_RANK    number of this node, from 0" if meeting.rendezvous == "static" else ""
     return TEMPLATE.format(
@@ -95,5 +95,5 @@ def torchrun_script(name: str, words: Sequence[str], nodes: int, meeting: Meetin
         node_count=nodes,
         rendezvous_id=shlex.quote(f"--rdzv-id={meeting.run_id or name}"),
         rendezvous=RENDEZVOUS[meeting.rendezvous].format(timeout_s=meeting.timeout_s),
-        words=array("words", words),
+        arguments=array("arguments", arguments),
     )

@@ -1,4 +1,4 @@
-"""The nodes of a run, as the cluster's scheduler describes them in environment variables."""
+"""Reads the nodes of a run from the environment variables that the cluster's scheduler sets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from efficientbench.launchers.errors import LaunchError
 
 DEFAULT_MASTER_PORT = 29500
-# Nodes set themselves up before they meet, and schedulers do not start them all at once.
 TIME_LIMIT_S = 600.0
+"""Nodes set themselves up before they meet, and schedulers do not start them all at once."""
 
 RENDEZVOUS_TIMEOUT_NAME = "EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S"
 TRAINING_PORT_NAME = "EFFICIENTBENCH_TRAINING_PORT"
 TORCHRUN_NAME = "TORCHELASTIC_RUN_ID"
-"""Set in every process that torchrun starts."""
+"""Variable that torchrun sets in every process it starts."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,18 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Cluster:
-        """Reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE (number of nodes) and RANK (this node's rank).
+        """Read MASTER_ADDR, MASTER_PORT, WORLD_SIZE (number of nodes) and RANK (this node's rank).
 
-        These are the meanings that PAI-DLC gives them; NNODES and NODE_RANK serve as well. Below torchrun, which has to
-        start one process a node, they are torchrun's, whatever else is set, and the port is that of
-        EFFICIENTBENCH_TRAINING_PORT (29501 by default), since torchrun itself listens at MASTER_PORT.
-        EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S is read in both cases.
-        Raises LaunchError with every missing or wrong variable at once.
+        PAI-DLC gives them these meanings; NNODES and NODE_RANK serve as well. Below torchrun, which has to start one
+        process on each node, torchrun's own variables count, and the port is EFFICIENTBENCH_TRAINING_PORT (29501 by
+        default), since torchrun itself listens at MASTER_PORT. EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S counts in both
+        cases.
+
+        Raises LaunchError: every missing or wrong variable, at once.
         """
         problems: list[str] = []
         if environ.get(TORCHRUN_NAME):
-            environ = _told_by_torchrun(environ, problems)
+            environ = _from_torchrun(environ, problems)
         timeout_s = _timeout_s(environ, problems)
         master_address = environ.get("MASTER_ADDR", "").strip()
         if not master_address:
@@ -65,8 +66,8 @@ class Cluster:
         return cls(nodes, node_rank, master_address, master_port, timeout_s)
 
 
-def _told_by_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
-    """The variables of `from_environment` as torchrun means them for its process on this node."""
+def _from_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
+    """Return the variables of `from_environment` with the values that torchrun gives its process on this node."""
     started = environ.get("LOCAL_WORLD_SIZE", "1")
     if started != "1":
         problems.append(
@@ -84,7 +85,7 @@ def _told_by_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[s
 
 def _may_be_host(name: str) -> bool:
     try:
-        # As every look-up of a name begins, with an error of its own kind.
+        # Every look-up of a name begins so, with an error of its own kind.
         name.encode("idna")
     except UnicodeError:
         return False
@@ -103,7 +104,7 @@ def _timeout_s(environ: Mapping[str, str], problems: list[str]) -> float:
 
 
 def _integer(environ: Mapping[str, str], names: tuple[str, ...], meaning: str, problems: list[str]) -> int | None:
-    """The one value that the variables ``names`` agree on, or ``None`` with the reason added to ``problems``."""
+    """Return the one value that these variables agree on; None with the reason added to `problems`."""
     given = {name: environ[name].strip() for name in names if environ.get(name, "").strip()}
     if not given:
         problems.append(f"{' or '.join(names)} is not set: {meaning}")
@@ -116,7 +117,7 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...], meaning: str, p
             problems.append(f"{name} is {text!r}: {meaning} is a whole number")
             return None
     if len(set(values.values())) > 1:
-        told = " and ".join(f"{name}={value}" for name, value in values.items())
-        problems.append(f"{told} contradict each other: both are {meaning}")
+        settings = " and ".join(f"{name}={value}" for name, value in values.items())
+        problems.append(f"{settings} contradict each other: both are {meaning}")
         return None
     return next(iter(values.values()))

@@ -1,7 +1,7 @@
-"""The network interface that ranks are told to use is there, and leads to the other nodes.
+"""Chooses and checks the network interface, address and port by which the ranks' backends meet.
 
-The backends themselves say of a wrong one that a device was not found, or wait in vain for peers that were given an
-address of this host's loopback.
+The backends themselves report of a wrong interface that a device was not found, or wait in vain for peers that know
+this host by an address of its loopback.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ from efficientbench.launchers.network.cluster_env import Cluster
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 """Takes whole names, separated by commas."""
-BY_PREFIX = ("NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
-"""Take beginnings of names, of which one has to be there; a leading `=` makes them whole, a leading `^` those to leave
-out."""
+HCCL_INTERFACE = "HCCL_SOCKET_IFNAME"
+BY_PREFIX = ("NCCL_SOCKET_IFNAME", HCCL_INTERFACE)
+"""Take beginnings of names, of which one has to be there. A leading `=` makes them whole names, a leading `^` excludes
+them."""
+HCCL_BASE_PORT = 60000
+"""Where HCCL listens on the host, unless HCCL_IF_BASE_PORT is set; it takes the 15 ports after it, too."""
 LOOPBACK = "lo"
 
 
 def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> None:
-    """Raises LaunchError where a variable names interfaces that this node lacks, or its loopback for several hosts."""
+    """Check the interfaces that variables name for the backends.
+
+    Raises:
+        LaunchError: this node lacks an interface, or a variable names its loopback for several hosts.
+    """
     present = [name for _, name in socket.if_nameindex()]
     for variable in (GLOO_INTERFACE, *BY_PREFIX):
         value = environ.get(variable, "").strip()
-        if not value:
+        excludes, whole, names = _parsed(value, variable)
+        if not value or excludes:
             continue
-        left_out, whole, names = _parsed(value, variable)
-        missing = [name for name in names if not _matching(name, present, whole)]
+        missing = [name for name in names if not any(_fits(each, name, whole) for each in present)]
         enough = not missing or (variable != GLOO_INTERFACE and missing != names)
-        if not enough and not left_out:
+        if not enough:
             where = f"node {cluster.node_rank}" if cluster is not None else "this machine"
             raise LaunchError(
                 f"{variable} is {value!r}, and {where} has no interface {' or '.join(missing)}: it has "
                 f"{', '.join(present)}"
             )
-        if not left_out and names == [LOOPBACK] and cluster is not None and not _on_loopback(cluster):
+        if names == [LOOPBACK] and cluster is not None and not _on_loopback(cluster):
             raise LaunchError(
                 f"{variable} is {value!r}, by which node {cluster.node_rank} reaches itself alone, and MASTER_ADDR "
                 f"{cluster.master_address} is elsewhere: name the interface that leads to the other nodes, of "
@@ -48,9 +55,10 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
 
 
 def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
-    """The interface to name to gloo, which else listens where this host's own name leads; None: it needs no name.
+    """Return the interface that gloo has to be given; None where gloo finds it by itself.
 
-    On many machines that is the loopback (Debian writes so into /etc/hosts), where no other host finds the rank.
+    By itself gloo listens at the address of the host's own name. On many machines that is the loopback (Debian writes
+    so into /etc/hosts), where no other host finds the rank.
     """
     if environ.get(GLOO_INTERFACE, "").strip() or _on_loopback(cluster):
         return None
@@ -65,8 +73,42 @@ def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
     return next((name for name, each in found if towards_master in {address.address for address in each}), None)
 
 
+def hccl_address(environ: Mapping[str, str]) -> str | None:
+    """Return the address that the user has set for HCCL on this node; None where the choice is ours.
+
+    That is HCCL_IF_IP, else the first address of the interfaces that HCCL_SOCKET_IFNAME allows.
+    """
+    address = environ.get("HCCL_IF_IP", "").strip()
+    value = environ.get(HCCL_INTERFACE, "").strip()
+    if address or not value:
+        return address or None
+    excludes, whole, names = _parsed(value, HCCL_INTERFACE)
+    family = socket.AF_INET6 if environ.get("HCCL_SOCKET_FAMILY", "").strip() == "AF_INET6" else socket.AF_INET
+    addresses = psutil.net_if_addrs()
+    # As HCCL ranks them: the loopback and docker's bridge, which lead to no other host, where nothing else is left.
+    for interface in sorted(addresses, key=lambda name: (name == LOOPBACK, name.startswith("docker"), name)):
+        if any(_fits(interface, name, whole) for name in names) != excludes:
+            for each in addresses[interface]:
+                if each.family == family:
+                    return each.address.partition("%")[0]
+    return None
+
+
+def hccl_port(environ: Mapping[str, str]) -> int | None:
+    """Return the first port at which HCCL listens; None where HCCL_HOST_SOCKET_PORT_RANGE names several to try.
+
+    Raises LaunchError: HCCL_IF_BASE_PORT is no port.
+    """
+    if environ.get("HCCL_HOST_SOCKET_PORT_RANGE", "").strip():
+        return None
+    value = environ.get("HCCL_IF_BASE_PORT", "").strip() or str(HCCL_BASE_PORT)
+    if not value.isdecimal() or not 1024 <= int(value) <= 65520:
+        raise LaunchError(f"HCCL_IF_BASE_PORT is {value!r}: a whole number from 1024 to 65520")
+    return int(value)
+
+
 def _address_towards(cluster: Cluster) -> str | None:
-    """This node's address on the way to the master; no packet is sent."""
+    """Return this node's address on the way to the master; no packet is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((cluster.master_address, cluster.master_port))
@@ -77,7 +119,7 @@ def _address_towards(cluster: Cluster) -> str | None:
 
 
 def _parsed(value: str, variable: str) -> tuple[bool, bool, list[str]]:
-    """Whether the names are those to leave out, whether they are whole, and the names."""
+    """Return whether the names are excluded, whether they are whole names, and the names."""
     if variable == GLOO_INTERFACE:
         return False, True, value.split(",")
     names = value.lstrip("^=")
@@ -85,17 +127,17 @@ def _parsed(value: str, variable: str) -> tuple[bool, bool, list[str]]:
     return "^" in signs, "=" in signs, names.split(",")
 
 
-def _matching(name: str, present: list[str], whole: bool) -> list[str]:
-    return [each for each in present if (each == name if whole else each.startswith(name))]
+def _fits(interface: str, name: str, whole: bool) -> bool:
+    return interface == name if whole else interface.startswith(name)
 
 
 def _on_loopback(cluster: Cluster) -> bool:
-    """Whether all nodes are this host: two launchers on one machine meet on its loopback."""
+    """Return whether all nodes are this host: two launchers on one machine meet on its loopback."""
     if cluster.nodes == 1:
         return True
     try:
         found = socket.getaddrinfo(cluster.master_address, None, type=socket.SOCK_STREAM)
     except OSError:
-        # The preflight tells that.
+        # The preflight reports that.
         return True
     return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)

@@ -1,4 +1,4 @@
-"""The line between the launchers of a run's nodes: node 0 holds one connection to each other node, and passes on.
+"""The connection between the launchers of a run's nodes: node 0 holds one to each other node, and forwards messages.
 
 A message is one JSON object on a line. Every node learns at once of a rank that failed elsewhere, of a signal that
 reached only one node, and of a node that is gone.
@@ -10,7 +10,8 @@ import contextlib
 import json
 import select
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -18,12 +19,12 @@ from efficientbench.launchers.errors import LaunchError
 
 LONGEST_BYTES = 1 << 20
 SEND_S = 2.0
-# A host that lost its power says nothing: after about 25 s its silence is taken for its end.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A host that lost its power sends nothing: after about 25 s the kernel takes the connection for closed."""
 
 
 class NodeLink:
-    """One node's end; of a single node, a line to nobody."""
+    """One node's end; of a single node, a connection to nobody."""
 
     def __init__(self, node: int, nodes: int, connections: Mapping[int, socket.socket]) -> None:
         """`connections`: of node 0, to every other node; of the others, to node 0."""
@@ -31,7 +32,7 @@ class NodeLink:
         self._connections = dict(connections)
         self._received: dict[int, bytes] = dict.fromkeys(connections, b"")
         self._kept: list[dict[str, Any]] = []
-        """Messages that came while this node waited for another."""
+        """Messages that came while this node waited for others."""
         for connection in connections.values():
             connection.settimeout(SEND_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -49,46 +50,63 @@ class NodeLink:
             self.send("trouble", reason=str(error))
         self.close()
 
+    def own_address(self) -> str:
+        """Return this node's address on the connection; of several nodes only, while another one is there."""
+        connection = next(iter(self._connections.values()))
+        return str(connection.getsockname()[0]).removeprefix("::ffff:")
+
     def send(self, kind: str, **content: Any) -> None:
-        """Tell all other nodes; one that is gone is told nothing."""
-        self._pass_on({"kind": kind, "node": self.node, **content}, list(self._connections))
+        """Send a message to all other nodes, except those that are gone."""
+        self._forward({"kind": kind, "node": self.node, **content}, list(self._connections))
 
     def receive(self) -> list[dict[str, Any]]:
-        """What other nodes have told since the last call, each with its `kind` and `node`.
+        """Return what other nodes have sent since the last call, each with its `kind` and `node`.
 
-        `gone` is the last word of a node whose connection ended without `done`.
+        The last message of a node whose connection ended without `done` is `gone`.
         """
         messages, self._kept = self._kept, []
         while readable := select.select(list(self._connections.values()), [], [], 0)[0]:
             for node, connection in list(self._connections.items()):
                 if connection in readable:
-                    messages += self._read(node, connection)
-        if self.node == 0:
-            for message in messages:
-                self._pass_on(message, [node for node in self._connections if node != message["node"]])
+                    new = self._read(node, connection)
+                    messages += new
+                    if self.node == 0:
+                        for message in new:
+                            self._forward(message, [other for other in self._connections if other != message["node"]])
         return messages
 
-    def wait_for(self, kind: str) -> None:
-        """Returns once node 0 has said `kind`, however long that takes; nothing else that is said gets lost.
+    def wait_for(self, kind: str, nodes: Iterable[int], time_limit_s: float | None = None) -> dict[int, dict[str, Any]]:
+        """Return the next message of this kind from each of these nodes; messages of other kinds are kept.
 
         Raises:
-            LaunchError: node 0 has ended without saying it.
+            LaunchError: a node has ended without sending it, or has not sent it within the limit (None: no limit).
         """
+        deadline_s = None if time_limit_s is None else time.monotonic() + time_limit_s
+        missing = set(nodes)
+        found: dict[int, dict[str, Any]] = {}
         others: list[dict[str, Any]] = []
         while True:
-            messages = self.receive()
-            for place, message in enumerate(messages):
-                if message["node"] == 0 and message["kind"] == kind:
-                    self._kept = [*others, *messages[place + 1 :]]
-                    return
-                if message["node"] == 0 and message["kind"] in ("trouble", "gone", "done"):
+            for message in self.receive():
+                node = message["node"]
+                if node in missing and message["kind"] == kind:
+                    found[node] = message
+                    missing.remove(node)
+                elif node in missing and message["kind"] in ("trouble", "gone", "done"):
                     why = f": {message['reason']}" if "reason" in message else ""
-                    raise LaunchError(f"node 0 ended before any rank was started{why}")
-                others.append(message)
-            select.select(list(self._connections.values()), [], [])
+                    raise LaunchError(f"node {node} ended before any rank was started{why}")
+                else:
+                    others.append(message)
+            if not missing:
+                self._kept = others
+                return found
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                names = ", ".join(map(str, sorted(missing)))
+                raise LaunchError(f"node {names} sent nothing within {time_limit_s:g} s, and was there before")
+            select.select(list(self._connections.values()), [], [], left_s)
 
     def close(self) -> None:
-        """Say that this node has done its part, and hang up."""
+        """Send that this node has done its part, and close the connections."""
         self.send("done")
         for connection in self._connections.values():
             connection.close()
@@ -100,7 +118,11 @@ class NodeLink:
         except OSError:
             content = b""
         *lines, self._received[node] = (self._received[node] + content).split(b"\n")
-        messages = [message for line in lines if (message := _parsed(line)) is not None]
+        messages: list[dict[str, Any]] = []
+        for line in lines:
+            # A message that a time limit cut off while it was sent runs into the next one: skip both.
+            with contextlib.suppress(ValueError):
+                messages.append(json.loads(line))
         ended = not content or len(self._received[node]) > LONGEST_BYTES
         if ended or any((each["kind"], each["node"]) == ("done", node) for each in messages):
             connection.close()
@@ -109,17 +131,8 @@ class NodeLink:
                 messages.append({"kind": "gone", "node": node})
         return messages
 
-    def _pass_on(self, message: Mapping[str, Any], nodes: list[int]) -> None:
+    def _forward(self, message: Mapping[str, Any], nodes: list[int]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for node in nodes:
             with contextlib.suppress(OSError):
                 self._connections[node].sendall(line)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    known = isinstance(message, dict) and isinstance(message.get("kind"), str) and isinstance(message.get("node"), int)
-    return message if known else None

@@ -1,8 +1,8 @@
-"""All nodes of a run meet at the master's port before any of them loads torch, or say which one is missing.
+"""Brings all nodes of a run together at the master's port before any of them loads torch, or names the missing one.
 
-Node 0 listens at MASTER_PORT. Every other node connects, sends ``efficientbench <nodes> <node rank>`` and a newline,
-and goes on when it reads ``go``, which node 0 sends once all are there. Nobody listens at the port then, so that the
-training can; the connections stay, as the line between the nodes' launchers.
+Node 0 listens at MASTER_PORT. Every other node connects, sends `efficientbench <nodes> <node rank>` and a newline, and
+waits for `go`, which node 0 sends once all are there. Then nobody listens at the port, so that the training can; the
+connections stay, as the link between the nodes' launchers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
 
 RETRY_S = 0.2
-TELL_AFTER_S = 30.0
+PROGRESS_S = 30.0
 GREETING = "efficientbench"
 
 
 def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
-    """Returns when every node of the run is there and has reached node 0.
+    """Return the link between the nodes once every node of the run has reached node 0.
 
-    Raises LaunchError, which names the host, the port or the nodes that could not be reached within the limit (unset:
-    the cluster's).
+    Raises:
+        LaunchError: with the host, the port or the nodes that could not be reached within the limit (None: the
+            cluster's).
     """
     if cluster.nodes == 1:
         return NodeLink(0, 1, {})
@@ -39,14 +40,14 @@ def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
 
 
 def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[int, socket.socket]:
-    """Node 0: waits for every other node, and returns the connections to them."""
+    """On node 0: wait for every other node, and return the connections to them."""
     arrived: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(open_listener(cluster))
+        listener = stack.enter_context(_open_listener(cluster))
         # Unless all arrive, none is kept.
         waiting = stack.enter_context(contextlib.ExitStack())
         _warn_if_elsewhere(cluster)
-        told_s = time.monotonic()
+        printed_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
             for rank in [rank for rank, connection in arrived.items() if not _is_open(connection)]:
                 del arrived[rank]
@@ -54,17 +55,17 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
             if time.monotonic() > deadline_s:
                 raise LaunchError(
                     f"node {', '.join(missing)} of {cluster.nodes} did not reach {_place(cluster)} within "
-                    f"{time_limit_s:g} s: see what it says, and whether this port is open between the nodes"
+                    f"{time_limit_s:g} s: see what it prints, and whether this port is open between the nodes"
                 )
-            if time.monotonic() > told_s + TELL_AFTER_S:
-                told_s = time.monotonic()
+            if time.monotonic() > printed_s + PROGRESS_S:
+                printed_s = time.monotonic()
                 print(f"waiting at {_place(cluster)} for node {', '.join(missing)}", file=sys.stderr, flush=True)
             with contextlib.suppress(socket.timeout):
                 connection, _ = listener.accept()
                 waiting.enter_context(connection)
                 _welcome(connection, cluster, arrived)
         for connection in arrived.values():
-            # A node that has gone in the meantime is missed by the training's own rendezvous.
+            # The link notices a node that has gone in the meantime.
             with contextlib.suppress(OSError):
                 connection.sendall(b"go\n")
         for connection in arrived.values():
@@ -74,11 +75,14 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
 
 
 def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
-    """Adds the node behind a new connection; port scanners and the like are ignored."""
+    """Add the node behind a new connection; ignore port scanners and the like.
+
+    Raises LaunchError: the node contradicts this one or another one.
+    """
     connection.settimeout(2.0)
     try:
-        words = _read_line(connection, 80).split()
-        greeting, nodes, node_rank = words[0], int(words[1]), int(words[2])
+        fields = _read_line(connection, 80).split()
+        greeting, nodes, node_rank = fields[0], int(fields[1]), int(fields[2])
     except (OSError, ValueError, IndexError):
         return
     if greeting != GREETING:
@@ -96,7 +100,7 @@ def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, soc
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Whether the other side, which sends nothing while it waits, still holds the connection."""
+    """Return whether the other side, which sends nothing while it waits, still holds the connection."""
     connection.setblocking(False)
     try:
         return connection.recv(1) != b""
@@ -107,8 +111,8 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socket.socket:
-    """Every other node: reaches node 0, waits for its word, and returns the connection."""
-    told_s = time.monotonic()
+    """On every other node: reach node 0, wait for its `go`, and return the connection."""
+    printed_s = time.monotonic()
     problem = "no attempt was made"
     while time.monotonic() < deadline_s:
         try:
@@ -122,8 +126,8 @@ def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socke
             if answer:
                 raise LaunchError(f"node 0 at {_place(cluster)} refuses this node: {answer}")
             problem = "node 0 closed the connection before all nodes were there"
-        if time.monotonic() > told_s + TELL_AFTER_S:
-            told_s = time.monotonic()
+        if time.monotonic() > printed_s + PROGRESS_S:
+            printed_s = time.monotonic()
             print(f"waiting for node 0 at {_place(cluster)}: {problem}", file=sys.stderr, flush=True)
         time.sleep(RETRY_S)
     raise LaunchError(
@@ -132,7 +136,7 @@ def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socke
 
 
 def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, str]:
-    """A connection to node 0, and its answer to this node's greeting; empty where it hung up without a word."""
+    """Return a connection to node 0 and its answer to this node's greeting; empty where it closed the connection."""
     left_s = max(0.1, deadline_s - time.monotonic())
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(
@@ -146,32 +150,29 @@ def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, str]:
 
 
 def _read_line(connection: socket.socket, longest: int) -> str:
-    """One line and not a byte more: what follows is for the line between the launchers."""
+    """Return one line and read not a byte more: what follows belongs to the link between the launchers."""
     line = b""
     while not line.endswith(b"\n") and len(line) < longest and (byte := connection.recv(1)):
         line += byte
     return line.decode("ascii", errors="replace").strip()
 
 
-def open_listener(cluster: Cluster) -> socket.socket:
-    """A socket at MASTER_PORT on all of this node's addresses."""
-    listener = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, socket.SOCK_STREAM)
+def _open_listener(cluster: Cluster) -> socket.socket:
+    """Return a socket that listens at MASTER_PORT on all of this node's addresses."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    address = ("", cluster.master_port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if listener.family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("", cluster.master_port))
-        listener.listen(cluster.nodes)
-        listener.settimeout(RETRY_S)
+        listener = socket.create_server(address, family=family, backlog=cluster.nodes, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise LaunchError(f"port {cluster.master_port} {what} on node 0: set MASTER_PORT on all nodes") from error
+    listener.settimeout(RETRY_S)
     return listener
 
 
 def _warn_if_elsewhere(cluster: Cluster) -> None:
-    """A MASTER_ADDR that is not this node's own may be a forwarding service, so it is no error."""
+    """Warn of a MASTER_ADDR that is not this node's own; it may be a forwarding service, so it is no error."""
     try:
         found = socket.getaddrinfo(cluster.master_address, None, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Ends what runs have left: `bash launchers/cleanup.sh [--dry-run] [FOLDER ...]`.
 
-Only processes that a run's own record lists (process_record.py) and that are still the same ones; never by name, and
-nothing is deleted but the records of those that have ended. Standard library only, so that it needs no set-up.
+A launcher marks its ranks by an environment variable that names their log folder, and whatever they start inherits it.
+Only marked processes are ever signalled: none is found by its name. Standard library only, so that it needs no set-up.
 """
 
 from __future__ import annotations
@@ -12,110 +12,115 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from efficientbench.launchers.processes.process_record import PATTERN, RecordedProcess, read_record
-
+LOG_VARIABLE = "EFFICIENTBENCH_LOG_FOLDER"
+"""Environment variable by which a launcher marks its ranks."""
 DEFAULT_FOLDER = Path("output")
 STOP_GRACE_S = 60.0
-"""The time that a run has to save its state; its launcher gives its ranks as much."""
+"""How long a run may take to save its state; its launcher gives its ranks as much."""
 KILL_WAIT_S = 10.0
 
 
 def clean(folders: Sequence[Path], dry_run: bool, grace_s: float = STOP_GRACE_S) -> int:
-    """Ends the recorded processes of every run below ``folders``; returns how many could not be ended."""
-    left = 0
-    records = sorted(record for folder in folders for record in folder.rglob(f"log/{PATTERN}"))
-    for record in records:
-        try:
-            processes = read_record(record)
-        except ValueError as error:
-            print(f"passed over: {error}", file=sys.stderr)
-            continue
-        if processes is None:
-            print(f"{record}: of another machine, container or boot: passed over")
-            continue
-        running = [process for process in processes if process.is_running()]
-        print(f"{record.parent.parent}: {len(running)} of {len(processes)} recorded processes run")
-        for process in running:
-            print(f"  {'would end' if dry_run else 'ending'} process {process.pid}: {' '.join(process.command)[:120]}")
-        if dry_run:
-            continue
-        # The launcher comes first in its record.
-        still = _end(processes[0], running, grace_s) if running else []
-        for process in still:
-            print(f"  process {process.pid} does not end: the kernel holds it, as in a driver call", file=sys.stderr)
-        left += len(still)
-        if not still:
-            record.unlink(missing_ok=True)
-    if not records:
-        print(f"no run has left a record of processes below {', '.join(map(str, folders))}")
-    return left
+    """End the processes of every run below `folders` on this machine; return how many could not be ended."""
+    found = _marked_below(folders)
+    for pid, log in found.items():
+        print(f"{log.parent}: {'would end' if dry_run else 'ending'} process {pid}: {_command(pid)[:120]}")
+    if not found:
+        print(f"no process of a run below {', '.join(map(str, folders))} is left")
+    if dry_run:
+        return 0
+    # All ranks at once, since they save together; a rank leads a session of its own. Not its helpers, which it needs to
+    # save, nor its launcher, which ends when its ranks have ended.
+    ranks = {pid: log for pid, log in found.items() if _leads_its_session(pid)}
+    for number, processes, limit_s in ((signal.SIGTERM, ranks, grace_s), (signal.SIGKILL, found, KILL_WAIT_S)):
+        for pid, log in processes.items():
+            _send(pid, log, number)
+        _wait(processes, limit_s)
+    left = _running(found)
+    for pid in left:
+        print(f"process {pid} does not end: the kernel holds it, as in a driver call", file=sys.stderr)
+    return len(left)
 
 
-def _end(launcher: RecordedProcess, processes: Sequence[RecordedProcess], grace_s: float) -> list[RecordedProcess]:
-    """Those that still run after a request, which lets the run save its state, and a kill."""
-    if launcher in processes:
-        # It passes the request on, and ends its ranks in order.
-        _send(launcher, signal.SIGTERM)
-        _wait([launcher], grace_s)
-    if any(process != launcher for process in processes):
-        # Together: a rank that waits for the others would not end by a word to itself alone.
-        for process in processes:
-            _send(process, signal.SIGTERM)
-        _wait(processes, grace_s)
-    for process in processes:
-        # A rank leads a group of its own: what it has started goes with it.
-        if process.is_running() and _leads_a_group(process.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        _send(process, signal.SIGKILL)
-    _wait(processes, KILL_WAIT_S)
-    return [process for process in processes if process.is_running()]
+def _marked_below(folders: Sequence[Path]) -> dict[int, Path]:
+    """Return process → log folder of its run, for all runs below these folders."""
+    resolved = [folder.resolve() for folder in folders]
+    logs = {int(entry.name): _log_folder(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    return {
+        pid: log
+        for pid, log in sorted(logs.items())
+        if log is not None and any(folder in (log, *log.parents) for folder in resolved)
+    }
 
 
-def _send(process: RecordedProcess, number: signal.Signals) -> None:
-    """A signal to this very process: the descriptor keeps its number from passing to another between look and word."""
+def _running(processes: Mapping[int, Path]) -> list[int]:
+    return [pid for pid, log in processes.items() if _log_folder(pid) == log]
+
+
+def _log_folder(pid: int) -> Path | None:
+    """Return the log folder that marks a process; None for all others, also those of other users and containers."""
+    mark = f"{LOG_VARIABLE}=".encode()
     try:
-        descriptor = os.pidfd_open(process.pid)
+        # The same path is another folder in another container.
+        if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+            return None
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((Path(os.fsdecode(each.removeprefix(mark))) for each in variables if each.startswith(mark)), None)
+
+
+def _send(pid: int, log: Path, number: signal.Signals) -> None:
+    """Send a signal to a process that still belongs to the run."""
+    try:
+        # From here on the number cannot pass to another process.
+        descriptor = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        if process.is_running():
+        if _log_folder(pid) == log:
             signal.pidfd_send_signal(descriptor, number)
     except OSError as error:
-        print(f"  process {process.pid} cannot be signalled: {error.strerror}", file=sys.stderr)
+        print(f"process {pid} cannot be signalled: {error.strerror}", file=sys.stderr)
     finally:
         os.close(descriptor)
 
 
-def _leads_a_group(pid: int) -> bool:
-    try:
-        return os.getpgid(pid) == pid
-    except OSError:
-        return False
+def _leads_its_session(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == pid
+    return False
 
 
-def _wait(processes: Sequence[RecordedProcess], limit_s: float) -> None:
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+def _wait(processes: Mapping[int, Path], limit_s: float) -> None:
     until_s = time.monotonic() + limit_s
-    while any(process.is_running() for process in processes) and time.monotonic() < until_s:
+    while _running(processes) and time.monotonic() < until_s:
         time.sleep(0.1)
 
 
 def main() -> int:
+    """Read the command line and clean up; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="bash launchers/cleanup.sh",
-        description="Ends the processes that runs have recorded and that still run. No other process is touched.",
+        description="Ends the processes that runs have started and that still run. No other process is touched.",
     )
     parser.add_argument("folders", nargs="*", type=Path, default=[DEFAULT_FOLDER], help="output folders (output)")
-    parser.add_argument("--dry-run", action="store_true", help="only tell what would be ended")
-    asked = parser.parse_args()
-    missing = [folder for folder in asked.folders if not folder.is_dir() and asked.folders != [DEFAULT_FOLDER]]
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be ended")
+    arguments = parser.parse_args()
+    missing = [folder for folder in arguments.folders if not folder.is_dir() and arguments.folders != [DEFAULT_FOLDER]]
     if missing:
         print(f"error: {missing[0]} is no folder", file=sys.stderr)
         return 2
-    return 1 if clean(asked.folders, asked.dry_run) else 0
+    return 1 if clean(arguments.folders, arguments.dry_run) else 0
 
 
 if __name__ == "__main__":

@@ -1,37 +1,57 @@
-"""Why a run as a whole ended before its time: what its launcher found out, for people and for programs."""
+"""Why a run ended early: what a rank reports, the launchers of all nodes exchange, and `failure.json` holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
 
-Kind = Literal["out_of_memory", "non_finite", "hung", "lost_rank", "full_disk", "mistake", "crash", "stopped"]
-"""`lost_rank`: a process that ended without a word; reported by a rank itself: it lost another one, which is the cause.
-`mistake`: the user's to mend. `stopped`: asked to, by a signal. `crash`: any other error."""
+from efficientbench.launchers.files import write_whole
+
+Kind = Literal[
+    "out_of_memory", "non_finite", "hung", "lost_rank", "full_disk", "mistake", "crash", "stopped", "time_limit"
+]
+"""`lost_rank`: a process ended without a report, or a rank reports that it lost another one, which is the cause.
+`mistake`: the user can mend it. `stopped`: a signal asked for it. `crash`: any other error."""
+
+USER_MISTAKE = 2
+"""Exit code of a run that the user can mend."""
+STOP_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit code of a run that a signal stopped."""
+
+REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
+"""Environment variable that names the file in which a rank reports its failure."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One end before its time."""
+    """One early end."""
 
     kind: Kind
-    rank: int | None
-    """None where it is no single rank's."""
     reason: str
-    exit_code: int
-    """What the whole ends with."""
+    exit_code: int = 1
+    """Exit code of the whole run."""
+    rank: int | None = None
+    """The rank at fault; None where no single rank is."""
     step: int | None = None
+    """The optimizer step in which it happened; None where that is not known."""
+    checkpoint: str | None = None
+    """Folder of the last good checkpoint."""
     node: int = 0
-    time_s: float = 0.0
-    """When, in seconds since the epoch."""
+    time_s: float = field(default_factory=time.time, compare=False)
+    """When it happened, in seconds since the epoch."""
     silent: bool = False
-    """Whether the process ended without a word: killed, or crashed."""
+    """Whether the process ended without a report: killed, or crashed."""
 
     def order(self) -> tuple[int, float]:
-        """Sorts the cause first: a hang, whose ranks are ended for it, what ended without a word, the earliest report.
+        """Return the key that sorts the cause first: a hang, then an end without a report, then the earliest report.
 
-        Ranks that merely lost another notice it later, live to report it, and say that they did.
+        The launcher ends the ranks of a hang itself. Ranks that merely lost another one notice it later and report it.
         """
         if self.kind == "hung":
             return (0, self.time_s)
@@ -40,26 +60,24 @@ class Failure:
         return (3 if self.kind == "lost_rank" else 2, self.time_s)
 
 
-def told(failure: Failure) -> dict[str, Any]:
-    """As one node tells it to another: `kind` and `node` are the message's own."""
-    return {("what" if name == "kind" else name): value for name, value in asdict(failure).items()}
+def report_failure(failure: Failure) -> None:
+    """Report this rank's failure to its launcher; do nothing where no launcher started this process.
+
+    Call it before closing sockets or process groups: the launcher takes the earliest report for the cause.
+    """
+    path = os.environ.get(REPORT_VARIABLE)
+    if not path:
+        return
+    if failure.rank is None:
+        failure = replace(failure, rank=int(os.environ.get("RANK", "0")))
+    # A full disk must not hide the error that is being reported.
+    with contextlib.suppress(OSError):
+        write_whole(Path(path), json.dumps(asdict(failure)).encode())
 
 
-def failure_from(message: Mapping[str, Any]) -> Failure:
-    """What `told` told."""
-    rank, step = message.get("rank"), message.get("step")
-    return Failure(
-        kind=kind_named(message.get("what")),
-        rank=None if rank is None else int(rank),
-        reason=str(message.get("reason")),
-        exit_code=int(message.get("exit_code") or 1),
-        step=None if step is None else int(step),
-        node=int(message["node"]),
-        time_s=float(message.get("time_s") or 0.0),
-        silent=bool(message.get("silent")),
-    )
-
-
-def kind_named(name: object) -> Kind:
-    """The kind of this name; `crash` for one that is not known."""
-    return next((kind for kind in get_args(Kind) if kind == name), "crash")
+def read_failure(path: Path) -> Failure | None:
+    """Return what a rank reported or `failure.json` holds; None where no such file can be read."""
+    try:
+        return Failure(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

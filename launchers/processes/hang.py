@@ -1,96 +1,165 @@
-"""Whether the ranks of a run still get on, and if not, which of them the others wait for."""
+"""Whether the ranks of a run make progress, and if not, which of them the others wait for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
-from efficientbench.launchers.processes.liveness import STARTS, Sign
+from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.heartbeat import INTERVAL_S, STARTING, Beat
+from efficientbench.launchers.processes.worker_process import WorkerProcess
 
 START_S = 300.0
-"""What loading libraries may take on a slow file system."""
+"""How long ranks may take to load libraries from a slow file system."""
 SILENT_S = 3.0
-"""A rank that has given no sign of life for so long is itself stopped."""
+"""A rank without a heartbeat for so long is itself stopped."""
+EXCHANGE_S = 5.0
+"""How long the other nodes have to send their ranks' heartbeats."""
 
-Signs = Mapping[int, Sign | None]
-"""Rank → its last sign of life; None for one that has given none."""
+Beats = Mapping[int, Beat | None]
+"""Rank → its last heartbeat; None for a rank that wrote none."""
 
 
-class HangWatch:
-    """Sees when no rank of a node gets on any more."""
+class ProgressWatch:
+    """Notices when no rank of a node makes progress."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self._seen: object = None
+        self._limit_s = limit_s
+        self._last: object = None
         self._since_s = time.monotonic()
 
-    def is_stuck(self, signs: Signs) -> bool:
-        """Whether steps, phases and collectives of all ranks have stayed the same for the limit.
+    def is_stuck(self, beats: Beats) -> bool:
+        """Return whether steps, phases and collectives of all ranks have stayed the same for the limit.
 
-        Ranks that load their libraries wait for nobody, and get the time that takes.
+        Ranks that load their libraries wait for nobody, and get the time that loading takes.
         """
-        seen = {rank: (sign.step, sign.phase, sign.collectives) if sign else None for rank, sign in signs.items()}
-        if seen != self._seen:
-            self._seen, self._since_s = seen, time.monotonic()
-        starting = any(sign is None or sign.phase == STARTS for sign in signs.values())
-        return time.monotonic() - self._since_s > (max(self.limit_s, START_S) if starting else self.limit_s)
+        now = {rank: (beat.step, beat.phase, beat.collectives) if beat else None for rank, beat in beats.items()}
+        if now != self._last:
+            self._last, self._since_s = now, time.monotonic()
+        starting = any(beat is None or beat.phase == STARTING for beat in beats.values())
+        return time.monotonic() - self._since_s > (max(self._limit_s, START_S) if starting else self._limit_s)
 
 
-def describe_hang(signs: Signs, absent: Mapping[int, str], limit_s: float) -> tuple[int | None, str]:
-    """The first rank that did not arrive, and what to tell people of all that did not.
+class HangDetector:
+    """Watches this node's ranks; once they are stuck, nodes exchange heartbeats, and node 0 names the missing rank."""
+
+    def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
+        """`limit_s`: how long the run may go without progress; None: for ever."""
+        self._workers, self._link, self._limit_s = workers, link, limit_s
+        alone = link.nodes == 1 and len(workers) == 1
+        self._watch = ProgressWatch(limit_s) if limit_s is not None and not alone else None
+        self._looked_s = 0.0
+        self._beats: dict[int, dict[int, Beat | None]] = {}
+        """Node → its ranks' heartbeats; empty until some node is stuck."""
+        self._ended: dict[int, str] = {}
+        self._deadline_s = 0.0
+
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Take another node's heartbeats."""
+        if message["kind"] == "heartbeats" and self._watch is not None:
+            self._send_beats()
+            beats = message["beats"].items()
+            self._beats[message["node"]] = {int(rank): Beat(**beat) if beat else None for rank, beat in beats}
+            self._ended |= {int(rank): why for rank, why in message["ended"].items()}
+
+    def look(self) -> Failure | None:
+        """Return the hang, once it is clear which rank is at fault."""
+        if self._watch is None:
+            return None
+        if not self._beats and time.monotonic() >= self._looked_s + INTERVAL_S:
+            self._looked_s = time.monotonic()
+            if self._watch.is_stuck({worker.rank: worker.beat() for worker in self._workers}):
+                self._send_beats()
+        if not self._beats:
+            return None
+        complete = self._link.node == 0 and len(self._beats) == self._link.nodes
+        # Node 0 names the rank for all, unless node 0 itself is silent.
+        patience_s = 0.0 if self._link.node == 0 else EXCHANGE_S
+        overdue = time.monotonic() >= self._deadline_s + patience_s
+        return self._failure() if complete or overdue else None
+
+    def _send_beats(self) -> None:
+        """Send this node's heartbeats to the other nodes, once."""
+        if self._link.node in self._beats:
+            return
+        self._deadline_s = time.monotonic() + EXCHANGE_S
+        own = {worker.rank: worker.beat() for worker in self._workers if worker.exit_code() is None}
+        ended = {worker.rank: "has ended" for worker in self._workers if worker.exit_code() is not None}
+        self._beats[self._link.node], self._ended = own, self._ended | ended
+        beats = {rank: asdict(beat) if beat else None for rank, beat in own.items()}
+        self._link.send("heartbeats", beats=beats, ended=ended)
+
+    def _failure(self) -> Failure:
+        assert self._limit_s is not None
+        beats = {rank: beat for node in self._beats.values() for rank, beat in node.items()}
+        absent = dict(self._ended)
+        for node in set(range(self._link.nodes)) - set(self._beats):
+            ranks = range(node * len(self._workers), (node + 1) * len(self._workers))
+            absent |= dict.fromkeys(ranks, f"node {node} gave no sign of life")
+        rank, reason = describe_hang(beats, absent, self._limit_s)
+        steps = [beat.step for beat in beats.values() if beat is not None]
+        node = rank // len(self._workers) if rank is not None else self._link.node
+        return Failure("hung", reason, rank=rank, step=max(steps, default=None), node=node)
+
+
+def describe_hang(beats: Beats, absent: Mapping[int, str], limit_s: float) -> tuple[int | None, str]:
+    """Return the first rank that did not arrive (None: all wait for each other), and the message for the user.
 
     Args:
-        signs: of every rank that can still give one.
+        beats: the heartbeats of every rank that can still give one.
         absent: rank → why it can give none.
-        limit_s: for how long no rank got on.
+        limit_s: for how long no rank made progress.
     """
-    silent = [rank for rank, sign in signs.items() if sign is None or sign.age_s > SILENT_S]
-    found = {**absent, **{rank: _told(signs[rank]) for rank in silent}}
-    # Those that still give signs say who waits for whom.
-    found = found or {rank: _told(signs[rank]) for rank in _waited_for(signs)}
+    silent = [rank for rank, beat in beats.items() if beat is None or beat.age_s > SILENT_S]
+    missing = {**absent, **{rank: _describe(beats[rank]) for rank in silent}}
+    # Those that still write heartbeats show who waits for whom.
+    missing = missing or {rank: _describe(beats[rank]) for rank in _waited_for(beats)}
     hung = f"hung: no rank got on for {limit_s:g} s"
-    if not found:
-        where = "; ".join(f"rank {rank}: {_told(sign)}" for rank, sign in sorted(signs.items()))
+    if not missing:
+        where = "; ".join(f"rank {rank}: {_describe(beat)}" for rank, beat in sorted(beats.items()))
         return None, f"{hung}, and all wait for each other ({where})"
-    if len(found) == 1:
-        ((rank, told),) = found.items()
-        return rank, f"{hung}; rank {rank} did not arrive ({told})"
-    names = ", ".join(map(str, sorted(found)))
-    told = "; ".join(f"rank {rank}: {found[rank]}" for rank in sorted(found))
-    return min(found), f"{hung}; ranks {names} did not arrive ({told})"
+    if len(missing) == 1:
+        ((rank, description),) = missing.items()
+        return rank, f"{hung}; rank {rank} did not arrive ({description})"
+    ranks = ", ".join(map(str, sorted(missing)))
+    descriptions = "; ".join(f"rank {rank}: {missing[rank]}" for rank in sorted(missing))
+    return min(missing), f"{hung}; ranks {ranks} did not arrive ({descriptions})"
 
 
-def _waited_for(signs: Signs) -> list[int]:
-    """The ranks that the others wait for, by the clearest evidence that there is."""
-    given = {rank: sign for rank, sign in signs.items() if sign is not None}
-    behind = _behind(given)
+def _waited_for(beats: Beats) -> list[int]:
+    """Return the ranks that the others wait for, by the clearest evidence that there is."""
+    known = {rank: beat for rank, beat in beats.items() if beat is not None}
+    behind = _behind(known)
     if behind:
         return behind
-    busy = [rank for rank, sign in given.items() if not sign.waits]
-    if 0 < len(busy) < len(given):
+    busy = [rank for rank, beat in known.items() if not beat.waits]
+    if 0 < len(busy) < len(known):
         return busy
-    steps = {sign.step for sign in given.values()}
-    return [rank for rank, sign in given.items() if sign.step == min(steps)] if len(steps) > 1 else []
+    steps = {beat.step for beat in known.values()}
+    return [rank for rank, beat in known.items() if beat.step == min(steps)] if len(steps) > 1 else []
 
 
-def _behind(signs: Mapping[int, Sign]) -> list[int]:
-    """The ranks that have begun fewer collectives than others of some process group, and more in none.
+def _behind(beats: Mapping[int, Beat]) -> list[int]:
+    """Return the ranks that have begun fewer collectives than others in some process group, and more in none.
 
-    One that waits for a rank of one group falls behind in its other groups; but it is ahead of the one it waits for.
+    A rank that waits for one group falls behind in its other groups; but it is ahead of the rank it waits for.
     """
     counts: dict[str, dict[int, int]] = {}
-    for rank, sign in signs.items():
-        for group, count in sign.collectives.items():
+    for rank, beat in beats.items():
+        for group, count in beat.collectives.items():
             counts.setdefault(group, {})[rank] = count
     lags = {rank for group in counts.values() for rank, count in group.items() if count < max(group.values())}
     leads = {rank for group in counts.values() for rank, count in group.items() if count > min(group.values())}
     return sorted(lags - leads)
 
 
-def _told(sign: Sign | None) -> str:
-    if sign is None:
+def _describe(beat: Beat | None) -> str:
+    if beat is None:
         return "gave no sign of life"
-    place = f"in step {sign.step}, {sign.phase}" if sign.step else sign.phase
-    where = f" at {sign.where}" if sign.where else ""
-    silence = f", silent for {sign.age_s:.0f} s" if sign.age_s > SILENT_S else ""
-    return f"{place}{where}{silence}{f', {sign.process}' if sign.process else ''}"
+    phase = f"in step {beat.step}, {beat.phase}" if beat.step else beat.phase
+    line = f" at {beat.line}" if beat.line else ""
+    silence = f", silent for {beat.age_s:.0f} s" if beat.age_s > SILENT_S else ""
+    return f"{phase}{line}{silence}{f', {beat.process_state}' if beat.process_state else ''}"

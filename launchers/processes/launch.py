@@ -1,8 +1,8 @@
-"""Starts one process a local rank and stays with them until the last has ended.
+"""Starts one process for each local rank and stays with them until the last has ended.
 
-The launcher imports no torch, so it costs neither its start-up time nor its memory, and it gives the ranks the static
-rendezvous that ``torch.distributed`` reads from the environment (``env://``), as torchrun would. A failed rank is not
-restarted: a measurement that was interrupted is begun anew.
+The launcher imports no torch, which saves its start-up time and memory. It gives the ranks the static rendezvous that
+`torch.distributed` reads from the environment (`env://`), as torchrun would. It does not restart a failed rank: an
+interrupted measurement begins anew.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_interface
 from efficientbench.launchers.network.node_link import NodeLink
-from efficientbench.launchers.processes.failure import Failure
-from efficientbench.launchers.processes.process_record import recorded_processes
-from efficientbench.launchers.processes.supervision import STOPPED, Limits, Supervision, end_all
+from efficientbench.launchers.processes.cleanup import LOG_VARIABLE
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
+from efficientbench.launchers.processes.supervision import Limits, Supervision, end_all
 from efficientbench.launchers.processes.worker_process import WorkerProcess
 
-# The time that ranks have to save their state after Ctrl-C or SIGTERM.
 STOP_GRACE_S = 60.0
-# The time that the others have after one rank failed: they can but wait for it in vain.
+"""How long ranks may take to save their state after Ctrl-C or SIGTERM."""
 FAILURE_GRACE_S = 5.0
+"""How long the other ranks may go on after one has failed: they only wait for it in vain."""
 
 
 def launch(
@@ -37,23 +37,35 @@ def launch(
     cluster: Cluster | None,
     log_folder: Path,
     stop_grace_s: float = STOP_GRACE_S,
-    tell: Callable[[Failure], None] | None = None,
+    on_failure: Callable[[Failure], None] | None = None,
     link: NodeLink | None = None,
     hang_limit_s: float | None = None,
 ) -> int:
-    """Runs ``worker_argv`` once for each of this node's ranks and returns the exit code of the whole.
+    """Run a command once for each of this node's ranks and return the exit code of the whole.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT in
-    its environment. Rank 0 writes to this process's stdout and stderr, the others to ``log_folder/rank_<n>.out``.
+    its environment. Rank 0 writes to this process's stdout and stderr, the others to `log_folder/rank_<n>.out`.
 
-    Returns 0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after
-    SIGTERM, else 1; the first rank that failed and its reason are printed to stderr. A stop signal is passed on to the
-    ranks once, as SIGTERM, and what still runs after ``stop_grace_s`` seconds, or at a further Ctrl-C, is killed. A
-    further SIGTERM changes nothing: schedulers send it to the job and to its processes, and again at a time limit.
-    ``tell`` is called with the reason where it is not 0. ``link`` leads to the launchers of the other nodes, so that
-    each node ends with any; ``hang_limit_s`` ends ranks that all make no progress for so long.
+    The launcher passes a stop signal on to the ranks once, as SIGTERM. It kills what still runs after `stop_grace_s`
+    seconds, or at a further Ctrl-C. A further SIGTERM changes nothing: schedulers send it to the job and to its
+    processes, and again at a time limit. Call it from the main thread, since it handles signals.
 
-    Raises LaunchError where a rank cannot be started. To be called from the main thread, since it handles signals.
+    Args:
+        worker_argv: the command.
+        local_ranks: how many ranks this node runs.
+        cluster: the nodes; None: this machine alone.
+        log_folder: where the ranks' output goes.
+        stop_grace_s: how long ranks may take to save their state.
+        on_failure: called with the reason where the exit code is not 0.
+        link: connection to the launchers of the other nodes, so that each node ends with any; None: one node.
+        hang_limit_s: ends ranks that all make no progress for so long; None: never.
+
+    Returns:
+        0 when all ranks ended well, 2 for a user's mistake that a rank reported, 130 after Ctrl-C, 143 after SIGTERM,
+        else 1. The first rank that failed and its reason are printed to stderr.
+
+    Raises:
+        LaunchError: a rank cannot be started.
     """
     if local_ranks < 1:
         raise LaunchError(f"{local_ranks} ranks on this node: at least 1 is needed")
@@ -65,26 +77,25 @@ def launch(
         if cluster is None:
             port = stack.enter_context(_reserved_port())
             cluster = Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=port)
-        signals = stack.enter_context(_received_signals())
+        signals = stack.enter_context(received_signals())
         error_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="efficientbench_")))
         workers: list[WorkerProcess] = []
         # Whatever happens here, no rank stays behind.
         stack.callback(end_all, workers)
         for local_rank in range(local_ranks):
             workers.append(_start(worker_argv, local_rank, local_ranks, cluster, log_folder, error_folder))
-        stack.enter_context(recorded_processes(log_folder, cluster.node_rank, [worker.pid for worker in workers]))
         limits = Limits(stop_grace_s, FAILURE_GRACE_S, hang_limit_s)
         link = link or NodeLink(cluster.node_rank, 1, {})
         failure = Supervision(workers, signals, limits, link, log_folder).run()
     if failure is None:
         return 0
-    if tell is not None:
-        tell(failure)
+    if on_failure is not None:
+        on_failure(failure)
     return failure.exit_code
 
 
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
-    """``base`` with what ``torch.distributed`` and the worker read: every node runs the same number of ranks."""
+    """Return `base` with what `torch.distributed` and the worker read; every node runs the same number of ranks."""
     environment = {
         # With torchrun's own store below them, a second run of one launcher would read what the first left there.
         **{name: value for name, value in base.items() if name != "TORCHELASTIC_USE_AGENT_STORE"},
@@ -111,6 +122,7 @@ def _start(
     argv: list[str], local_rank: int, local_ranks: int, cluster: Cluster, log_folder: Path, error_folder: Path
 ) -> WorkerProcess:
     environment = rank_environment(cluster, local_rank, local_ranks, os.environ)
+    environment[LOG_VARIABLE] = str(log_folder.resolve())
     rank = int(environment["RANK"])
     output_file = None if rank == 0 else log_folder / f"rank_{rank}.out"
     try:
@@ -120,16 +132,18 @@ def _start(
 
 
 @contextlib.contextmanager
-def _received_signals() -> Iterator[list[int]]:
-    """The stop signals that this process received, in order; those that it was started to ignore stay ignored."""
+def received_signals() -> Iterator[list[int]]:
+    """Collect the stop signals that this process receives, in order.
+
+    Signals that this process was started to ignore stay ignored.
+    """
     received: list[int] = []
 
     def note(signal_number: int, frame: FrameType | None) -> None:
         received.append(signal_number)
 
-    previous = {
-        number: signal.signal(number, note) for number in STOPPED if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    wanted = [number for number in STOP_EXIT_CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, note) for number in wanted}
     try:
         yield received
     finally:
@@ -139,7 +153,7 @@ def _received_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free local port, held until the ranks have ended so that no other run is given it.
+    """Reserve a free local port until the ranks have ended, so that no other run takes it.
 
     The socket is bound and does not listen: with SO_REUSEADDR on both sides, rank 0's store can still listen there.
     """

@@ -6,24 +6,22 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from efficientbench.launchers.network.node_link import NodeLink
-from efficientbench.launchers.processes.failure import Failure, failure_from, told
-from efficientbench.launchers.processes.hang_talk import HangTalk
-from efficientbench.launchers.processes.memory_killer import memory_kills
-from efficientbench.launchers.processes.worker_process import WorkerProcess
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure
+from efficientbench.launchers.processes.hang import HangDetector
+from efficientbench.launchers.processes.worker_process import WorkerProcess, memory_kills
 
 POLL_S = 0.05
 SETTLE_S = 1.0
-"""For so long nodes wait for each other's word about the same failure."""
+"""How long nodes wait for each other's report of the same failure."""
 STACK_S = 0.5
-"""What ranks that hang get to write down where they are."""
+"""How long ranks that hang have to write down where they are."""
 
-USER_MISTAKE = 2
-STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
-STOPPED_STATUSES = {0, 130, 143, -signal.SIGINT, -signal.SIGTERM}
+FINE_AFTER_A_STOP = {0, *STOP_EXIT_CODES.values(), *(-number for number in STOP_EXIT_CODES)}
+"""Exit codes of ranks that ended as a stop signal asked them to."""
 
 
 @dataclass(frozen=True)
@@ -31,54 +29,56 @@ class Limits:
     """How long things may take, in seconds."""
 
     stop_grace_s: float
-    """Ranks that were asked to stop, until they have saved and ended."""
+    """Until ranks that were asked to stop have saved and ended."""
     failure_grace_s: float
-    """The other ranks, once one has failed."""
+    """Until the other ranks end, once one has failed."""
     hang_s: float | None
-    """All ranks of a node without any progress; None: as long as they like."""
+    """How long all ranks of a node may go without progress; None: for ever."""
 
 
 class Supervision:
-    """Waits for the ranks of this node, and ends them together when one fails or somebody asks, here or elsewhere."""
+    """Waits for the ranks of this node, and ends them together when one fails or a stop is asked for, on any node."""
 
     def __init__(
         self, workers: list[WorkerProcess], signals: Sequence[int], limits: Limits, link: NodeLink, log_folder: Path
     ) -> None:
-        """
+        """Watch ranks that run already.
+
         Args:
             workers: the ranks of this node.
             signals: the stop signals that this process has received, filled as they come.
             limits: how long things may take.
-            link: to the launchers of the other nodes.
-            log_folder: where people find what the ranks have said.
+            link: connection to the launchers of the other nodes.
+            log_folder: where the ranks' logs are.
         """
         self._workers, self._signals = workers, signals
         self._limits, self._link, self._log_folder = limits, link, log_folder
         self._memory_kills = memory_kills()
         self._deadline_s: float | None = None
         self._stop: int | None = None
-        """The signal that ends the run, wherever it was received."""
+        """The signal that ends the run, on whichever node it was received."""
         self._failure: Failure | None = None
         """The cause, once it is settled."""
-        self._elsewhere: list[Failure] = []
-        self._told: Failure | None = None
-        """What the other nodes were told of this one's ranks."""
+        self._remote_failures: list[Failure] = []
+        self._sent: Failure | None = None
+        """What this node has reported to the others of its own ranks."""
         self._settled_s: float | None = None
         self._killed: list[WorkerProcess] = []
-        self._hang = HangTalk(workers, link, limits.hang_s)
+        self._hang = HangDetector(workers, link, limits.hang_s)
 
     def run(self) -> Failure | None:
-        """Returns once no rank runs: None where all have done their work, else why they have not."""
+        """Return once no rank runs: None where all have done their work, else why they have not."""
         while True:
             ended = all(worker.exit_code() is not None for worker in self._workers)
-            self._listen()
+            self._read_messages()
+            self._look_for_hang()
             self._look_for_stop()
             self._look_for_failure()
             if ended and not self._is_settling():
                 break
             if self._is_overdue() and not ended:
                 self._kill_the_rest()
-                # One that the kernel cannot end, as in a driver that hangs, is not waited for.
+                # Do not wait for a rank that the kernel cannot end, as in a driver that hangs.
                 self._settled_s = time.monotonic() if self._settled_s is not None else None
                 self._look_for_stop()
                 self._look_for_failure()
@@ -87,34 +87,35 @@ class Supervision:
         return self._conclusion()
 
     def _is_overdue(self) -> bool:
-        """Whether who still runs has had its time, or somebody presses Ctrl-C again.
+        """Return whether the ranks' time is over, or the user presses Ctrl-C again.
 
-        A further SIGTERM says nothing: schedulers send it to a job and to its processes.
+        A further SIGTERM does not count: schedulers send it to a job and to its processes.
         """
         return signal.SIGINT in self._signals[1:] or (
             self._deadline_s is not None and time.monotonic() > self._deadline_s
         )
 
-    def _listen(self) -> None:
-        """What the other nodes tell, and whether the ranks of all get on."""
+    def _read_messages(self) -> None:
         for message in self._link.receive():
             kind, node = message["kind"], message["node"]
             if kind == "failure":
-                self._elsewhere.append(failure_from(message))
+                self._remote_failures.append(Failure(**message["failure"]))
             elif kind == "stop" and self._stop is None:
                 self._stop_all(int(message["signal"]), f" on node {node}")
             elif kind == "trouble":
-                reason = f"node {node} could not start its ranks: {message.get('reason')}"
-                self._elsewhere.append(Failure("crash", None, reason, 1, None, node, time.time()))
+                reason = f"node {node} could not start its ranks: {message['reason']}"
+                self._remote_failures.append(Failure("crash", reason, node=node))
             elif kind == "gone" and self._stop is None:
                 reason = f"node {node} is gone: its launcher ended without a word"
-                self._elsewhere.append(Failure("lost_rank", None, reason, 1, None, node, time.time(), silent=True))
+                self._remote_failures.append(Failure("lost_rank", reason, node=node, silent=True))
             else:
-                self._hang.hear(message)
+                self._hang.receive(message)
+
+    def _look_for_hang(self) -> None:
         hung = self._hang.look() if self._failure is None and self._stop is None else None
         if hung is not None:
-            self._link.send("failure", **told(hung))
-            self._elsewhere.append(hung)
+            self._link.send("failure", failure=asdict(hung))
+            self._remote_failures.append(hung)
 
     def _look_for_stop(self) -> None:
         if self._stop is not None:
@@ -125,7 +126,7 @@ class Supervision:
         # Not of those that were asked to end for another's failure.
         others = [worker for worker in self._workers if worker.report() is None and not worker.asked_to_end]
         codes = {worker.exit_code() for worker in others}
-        for number, code in STOPPED.items():
+        for number, code in STOP_EXIT_CODES.items():
             if code in codes and self._failure is None:
                 # Some process of the run was asked, and all its ranks have agreed to stop after the same step.
                 self._stop_all(number)
@@ -133,7 +134,7 @@ class Supervision:
 
     def _stop_all(self, number: int, where: str = "") -> None:
         self._stop = number
-        say(
+        print_stderr(
             f"{signal.Signals(number).name}{where}: the ranks have {self._limits.stop_grace_s:.0f} s to save and end; "
             "Ctrl-C from now on ends them at once"
         )
@@ -141,17 +142,17 @@ class Supervision:
             self._link.send("stop", signal=number)
         self._shorten_deadline(self._limits.stop_grace_s)
         for worker in self._workers:
-            # Not SIGINT: a rank that is still starting would answer that with a traceback.
+            # Not SIGINT: a rank that is still starting would print a traceback.
             worker.send(signal.SIGTERM)
 
     def _look_for_failure(self) -> None:
         if self._failure is not None:
             return
-        failures = [*self._here(), *self._elsewhere]
+        failures = [*self._local_failures(), *self._remote_failures]
         if not failures:
             return
         if self._settled_s is None:
-            # The cause may have been on another node, whose word is on its way.
+            # The cause may have been on another node, whose report is on its way.
             self._settled_s = time.monotonic() + (SETTLE_S if self._link.nodes > 1 else 0.0)
             if self._stop is None:
                 for worker in self._workers:
@@ -159,7 +160,7 @@ class Supervision:
             self._shorten_deadline(self._limits.failure_grace_s)
         first = min(failures, key=Failure.order)
         if first.kind == "hung":
-            # All that is left to learn of such ranks is where they are.
+            # Such ranks cannot end by themselves; SIGUSR1 makes them log their stacks.
             for worker in self._workers:
                 worker.send(signal.SIGUSR1)
             self._settled_s = time.monotonic()
@@ -170,9 +171,9 @@ class Supervision:
     def _is_settling(self) -> bool:
         return self._settled_s is not None and self._failure is None
 
-    def _here(self) -> list[Failure]:
-        """Why ranks of this node have failed; the other nodes are told of the first."""
-        fine = STOPPED_STATUSES if self._stop is not None else {0}
+    def _local_failures(self) -> list[Failure]:
+        """Return why ranks of this node have failed, and report the first failure to the other nodes."""
+        fine = FINE_AFTER_A_STOP if self._stop is not None else {0}
         ended = [worker for worker in self._workers if worker.exit_code() not in (None, *fine)]
         ended = [worker for worker in ended if not worker.killed and not worker.obeyed()]
         if not ended:
@@ -182,9 +183,9 @@ class Supervision:
         ran_out = self._memory_ran_out()
         failures = [worker.failure(self._link.node, ran_out) for worker in ended + reported]
         first = min(failures, key=Failure.order)
-        if first != self._told:
-            self._told = first
-            self._link.send("failure", **told(first))
+        if first != self._sent:
+            self._sent = first
+            self._link.send("failure", failure=asdict(first))
         return failures
 
     def _memory_ran_out(self) -> bool:
@@ -199,28 +200,29 @@ class Supervision:
         self._killed = [worker for worker in self._workers if worker.exit_code() is None]
         end_all(self._killed)
         if self._stop is not None and self._killed:
-            say(f"killed before they had ended: {_ranks(self._killed)}")
+            print_stderr(f"killed before they had ended: {_ranks(self._killed)}")
 
     def _conclusion(self) -> Failure | None:
         failure = self._failure
         if failure is not None:
-            say(f"error: {self._named(failure)}")
+            print_stderr(f"error: {self._named(failure)}")
             if failure.kind == "hung":
-                say(f"where each rank was: {self._log_folder}")
+                print_stderr(f"where each rank was: {self._log_folder}")
         if self._stop is not None:
             stopped = f"{signal.Signals(self._stop).name}: the run was asked to stop"
             if self._killed:
                 stopped += f"; killed before they had ended: {_ranks(self._killed)}"
             if failure is not None:
                 stopped += f"; {self._named(failure)}"
-            return Failure("stopped", None, stopped, STOPPED[signal.Signals(self._stop)], node=self._link.node)
+            exit_code = STOP_EXIT_CODES[signal.Signals(self._stop)]
+            return Failure("stopped", stopped, exit_code, node=self._link.node)
         if failure is None:
             return None
-        wanted = failure.exit_code if failure.exit_code in (USER_MISTAKE, *STOPPED.values()) else 1
+        wanted = failure.exit_code if failure.exit_code in (USER_MISTAKE, *STOP_EXIT_CODES.values()) else 1
         return replace(failure, exit_code=wanted)
 
     def _named(self, failure: Failure) -> str:
-        """The reason, and whose it is; what is wrong with the input is wrong on every rank."""
+        """Return the reason with its rank, except for a user's mistake, which is the same on every rank."""
         if failure.rank is None or failure.exit_code == USER_MISTAKE:
             return failure.reason
         where = f" on node {failure.node}" if self._link.nodes > 1 else ""
@@ -228,14 +230,14 @@ class Supervision:
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> None:
-    """Kill these ranks and all that they have started."""
+    """Kill these ranks and all that they have started, and wait for their end."""
     for worker in workers:
         worker.kill()
     for worker in workers:
         worker.wait_killed()
 
 
-def say(message: str) -> None:
+def print_stderr(message: str) -> None:
     """Print a line to stderr."""
     # On a terminal rank 0's live display may stand in the line.
     erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""

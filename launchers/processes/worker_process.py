@@ -1,4 +1,4 @@
-"""One rank's process: how it starts, how it is told to end, and why it ended."""
+"""One rank's process: how it starts, how it is asked to end, and why it ended."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from efficientbench.launchers.processes.error_file import ENVIRONMENT_NAME, WorkerError, read_error
-from efficientbench.launchers.processes.failure import Failure, Kind
-from efficientbench.launchers.processes.liveness import Sign, pulse_file, read_sign
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, read_failure
+from efficientbench.launchers.processes.heartbeat import Beat, heartbeat_file, read_beat
 
 PR_SET_PDEATHSIG = 1
 TAIL_BYTES = 4096
@@ -25,13 +25,14 @@ KERNEL_STATES = {
     "D": "its process is inside the kernel, as where a driver or a file system hangs",
 }
 
+_ROOT = Path("/")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this interpreter, without the working directory on its import path.
+    """Return the command that runs a module with this interpreter.
 
-    A folder called ``metrics`` in the user's working directory would hide ours otherwise.
+    The working directory is not on its import path: a folder called `metrics` there would hide ours.
     """
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", module, *arguments]
@@ -43,14 +44,22 @@ class WorkerProcess:
     """A rank in a session of its own, so that the terminal's Ctrl-C reaches it once, through the launcher."""
 
     def __init__(
-        self, rank: int, argv: list[str], environment: Mapping[str, str], error_file: Path, output_file: Path | None
+        self, rank: int, argv: list[str], environment: Mapping[str, str], report_file: Path, output_file: Path | None
     ) -> None:
-        """Starts the process. Without ``output_file`` it writes to the launcher's own stdout and stderr."""
+        """Start the process.
+
+        Args:
+            rank: its rank.
+            argv: its command.
+            environment: its environment variables.
+            report_file: where it reports its failure.
+            output_file: where its stdout and stderr go; None: to those of the launcher.
+        """
         self.rank = rank
         self.killed = False
         self.asked_to_end = False
         self._ended_s = 0.0
-        self._error_file = error_file
+        self._report_file = report_file
         self._output_file = output_file
         self._output_start = 0
         with contextlib.ExitStack() as stack:
@@ -60,7 +69,7 @@ class WorkerProcess:
                 self._output_start = output.tell()
             self._process = subprocess.Popen(
                 argv,
-                env={**environment, ENVIRONMENT_NAME: str(error_file)},
+                env={**environment, REPORT_VARIABLE: str(report_file)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if output is not None else None,
@@ -68,67 +77,58 @@ class WorkerProcess:
                 preexec_fn=_end_with_parent,
             )
 
-    @property
-    def pid(self) -> int:
-        """The number of its process."""
-        return self._process.pid
-
     def exit_code(self) -> int | None:
-        """``None`` while the rank runs; minus the signal's number where a signal ended it."""
+        """Return the exit code, minus the signal's number where a signal ended it; None while the rank runs."""
         if self._process.returncode is None and self._process.poll() is not None:
             self._ended_s = time.time()
-            # What the rank itself had started goes with it.
-            self._signal_group(signal.SIGKILL)
+            # Whatever the rank itself had started ends with it.
+            self._kill_group()
         return self._process.returncode
 
     def send(self, signal_number: int) -> None:
-        """Passes a signal to the rank's own process; its helpers are the rank's to end."""
+        """Send a signal to the rank's own process; the rank ends its helpers itself."""
         if self.exit_code() is None:
             self.asked_to_end = self.asked_to_end or signal_number == signal.SIGTERM
             self._process.send_signal(signal_number)
 
     def obeyed(self) -> bool:
-        """Whether the rank ended because it was asked to, and has nothing else to say."""
+        """Return whether the rank ended because it was asked to, and reported nothing."""
         ended_by_it = self.exit_code() in (-signal.SIGTERM, 128 + signal.SIGTERM)
         return self.asked_to_end and ended_by_it and self.report() is None
 
     def kill(self) -> None:
-        """Ends the rank and all that it started, without waiting for it."""
+        """Kill the rank and all that it started, without waiting for the end."""
         if self.exit_code() is None:
             self.killed = True
-            self._signal_group(signal.SIGKILL)
+            self._kill_group()
 
     def wait_killed(self) -> None:
-        """Waits for a killed rank, but not for one that the kernel cannot end, as in a driver that hangs."""
+        """Wait for a killed rank, but not for one that the kernel cannot end, as in a driver that hangs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_WAIT_S)
 
-    def report(self) -> WorkerError | None:
-        """What the rank itself has told of its end, if anything."""
-        return read_error(self._error_file)
+    def report(self) -> Failure | None:
+        """Return the failure that the rank itself reported, if any."""
+        return read_failure(self._report_file)
 
-    def sign(self) -> Sign | None:
-        """The rank's last sign of life; None where it has given none."""
-        return read_sign(pulse_file(self._error_file), self._kernel_says())
-
-    def _kernel_says(self) -> str:
-        """What the kernel tells of the process where that explains why it does nothing."""
+    def beat(self) -> Beat | None:
+        """Return the rank's last heartbeat; None where it has written none."""
         try:
-            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return ""
-        return KERNEL_STATES.get(state, "")
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            stat = ""
+        # The name, in brackets, may hold anything; the state follows it.
+        state = KERNEL_STATES.get(stat.rpartition(")")[2].strip()[:1], "")
+        return read_beat(heartbeat_file(self._report_file), state)
 
     def failure(self, node: int, memory_ran_out: bool) -> Failure:
-        """Why the rank ended: its own words, else the signal, else its exit status and last output.
+        """Return why the rank ended: its own report, else the signal, else its exit status and last output.
 
         `memory_ran_out`: whether the kernel has killed a process for want of memory since the ranks were started.
         """
         report = self.report()
         if report is not None:
-            return Failure(
-                report.kind, report.rank, report.reason, report.exit_code, report.step, node, time_s=report.time_s
-            )
+            return replace(report, node=node)
         code = self.exit_code()
         killed = code == -signal.SIGKILL and memory_ran_out
         if killed:
@@ -142,9 +142,9 @@ class WorkerProcess:
         last_line = self._last_output_line()
         reason = f"{cause}; the last line of {self._output_file}: {last_line}" if last_line else cause
         kind: Kind = "out_of_memory" if killed else "lost_rank"
-        sign = self.sign()
-        step = sign.step if sign is not None else None
-        return Failure(kind, self.rank, reason, code or 1, step, node, self._ended_s, silent=True)
+        beat = self.beat()
+        step = beat.step if beat is not None else None
+        return Failure(kind, reason, code or 1, self.rank, step, None, node, self._ended_s, silent=True)
 
     def _last_output_line(self) -> str:
         if self._output_file is None:
@@ -154,15 +154,42 @@ class WorkerProcess:
                 size = output.seek(0, os.SEEK_END)
                 output.seek(max(self._output_start, size - TAIL_BYTES))
                 lines = output.read().decode("utf-8", errors="replace").split("\n")
-        except OSError:  # somebody has cleaned up: why the rank ended is told without its last words
+        except OSError:  # somebody has cleaned up: the reason goes without the rank's last line
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def _signal_group(self, signal_number: int) -> None:
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal_number)
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def memory_kills(root: Path = _ROOT) -> int | None:
+    """Return how many processes of this one's cgroup the kernel has killed for memory; None where it does not count.
+
+    That is the cgroup's `oom_kill` counter (Linux, cgroup v1 and v2), which the ranks share.
+    """
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        # Inside a container the path may name a folder that only the host sees: then the mount itself is ours.
+        for folder in (mount / path.lstrip("/"), mount):
+            for name in ("memory.oom_control", "memory.events"):
+                for entry in _lines(folder / name):
+                    key, _, value = entry.partition(" ")
+                    if key == "oom_kill" and value.isdigit():
+                        return int(value)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _end_with_parent() -> None:
-    """Asks the kernel to kill this process when the launcher is gone, so that no rank outlives it unseen."""
+    """Ask the kernel to kill this process when the launcher is gone, so that no rank outlives it unseen."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import free_port
 from support.repository import ROOT
 
 WORKER = """
@@ -34,16 +34,14 @@ sys.exit(launch([sys.executable, sys.argv[1]], int(sys.argv[2]), cluster, Path(s
 
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_the_ranks_of_two_nodes_reduce_together(tmp_path: Path, ranks_per_node: int) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    port = free_port()
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     nodes = []
     for node_rank in (1, 0):
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(node_rank)}
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(node_rank)}
         command = [sys.executable, "-c", NODE, str(script), str(ranks_per_node), str(tmp_path / str(node_rank))]
-        environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
         nodes.append(
             subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -53,8 +51,8 @@ def test_the_ranks_of_two_nodes_reduce_together(tmp_path: Path, ranks_per_node: 
     assert [node.returncode for node in nodes] == [0, 0], outputs
 
     world = 2 * ranks_per_node
-    said = [outputs[1][0]] + [
+    printed = [outputs[1][0]] + [
         (tmp_path / str(rank // ranks_per_node) / f"rank_{rank}.out").read_text() for rank in range(1, world)
     ]
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(printed):
         assert f"rank {rank} of {world} on node {rank // ranks_per_node}: {2**world - 1}" in text

@@ -29,8 +29,8 @@ from support.command_line import (
     workers,
 )
 
-from efficientbench.launchers.processes.error_file import ENVIRONMENT_NAME
-from efficientbench.launchers.processes.liveness import pulse_file, read_sign
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE
+from efficientbench.launchers.processes.heartbeat import heartbeat_file, read_beat
 
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
@@ -51,8 +51,8 @@ def two_nodes(tiny: Tiny, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def stop_in_a_step(worker: psutil.Process) -> None:
     """Stop a rank once it has told its launcher, which it does twice a second, that it is in a step."""
-    pulse = pulse_file(Path(worker.environ()[ENVIRONMENT_NAME]))
-    until(lambda: (sign := read_sign(pulse, "")) is not None and sign.step >= 2, "a sign of life in a step")
+    file = heartbeat_file(Path(worker.environ()[REPORT_VARIABLE]))
+    until(lambda: (beat := read_beat(file, "")) is not None and beat.step >= 2, "a heartbeat in a step")
     worker.send_signal(signal.SIGSTOP)
 
 

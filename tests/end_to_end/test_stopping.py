@@ -27,20 +27,24 @@ Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
 
 
-def left_behind() -> set[str]:
-    """What runs must clear away: temporary folders and shared memory."""
-    return {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("efficientbench_*")} | {
-        str(path) for pattern in ("torch_*", "psm_*", "sem.*", "gloo*") for path in Path("/dev/shm").glob(pattern)
-    }
+def left_behind(temporary: Path) -> set[str]:
+    """Return what runs must clear away: their folders in `temporary`, and shared memory."""
+    patterns = ("torch_*", "psm_*", "sem.*", "gloo*", "efficientbench_*")
+    shared = {str(path) for pattern in patterns for path in Path("/dev/shm").glob(pattern)}
+    return {str(path) for path in temporary.glob("efficientbench_*")} | shared
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_signal_ends_after_the_step(tiny: Tiny, folder: Path, number: signal.Signals, exit_code: int) -> None:
-    before = left_behind()
-    with started(*tiny, *LONG, TWO) as run:
+def test_a_stop_signal_ends_after_the_step(tiny: Tiny, tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    folder = tmp_path / "gqa_1.5B_smoke"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = left_behind(temporary)
+    with started(*tiny, *LONG, TWO, TMPDIR=str(temporary)) as run:
         wait_for_steps(folder, 8, run)
         family = children(run.pid)
+        assert any(temporary.iterdir())
         os.kill(run.pid, number)
         stdout, stderr = run.communicate(timeout=TIME_LIMIT_S)
     assert run.returncode == exit_code, stdout + stderr
@@ -55,7 +59,7 @@ def test_a_stop_signal_ends_after_the_step(tiny: Tiny, folder: Path, number: sig
     assert content["unavailable"]["validation_loss"] == "the run ended before a validation"
     assert "gqa_1.5B (smoke) (stopped)" in stdout
     assert not any(process.is_running() for process in family)
-    assert left_behind() <= before
+    assert left_behind(temporary) <= before
 
 
 def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,13 @@ def wait_for_steps(folder: Path, count: int, process: subprocess.Popen[Any]) -> 
     """Returns once a run has trained `count` steps; fails where it ends before."""
     until(lambda: len(losses(folder)) >= count or process.poll() is not None, f"{count} steps in {folder}")
     assert process.poll() is None, process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has waited for does not."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def until(condition: Any, what: str, limit_s: float = TIME_LIMIT_S) -> None:

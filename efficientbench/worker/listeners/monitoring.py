@@ -1,8 +1,8 @@
-"""Forward training events: to the monitor, which measures steps, and to the pulse, which the launcher watches."""
+"""Forward training events: to the monitor, which measures steps, and to the heartbeat, which the launcher watches."""
 
 from __future__ import annotations
 
-from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics import EfficiencyMonitor
 from efficientbench.training.events import (
     CheckpointEnded,
@@ -49,12 +49,12 @@ PHASES: dict[type[Event], str] = {
 
 
 class Heartbeat:
-    """Writes step and phase into the pulse, by which the launcher distinguishes a hang from slow work."""
+    """Writes step and phase into the heartbeat, by which the launcher distinguishes a hang from slow work."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self.pulse = pulse
+    def __init__(self, writer: HeartbeatWriter) -> None:
+        self.writer = writer
 
     def __call__(self, event: Event) -> None:
         phase = PHASES.get(type(event))
         if phase is not None:
-            self.pulse.at(event.steps if isinstance(event, TrainingEnded) else event.step, phase)
+            self.writer.at(event.steps if isinstance(event, TrainingEnded) else event.step, phase)

@@ -13,9 +13,9 @@ from support.ascend_machine import ROOT, clean_environment, clone_with_environme
 SCRIPTS = sorted((ROOT / "launchers").glob("*.sh"))
 
 
-def bash(command: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def bash(command: str, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", command, "bash", *words],
+        ["bash", "-c", command, "bash", *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -108,8 +108,8 @@ def test_setup_sources_cann_makes_the_environment_and_checks(tmp_path: Path, sou
     assert calls.count("efficientbench doctor --device npu") == 2
 
 
-def fix(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ROOT / "launchers" / "fix_ascend_env.sh"), *words]
+def fix(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "launchers" / "fix_ascend_env.sh"), *arguments]
     environment = clean_environment(home, **more)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
@@ -120,7 +120,7 @@ def test_fix_tells_and_changes_nothing(tmp_path: Path) -> None:
     done = fix(tmp_path, ASCEND_LAUNCH_BLOCKING="1")
     assert done.returncode == 1
     assert "CANN's environment is not set" in done.stdout
-    assert "ASCEND_LAUNCH_BLOCKING=1: every operator is waited for" in done.stdout
+    assert "ASCEND_LAUNCH_BLOCKING=1: the host waits for every operator" in done.stdout
     assert "nothing was changed; --apply writes the 2 lines above" in done.stdout
     assert (tmp_path / ".bashrc").read_text() == "alias ll='ls -l'\n"
     assert fix(tmp_path, "--frobnicate").returncode == 2

@@ -46,7 +46,6 @@ def test_the_launchers_load_no_torch() -> None:
     program = """
 import sys
 import efficientbench.launchers.network.preflight
-import efficientbench.launchers.processes.error_file
 import efficientbench.launchers.processes.launch
 print('torch' in sys.modules)
 """

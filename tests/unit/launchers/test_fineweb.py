@@ -1,4 +1,4 @@
-"""What the FineWeb scripts ask of the tools, stage by stage, with tools that write down how they are called."""
+"""What the FineWeb scripts ask of the tools, stage by stage, with tools that record their calls."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Machine:
         self.text = folder / "my text.jsonl"
         self.text.write_text('{"text": "a"}\n')
 
-    def run(self, script: str, *words: str, device: str = "npu 4", failure: str = "") -> tuple[int, str, list[str]]:
+    def run(self, script: str, *arguments: str, device: str = "npu 4", failure: str = "") -> tuple[int, str, list[str]]:
         """Exit status, stdout with stderr, and what was called."""
         self.calls.write_text("")
-        done = self.start(script, *words, FAKE_DEVICE=device, FAKE_FAILURE=failure)
+        done = self.start(script, *arguments, FAKE_DEVICE=device, FAKE_FAILURE=failure)
         return done.returncode, done.stdout + done.stderr, self.calls.read_text().splitlines()
 
-    def start(self, script: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def start(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """A call that ends by itself."""
         return subprocess.run(
-            ["bash", str(self.clone / "launchers" / script), *words],
+            ["bash", str(self.clone / "launchers" / script), *arguments],
             cwd=self.folder,
             env=clean_environment(self.folder, **{"FAKE_DEVICE": "npu 4", "FAKE_FAILURE": "", **more}),
             capture_output=True,
@@ -87,9 +87,9 @@ def test_the_sizes_are_those_of_their_names() -> None:
 
 
 def test_every_stage_is_called_once(machine: Machine) -> None:
-    words = ("--data", str(machine.text), "--work", "the work", "training.steps=7")
-    status, said, calls = machine.run("train_with_fineweb.sh", *words)
-    assert status == 0, said
+    arguments = ("--data", str(machine.text), "--work", "the work", "training.steps=7")
+    status, printed, calls = machine.run("train_with_fineweb.sh", *arguments)
+    assert status == 0, printed
     work = machine.folder / "the work"
     assert calls == [
         f"-m data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
@@ -98,33 +98,33 @@ def test_every_stage_is_called_once(machine: Machine) -> None:
         f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
         "evaluate",
     ]
-    status, said, calls = machine.run("train_with_fineweb.sh", *words)
+    status, printed, calls = machine.run("train_with_fineweb.sh", *arguments)
     assert status == 0
-    assert "tokenizer: complete" in said
-    assert "tokens: complete" in said
+    assert "tokenizer: complete" in printed
+    assert "tokens: complete" in printed
     assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
 
 
 def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) -> None:
-    status, said, calls = machine.run("quick_fineweb_test.sh", failure="download")
+    status, printed, calls = machine.run("quick_fineweb_test.sh", failure="download")
     assert status == 1
-    assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in said
+    assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
     assert calls == [f"-m data_tools download --num-files 1 --output {machine.folder}/output/fineweb_quick/text"]
     status, _, calls = machine.run("quick_fineweb_test.sh")
     assert status == 0
     assert len(calls) == 5
     assert " parallel.dp=1" in calls[3]
-    status, said, calls = machine.run("quick_fineweb_test.sh", failure="run fineweb_d8")
+    status, printed, calls = machine.run("quick_fineweb_test.sh", failure="run fineweb_d8")
     assert status == 1
-    assert "text: complete" in said
+    assert "text: complete" in printed
     assert len(calls) == 1
 
 
 def test_devices(machine: Machine) -> None:
     data = ("--data", str(machine.text))
-    status, said, calls = machine.run("train_with_fineweb.sh", *data, device="cuda 2")
+    status, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cuda 2")
     assert (status, len(calls)) == (2, 2)
-    assert "4 devices are wanted and 2 of type cuda are here: --devices 2" in said
+    assert "4 devices are wanted and 2 of type cuda are here: --devices 2" in printed
     _, _, calls = machine.run("train_with_fineweb.sh", *data, "--devices", "2", device="cuda 2")
     assert " parallel.dp=2" in calls[0]
     _, _, calls = machine.run("train_with_fineweb.sh", "dlc", *data, device="npu 8")
@@ -132,8 +132,8 @@ def test_devices(machine: Machine) -> None:
     assert "parallel" not in calls[0]
     _, _, calls = machine.run("train_with_fineweb.sh", *data, "parallel.tp=8", device="npu 8")
     assert "parallel.dp" not in calls[0]
-    _, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
-    assert "shortened" in said
+    _, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
+    assert "shortened" in printed
     assert "training.steps=20" in calls[0]
 
 
@@ -141,19 +141,19 @@ def test_npus_that_cannot_be_used_are_not_replaced_by_the_cpu_unasked(machine: M
     install_cann(machine.folder / "Ascend")
     (machine.folder / "davinci0").touch()
     data = ("--data", str(machine.text))
-    status, said, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
+    status, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert (status, len(calls)) == (2, 2)
-    assert "this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh tells why" in said
-    _, said, calls = machine.run("train_with_fineweb.sh", *data, "--device", "cpu", device="cpu 0")
-    assert "shortened" in said
+    assert "this machine has NPUs and they cannot be used: source launchers/setup_ascend.sh prints why" in printed
+    _, printed, calls = machine.run("train_with_fineweb.sh", *data, "--device", "cpu", device="cpu 0")
+    assert "shortened" in printed
     assert " device=cpu " in calls[0]
 
 
 def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
-    words = ("--data", str(machine.text))
+    arguments = ("--data", str(machine.text))
     with ThreadPoolExecutor(2) as pool:
         calls = [
-            pool.submit(machine.start, "train_with_fineweb.sh", "dlc", *words, RANK=str(node)) for node in range(2)
+            pool.submit(machine.start, "train_with_fineweb.sh", "dlc", *arguments, RANK=str(node)) for node in range(2)
         ]
         first, second = (call.result() for call in calls)
     assert (first.returncode, second.returncode) == (0, 0)
@@ -165,50 +165,50 @@ def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
-        (["--frobnicate"], "'--frobnicate' is no word of this script"),
+        (["--frobnicate"], "unknown argument '--frobnicate'"),
         (["--data"], "--data needs a value"),
         (["--devices", "four"], "whole numbers above 0"),
         (["--devices", "0"], "whole numbers above 0"),
-        (["--devices", "4", "parallel.tp=2"], "--devices and parallel.* keys both say how many devices there are"),
+        (["--devices", "4", "parallel.tp=2"], "--devices and parallel.* keys both set the number of devices"),
         (["--data", "/no/such/text"], "--data /no/such/text is not there"),
         (["--help"], "usage: bash launchers/quick_fineweb_test.sh"),
     ],
 )
-def test_wrong_words(machine: Machine, words: list[str], told: str) -> None:
-    status, said, calls = machine.run("quick_fineweb_test.sh", *words)
+def test_wrong_arguments(machine: Machine, arguments: list[str], message: str) -> None:
+    status, printed, calls = machine.run("quick_fineweb_test.sh", *arguments)
     assert (status, calls) == (2, [])
-    assert told in said
+    assert message in printed
 
 
 def test_a_folder_is_not_filled_from_two_texts(machine: Machine) -> None:
     assert machine.run("quick_fineweb_test.sh", "--data", str(machine.text))[0] == 0
-    status, said, calls = machine.run("quick_fineweb_test.sh")
+    status, printed, calls = machine.run("quick_fineweb_test.sh")
     assert (status, calls) == (2, [])
-    assert f"was made from {machine.text}, not from FineWeb-Edu, 1 files: choose another folder with --work" in said
+    assert f"was made from {machine.text}, not from FineWeb-Edu, 1 files: choose another folder with --work" in printed
 
 
 def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine) -> None:
     data = ("--data", str(machine.text))
-    status, said, calls = machine.run("speedrun_npu.sh", *data, failure="doctor")
+    status, printed, calls = machine.run("speedrun_npu.sh", *data, failure="doctor")
     assert (status, calls) == (1, ["efficientbench doctor --device npu"])
-    assert "nothing was trained" in said
-    status, said, calls = machine.run("speedrun_npu.sh", *data)
-    assert status == 0, said
+    assert "nothing was trained" in printed
+    status, printed, calls = machine.run("speedrun_npu.sh", *data)
+    assert status == 0, printed
     assert [call.split()[:4][-1] for call in calls][:1] == ["npu"]
     assert [call.split()[1] for call in calls[1:4]] == ["data_tools", "data_tools", "run"]
-    assert said.splitlines()[-1].startswith("== not there yet: mid-training, supervised fine-tuning (SFT)")
-    _, said, calls = machine.run("speedrun_npu.sh", *data)
-    assert "== check: complete" in said
+    assert printed.splitlines()[-1].startswith("== not there yet: mid-training, supervised fine-tuning (SFT)")
+    _, printed, calls = machine.run("speedrun_npu.sh", *data)
+    assert "== check: complete" in printed
     assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
 
 
 def test_nodes_that_share_a_folder_do_not_take_each_others_check(machine: Machine) -> None:
-    words, tools = ("dlc", "--data", str(machine.text)), machine.clone / ".venv" / "bin"
+    arguments, tools = ("dlc", "--data", str(machine.text)), machine.clone / ".venv" / "bin"
     for node in ("node-a", "node-b"):
         executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
-        assert "efficientbench doctor --device npu" in machine.run("speedrun_npu.sh", *words)[2]
+        assert "efficientbench doctor --device npu" in machine.run("speedrun_npu.sh", *arguments)[2]
     for node in ("node-a", "node-b"):
         executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
-        assert "== check: complete" in machine.run("speedrun_npu.sh", *words)[1]
+        assert "== check: complete" in machine.run("speedrun_npu.sh", *arguments)[1]

@@ -1,4 +1,4 @@
-"""Who is named when ranks get on no more, and what is told of a process that the kernel killed for its memory."""
+"""Which rank is named when ranks make no progress, and how often the kernel has killed a process for its memory."""
 
 from __future__ import annotations
 
@@ -7,68 +7,70 @@ from pathlib import Path
 import pytest
 from support.command_line import until
 
-from efficientbench.launchers.processes.error_file import ENVIRONMENT_NAME
-from efficientbench.launchers.processes.hang import HangWatch, Signs, describe_hang
-from efficientbench.launchers.processes.liveness import STARTS, Pulse, Sign, pulse_file, read_sign
-from efficientbench.launchers.processes.memory_killer import memory_kills
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE
+from efficientbench.launchers.processes.hang import Beats, ProgressWatch, describe_hang
+from efficientbench.launchers.processes.heartbeat import STARTING, Beat, HeartbeatWriter, heartbeat_file, read_beat
+from efficientbench.launchers.processes.worker_process import memory_kills
 
 
-def sign(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "", **counts: int) -> Sign:
-    return Sign(step, "training", dict(counts), "trainer line 7", waits, 0.0, age_s, process)
+def beat(step: int = 4, waits: bool = True, age_s: float = 0.2, process: str = "", **counts: int) -> Beat:
+    return Beat(step, "training", dict(counts), "trainer line 7", waits, 0.0, age_s, process)
 
 
 @pytest.mark.parametrize(
-    ("signs", "rank", "told"),
+    ("beats", "rank", "named"),
     [
         # Silence says most, whatever the collectives say.
-        ({0: sign(world=9), 1: sign(age_s=7.0, process="stopped", world=9)}, 1, "silent for 7 s, stopped"),
-        ({0: sign(), 1: None}, 1, "gave no sign of life"),
+        ({0: beat(world=9), 1: beat(age_s=7.0, process="stopped", world=9)}, 1, "silent for 7 s, stopped"),
+        ({0: beat(), 1: None}, 1, "gave no sign of life"),
         # One that lives, and has not begun the collective in which the other waits.
-        ({0: sign(world=9), 1: sign(world=8)}, 1, "rank 1 did not arrive (in step 4, training at trainer line 7)"),
+        ({0: beat(world=9), 1: beat(world=8)}, 1, "rank 1 did not arrive (in step 4, training at trainer line 7)"),
         # Two groups of tensor parallelism, 0 with 1 and 2 with 3, and two of data parallelism: 3 is missing, 2 waits
         # for it, and 0 and 1 wait for 2 and 3.
-        ({0: sign(t0=5, d0=2), 1: sign(t0=5, d1=2), 2: sign(t1=5, d0=1), 3: sign(t1=4, d1=1)}, 3, "rank 3 did not"),
+        ({0: beat(t0=5, d0=2), 1: beat(t0=5, d1=2), 2: beat(t1=5, d0=1), 3: beat(t1=4, d1=1)}, 3, "rank 3 did not"),
         # Point to point nothing is counted: one of them is not inside a collective.
-        ({0: sign(world=9), 1: sign(world=9, waits=False)}, 1, "rank 1 did not arrive"),
-        ({0: sign(5, world=9), 1: sign(4, world=9)}, 1, "rank 1 did not arrive"),
-        ({0: sign(world=9), 1: sign(world=9)}, None, "all wait for each other (rank 0: in step 4"),
+        ({0: beat(world=9), 1: beat(world=9, waits=False)}, 1, "rank 1 did not arrive"),
+        ({0: beat(5, world=9), 1: beat(4, world=9)}, 1, "rank 1 did not arrive"),
+        ({0: beat(world=9), 1: beat(world=9)}, None, "all wait for each other (rank 0: in step 4"),
     ],
 )
-def test_who_did_not_arrive(signs: Signs, rank: int | None, told: str) -> None:
-    found, reason = describe_hang(signs, {}, 60)
+def test_who_did_not_arrive(beats: Beats, rank: int | None, named: str) -> None:
+    found, reason = describe_hang(beats, {}, 60)
     assert found == rank
     assert reason.startswith("hung: no rank got on for 60 s")
-    assert told in reason
+    assert named in reason
 
 
 def test_a_rank_that_has_ended_is_missing() -> None:
-    assert describe_hang({0: sign(world=9)}, {1: "has ended"}, 60) == (
+    assert describe_hang({0: beat(world=9)}, {1: "has ended"}, 60) == (
         1,
         "hung: no rank got on for 60 s; rank 1 did not arrive (has ended)",
     )
 
 
-def test_a_new_phase_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> str | None:
-        found = read_sign(pulse_file(tmp_path / "error.json"), "")
+def test_a_new_phase_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "report.json"
+
+    def phase() -> str | None:
+        found = read_beat(heartbeat_file(report), "")
         return found and found.phase
 
-    monkeypatch.setenv(ENVIRONMENT_NAME, str(tmp_path / "error.json"))
-    monkeypatch.setattr("efficientbench.launchers.processes.liveness.INTERVAL_S", 600.0)
-    pulse = Pulse()
-    pulse.start()
-    until(lambda: told() == STARTS, "the first sign", 30)
-    pulse.at(1, "training")
-    until(lambda: told() == "training", "the next", 30)
+    monkeypatch.setenv(REPORT_VARIABLE, str(report))
+    monkeypatch.setattr("efficientbench.launchers.processes.heartbeat.INTERVAL_S", 600.0)
+    writer = HeartbeatWriter()
+    writer.start()
+    until(lambda: phase() == STARTING, "the first heartbeat", 30)
+    writer.at(1, "training")
+    until(lambda: phase() == "training", "the next", 30)
 
 
 def test_progress_of_any_rank_counts_and_loading_libraries_takes_its_time() -> None:
-    watch = HangWatch(limit_s=-1.0)
+    watch = ProgressWatch(limit_s=-1.0)
     # Whatever is seen for the first time is progress; with no patience left it is stuck at the second look.
-    assert [watch.is_stuck({0: sign(world=count)}) for count in (1, 1)] == [True, True]
-    assert not HangWatch(-1.0).is_stuck({0: sign(), 1: Sign(phase=STARTS)})
-    watch = HangWatch(limit_s=60)
-    assert not watch.is_stuck({0: sign(world=1)})
+    assert [watch.is_stuck({0: beat(world=count)}) for count in (1, 1)] == [True, True]
+    assert not ProgressWatch(-1.0).is_stuck({0: beat(), 1: Beat(phase=STARTING)})
+    watch = ProgressWatch(limit_s=60)
+    assert not watch.is_stuck({0: beat(world=1)})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Interfaces that the environment names: those that are not there, or lead nowhere, are told before a run begins."""
+"""Interfaces that the environment names: those that are not there, or lead nowhere, are named before a run begins."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_serves_is_left_alone(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         (
             {"GLOO_SOCKET_IFNAME": "eth"},
@@ -53,10 +53,10 @@ def test_what_serves_is_left_alone(environ: dict[str, str]) -> None:
         ({"HCCL_SOCKET_IFNAME": "ens"}, "no interface ens"),
     ],
 )
-def test_what_is_not_there_is_named(environ: dict[str, str], told: str) -> None:
+def test_what_is_not_there_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError) as error:
         check_interfaces(environ, ELSEWHERE)
-    assert told in str(error.value)
+    assert message in str(error.value)
     with pytest.raises(LaunchError, match="this machine has no interface"):
         check_interfaces(environ, None)
 

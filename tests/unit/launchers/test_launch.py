@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.command_line import is_alive, until
 from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
@@ -21,7 +21,7 @@ from efficientbench.launchers.processes.launch import launch
 
 
 def worker(folder: Path, body: str) -> list[str]:
-    """The command of a worker that knows ``rank`` and says on disk that it is ready, and how it ended."""
+    """Return the command of a worker that knows `rank` and notes on disk that it is ready, and how it ended."""
     script = folder / "worker.py"
     script.write_text(
         "import os, pathlib, signal, sys, time\n"
@@ -59,7 +59,7 @@ class Launcher:
     def worker_pids(self) -> list[int]:
         """Waits until every rank is ready."""
         files = [self._folder / f"ready_{rank}" for rank in range(self._ranks)]
-        wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+        until(lambda: all(file.exists() and file.read_text() for file in files), "every rank is ready")
         return [int(file.read_text()) for file in files]
 
     def interrupt_from_terminal(self) -> None:
@@ -69,21 +69,6 @@ class Launcher:
     def finish(self) -> tuple[int, str]:
         _, stderr = self.process.communicate(timeout=120)
         return self.process.returncode, stderr
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 STOPPABLE = """
@@ -153,14 +138,14 @@ def test_ranks_that_hang_are_killed(
 def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     # Rank 1 reports first and is slow to end; rank 0 notices, reports and ends at once.
     body = """
-    from efficientbench.launchers.processes.error_file import report_error
+    from efficientbench.launchers.processes.failure import Failure, report_failure
     if rank == 1:
-        report_error('the data file is cut off', 1)
+        report_failure(Failure('crash', 'the data file is cut off'))
         (folder / 'reported').touch()
         time.sleep(1); sys.exit(1)
     while not (folder / 'reported').exists():
         time.sleep(0.01)
-    report_error('connection closed by peer', 1)
+    report_failure(Failure('crash', 'connection closed by peer'))
     os._exit(1)
     """
     assert launch([*worker(tmp_path, body)], 2, None, tmp_path / "log") == 1
@@ -171,8 +156,8 @@ def test_the_cause_is_named_before_those_who_lost_it(tmp_path: Path, capfd: pyte
 
 def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     body = """
-    from efficientbench.launchers.processes.error_file import report_error
-    report_error('data.idx is corrupt', 2)
+    from efficientbench.launchers.processes.failure import Failure, report_failure
+    report_failure(Failure('mistake', 'data.idx is corrupt', 2))
     sys.exit(2)
     """
     assert launch(worker(tmp_path, body), 2, None, tmp_path / "log") == 2
@@ -202,7 +187,7 @@ def test_a_second_sigterm_lets_the_ranks_save(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
     launcher.worker_pids()
     launcher.process.terminate()
-    wait_for(lambda: (tmp_path / "notes_0").exists())
+    until((tmp_path / "notes_0").exists, "rank 0 has the first signal")
     launcher.process.terminate()
     code, message = launcher.finish()
     assert (code, "killed" in message) == (143, False)
@@ -243,14 +228,14 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path) -> None:
     pids = launcher.worker_pids()
     launcher.process.kill()
     launcher.finish()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    until(lambda: not any(map(is_alive, pids)), "the end of all ranks")
 
 
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     body = "import subprocess\nnote(str(subprocess.Popen(['sleep', '600']).pid))"
     assert launch(worker(tmp_path, body), 1, None, tmp_path / "log") == 0
     helper = int((tmp_path / "notes_0").read_text())
-    wait_for(lambda: not is_alive(helper))
+    until(lambda: not is_alive(helper), "the helper's end")
 
 
 def test_signal_handlers_are_given_back(tmp_path: Path) -> None:

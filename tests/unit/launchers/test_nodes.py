@@ -26,26 +26,27 @@ from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.network.preflight import preflight
 cluster, folder = Cluster.from_environment(os.environ), Path(sys.argv[2])
-def tell(failure):
+def write(failure):
     (folder / f"failure_{cluster.node_rank}").write_text(json.dumps([failure.kind, failure.rank, failure.step]))
 with preflight(cluster, time_limit_s=20) as link:
     (folder / f"met_{cluster.node_rank}").touch()
     sys.exit(launch(
-        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", tell=tell, link=link, hang_limit_s=float(sys.argv[3])
+        [sys.executable, sys.argv[1]], 2, cluster, folder / "log", on_failure=write, link=link,
+        hang_limit_s=float(sys.argv[3]),
     ))
 """
 
 WORKER = """
 import os, pathlib, signal, sys, time
-from efficientbench.launchers.processes.error_file import report_error
-from efficientbench.launchers.processes.liveness import Pulse
+from efficientbench.launchers.processes.failure import Failure, report_failure
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 rank = int(os.environ["RANK"])
 folder = pathlib.Path({folder!r})
-pulse = Pulse()
-pulse.at(3, "training")
-pulse.start()
+writer = HeartbeatWriter()
+writer.at(3, "training")
+writer.start()
 def ready():
-    while not list(pathlib.Path(os.environ["EFFICIENTBENCH_ERROR_FILE"]).parent.glob(f"rank_{{rank}}.pulse")):
+    while not list(pathlib.Path(os.environ["EFFICIENTBENCH_FAILURE_FILE"]).parent.glob(f"rank_{{rank}}.heartbeat")):
         time.sleep(0.01)
     (folder / f"ready_{{rank}}.new").write_text(str(os.getpid()))
     os.replace(folder / f"ready_{{rank}}.new", folder / f"ready_{{rank}}")
@@ -84,8 +85,8 @@ class Nodes:
 
     def ends(self) -> list[tuple[int, str]]:
         """Exit code and stderr of each node."""
-        said = [process.communicate(timeout=30)[1] for process in self.processes]
-        return [(process.returncode, text) for process, text in zip(self.processes, said, strict=True)]
+        printed = [process.communicate(timeout=30)[1] for process in self.processes]
+        return [(process.returncode, text) for process, text in zip(self.processes, printed, strict=True)]
 
     def close(self) -> None:
         for process in self.processes:
@@ -123,9 +124,9 @@ def test_a_killed_rank_ends_all_nodes_and_is_named_on_each(nodes: Callable[..., 
     running = nodes(STAYS)
     os.kill(running.pids()[2], signal.SIGKILL)
     begin_s = time.monotonic()
-    for code, told in running.ends():
-        assert (code, told.count("error:")) == (1, 1)
-        assert told.startswith("error: rank 2 on node 1: ended by SIGKILL")
+    for code, message in running.ends():
+        assert (code, message.count("error:")) == (1, 1)
+        assert message.startswith("error: rank 2 on node 1: ended by SIGKILL")
     assert time.monotonic() - begin_s < 5
     assert (tmp_path / "failure_0").read_text() == '["lost_rank", 2, 3]'
 
@@ -136,16 +137,16 @@ def test_the_cause_on_another_node_comes_before_what_it_caused_here(nodes: Calla
     while not (folder / "ready_3").exists():
         time.sleep(0.01)
     if rank == 3:
-        report_error("the third layer is crooked", 1)
+        report_failure(Failure("crash", "the third layer is crooked"))
         (folder / "reported").touch()
         time.sleep(0.4)
     while not (folder / "reported").exists():
         time.sleep(0.01)
-    report_error("connection closed by peer", 1, "lost_rank") if rank != 3 else None
+    report_failure(Failure("lost_rank", "connection closed by peer")) if rank != 3 else None
     os._exit(1)
     """
-    for code, told in nodes(body).ends():
-        assert (code, told) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
+    for code, message in nodes(body).ends():
+        assert (code, message) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
 
 
 def test_ranks_that_are_ended_with_the_others_are_not_the_cause(nodes: Callable[..., Nodes]) -> None:
@@ -155,23 +156,23 @@ def test_ranks_that_are_ended_with_the_others_are_not_the_cause(nodes: Callable[
     while not (folder / "ready_0").exists():
         time.sleep(0.01)
     if rank == 3:
-        report_error("the third layer is crooked", 1)
+        report_failure(Failure("crash", "the third layer is crooked"))
         time.sleep(0.1)
         os._exit(1)
     time.sleep(60)
     """
-    for code, told in nodes(body).ends():
-        assert (code, told) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
+    for code, message in nodes(body).ends():
+        assert (code, message) == (1, "error: rank 3 on node 1: the third layer is crooked\n")
 
 
 def test_a_signal_that_reaches_one_node_stops_all(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     running = nodes(STOPS)
     running.pids()
     running.processes[1].terminate()
-    (first, said), (second, _) = running.ends()
+    (first, printed), (second, _) = running.ends()
     assert (first, second) == (143, 143)
-    assert said.startswith("SIGTERM on node 1: the ranks have 60 s")
-    assert "error" not in said
+    assert printed.startswith("SIGTERM on node 1: the ranks have 60 s")
+    assert "error" not in printed
     assert (tmp_path / "failure_0").read_text() == '["stopped", null, null]'
 
 
@@ -191,11 +192,11 @@ def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None
 def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 4)
     os.kill(running.pids()[2], signal.SIGSTOP)
-    for code, told in running.ends():
+    for code, message in running.ends():
         assert code == 1
         named = "error: rank 2 on node 1: hung: no rank got on for 4 s; rank 2 did not arrive (in step 3, training at "
-        assert told.startswith(named), told
-        assert "its process is stopped (SIGSTOP)" in told
+        assert message.startswith(named), message
+        assert "its process is stopped (SIGSTOP)" in message
     assert (tmp_path / "failure_0").read_text() == '["hung", 2, 3]'
 
 
@@ -203,9 +204,9 @@ def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 2)
     for pid in (running.processes[1].pid, *running.pids()[2:]):
         os.kill(pid, signal.SIGSTOP)
-    told = running.processes[0].communicate(timeout=30)[1]
+    message = running.processes[0].communicate(timeout=30)[1]
     assert running.processes[0].returncode == 1
-    assert "ranks 2, 3 did not arrive (rank 2: node 1 gave no sign of life; rank 3:" in told
+    assert "ranks 2, 3 did not arrive (rank 2: node 1 gave no sign of life; rank 3:" in message
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_a_node_that_waits_for_a_word_loses_no_other(ends: tuple[NodeLink, NodeL
     first, second = ends
     for kind in ("failure", "prepared", "stop"):
         first.send(kind)
-    second.wait_for("prepared")
+    second.wait_for("prepared", [0])
     assert [message["kind"] for message in second.receive()] == ["failure", "stop"]
     assert second.receive() == []
 
@@ -232,4 +233,4 @@ def test_a_node_does_not_wait_for_one_that_has_ended(ends: tuple[NodeLink, NodeL
     first.send("trouble", reason="the disk is full")
     first.close()
     with pytest.raises(LaunchError, match="node 0 ended before any rank was started: the disk is full"):
-        second.wait_for("prepared")
+        second.wait_for("prepared", [0])

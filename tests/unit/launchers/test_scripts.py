@@ -1,4 +1,4 @@
-"""Scripts that start runs elsewhere: what they say to torchrun and Slurm, and that no word becomes a command."""
+"""Scripts that start runs elsewhere: what they pass to torchrun and Slurm, and that no argument becomes a command."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ HOSTILE = (
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to write scripts in; these call functions that print the words they are given, from a repository and a
-    working directory whose own names are hostile."""
+    """Return a folder for scripts, in a repository and a working directory whose names are hostile.
+
+    The functions that the scripts call print their arguments.
+    """
     root = tmp_path / "a $(touch pwned) 'repository'\nof \"mine\""
     (root / "launchers").mkdir(parents=True)
     show = 'printf "%s\\0" "$@"'
@@ -56,8 +58,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def said(script: str, folder: Path, **environment: str) -> list[str]:
-    """The words that a script passes on, once it was checked and written; nothing else may have happened."""
+def arguments_of(script: str, folder: Path, **environment: str) -> list[str]:
+    """Check, write and run a script; return the arguments that it passes on. It must do nothing else."""
     checked(script)
     write(script, folder / "job.sh")
     before = sorted(folder.parent.rglob("*"))
@@ -68,12 +70,12 @@ def said(script: str, folder: Path, **environment: str) -> list[str]:
     return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
 
 
-def test_hostile_words_reach_the_run_as_they_are(stub: Path) -> None:
-    assert said(slurm_script("run", [HOSTILE], 1, 0, [], stub), stub) == ["efficientbench", "run", *HOSTILE]
+def test_hostile_arguments_reach_the_run_as_they_are(stub: Path) -> None:
+    assert arguments_of(slurm_script("run", [HOSTILE], 1, 0, [], stub), stub) == ["efficientbench", "run", *HOSTILE]
     script = torchrun_script("run", HOSTILE, 2, Meeting(), stub)
-    words = said(script, stub, MASTER_ADDR="$(touch pwned)")
-    assert words[words.index("--") :] == ["--", "efficientbench", "run", *HOSTILE]
-    assert "--rdzv-endpoint=$(touch pwned):29500" in words
+    arguments = arguments_of(script, stub, MASTER_ADDR="$(touch pwned)")
+    assert arguments[arguments.index("--") :] == ["--", "efficientbench", "run", *HOSTILE]
+    assert "--rdzv-endpoint=$(touch pwned):29500" in arguments
 
 
 @pytest.mark.parametrize("port", ["x[$(touch pwned)]", "$(touch pwned)", "1+1", "0", "65535", "99999", "-1", "08", "a"])
@@ -89,16 +91,16 @@ def test_a_port_of_the_environment_is_a_number_or_refused(tmp_path: Path, port: 
 
 
 @pytest.mark.parametrize("hostile", HOSTILE[:-1])
-def test_a_hostile_rendezvous_id_is_one_word(stub: Path, hostile: str) -> None:
-    words = said(torchrun_script("run", [], 2, Meeting(run_id=hostile), stub), stub, MASTER_ADDR="a")
-    assert f"--rdzv-id={hostile}" in words
+def test_a_hostile_rendezvous_id_is_one_argument(stub: Path, hostile: str) -> None:
+    arguments = arguments_of(torchrun_script("run", [], 2, Meeting(run_id=hostile), stub), stub, MASTER_ADDR="a")
+    assert f"--rdzv-id={hostile}" in arguments
 
 
-def test_each_task_of_an_array_has_its_own_words(stub: Path) -> None:
+def test_each_task_of_an_array_has_its_own_arguments(stub: Path) -> None:
     script = slurm_script("runs", [["gqa_0.5B", HOSTILE[0]], ["mqa_0.5B", HOSTILE[4]]], 1, 0, [], stub)
     assert "#SBATCH --array=0-1\n" in script
-    assert said(script, stub, SLURM_ARRAY_TASK_ID="0")[2:] == ["gqa_0.5B", HOSTILE[0]]
-    assert said(script, stub, SLURM_ARRAY_TASK_ID="1")[2:] == ["mqa_0.5B", HOSTILE[4]]
+    assert arguments_of(script, stub, SLURM_ARRAY_TASK_ID="0")[2:] == ["gqa_0.5B", HOSTILE[0]]
+    assert arguments_of(script, stub, SLURM_ARRAY_TASK_ID="1")[2:] == ["mqa_0.5B", HOSTILE[4]]
     done = subprocess.run(
         ["bash", "-c", script],
         env={**os.environ, "SLURM_ARRAY_TASK_ID": "$(touch pwned)"},
@@ -110,22 +112,22 @@ def test_each_task_of_an_array_has_its_own_words(stub: Path) -> None:
 
 
 def test_a_sweep_is_an_array_of_its_runs() -> None:
-    words = ["launch", "training.steps=20", "--only", "gqa,mqa", "--sizes", "0.5B", "--set", "parallel.pp=1,2"]
-    done = CliRunner().invoke(app, [*words, "--to", "slurm", "--smoke"], catch_exceptions=False)
+    arguments = ["launch", "training.steps=20", "--only", "gqa,mqa", "--sizes", "0.5B", "--set", "parallel.pp=1,2"]
+    done = CliRunner().invoke(app, [*arguments, "--to", "slurm", "--smoke"], catch_exceptions=False)
     assert (done.exit_code, done.stderr) == (0, "")
     assert "#SBATCH --job-name=4_runs\n" in done.stdout
     assert "#SBATCH --array=0-3\n" in done.stdout
-    tasks = ["".join(text.split("\n        )")[0].split()) for text in done.stdout.split("words=(")[1:]]
+    tasks = ["".join(text.split("\n        )")[0].split()) for text in done.stdout.split("arguments=(")[1:]]
     begin = "dlc--smoketraining.steps=20"
     assert tasks == [
         f"{name}{begin}parallel.pp={stages}label=pp={stages}" for name in ("mqa_0.5B", "gqa_0.5B") for stages in (1, 2)
     ]
     for wrong, named, others in (
-        # 3 stages hold no equal share of the layers; what is wrong with every run is told once.
+        # 3 stages hold no equal share of the layers; what is wrong with every run is named once.
         ("parallel.pp=1,3", "gqa_0.5B training.steps=20 parallel.pp=3", "parallel.pp=1"),
         ("parallel.pq=1,2", "parallel.pq", "gqa_0.5B"),
     ):
-        done = CliRunner().invoke(app, [*words[:-1], wrong, "--to", "slurm", "--smoke"])
+        done = CliRunner().invoke(app, [*arguments[:-1], wrong, "--to", "slurm", "--smoke"])
         assert isinstance(done.exception, ConfigError)
         assert named in str(done.exception)
         assert others not in str(done.exception)
@@ -135,7 +137,7 @@ def test_a_sweep_is_an_array_of_its_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("partition=gpu\n#SBATCH --wrap=touch", "has characters that sbatch would not read"),
         ("comment=a b", "has characters"),
@@ -149,8 +151,8 @@ def test_a_sweep_is_an_array_of_its_runs() -> None:
         ("array=0-3", "array is decided by the runs that are named"),
     ],
 )
-def test_what_sbatch_would_read_as_something_else_is_refused(option: str, told: str) -> None:
-    with pytest.raises(LaunchError, match=told):
+def test_what_sbatch_would_read_as_something_else_is_refused(option: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
         slurm_script("run", [[]], 1, 0, [option], Path("/"))
 
 
@@ -180,7 +182,9 @@ def test_sbatch_reads_every_option_before_the_first_command() -> None:
 def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
     meeting = Meeting(rendezvous, "", 29700, 45)  # type: ignore[arg-type]
     script = by_torchrun([NamedRun("gqa_1.5B", (), True)], Machines(2, 4), meeting)
-    words = said(script.replace(os.fspath(Path.cwd()), os.fspath("/")), stub, MASTER_ADDR="host", NODE_RANK="1")
+    arguments = arguments_of(
+        script.replace(os.fspath(Path.cwd()), os.fspath("/")), stub, MASTER_ADDR="host", NODE_RANK="1"
+    )
     wanted = {
         "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=host:29700", "--rdzv-conf=conf"],
         "static": [
@@ -193,15 +197,18 @@ def test_what_torchrun_is_asked_for(stub: Path, rendezvous: str) -> None:
     }
     begin = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=0", "--rdzv-id=gqa_1.5B_smoke"]
     end = ["--", "efficientbench", "run", "gqa_1.5B", "dlc", "--smoke"]
-    assert words == [*begin, *wanted[rendezvous], *end]
+    assert arguments == [*begin, *wanted[rendezvous], *end]
 
 
 def test_what_is_missing_is_asked_for(stub: Path) -> None:
     script = torchrun_script("run", [], 2, Meeting("static"), stub)
-    for environment, told in (({}, "MASTER_ADDR: the host of node 0"), ({"MASTER_ADDR": "a"}, "NODE_RANK: number of")):
+    for environment, message in (
+        ({}, "MASTER_ADDR: the host of node 0"),
+        ({"MASTER_ADDR": "a"}, "NODE_RANK: number of"),
+    ):
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode != 0
-        assert told in done.stderr
+        assert message in done.stderr
 
 
 @pytest.mark.parametrize("script", ["if true; then\n", "echo 'a\n", "#!/usr/bin/env bash\nrm -rf $1/*\ncd $2\n"])
@@ -235,7 +242,7 @@ def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["$(touch pwned)", "../../etc", "a'b", 'a"b', "gqa\n", "gqa_1.5B\n", "-n", "", "a b"])
 def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
-    """Names of runs become folders, jobs and words of scripts."""
+    """Names of runs become folders, jobs and arguments in scripts."""
     with pytest.raises(ConfigError, match="there is no run called"):
         NamedRun(name, (), False).check(Machines(1, 8))
     matrix = tmp_path / "matrix.yaml"
@@ -252,7 +259,7 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["gqa_1.5B", "--to", "slurm", "--nodes", "0"], "--nodes: 0 nodes are none"),
         (["gqa_1.5B", "--to", "slurm", "--devices-per-node", "-1"], "--devices-per-node: -1"),
@@ -271,22 +278,22 @@ def test_a_hostile_name_is_no_name(tmp_path: Path, name: str) -> None:
         (["gqa_1.5B", "--to", "torchrun", "--output", "/no/such/folder/job.sh"], "cannot be written"),
     ],
 )
-def test_what_cannot_work_is_told_before_it_waits_in_a_queue(words: list[str], told: str) -> None:
-    done = CliRunner().invoke(app, ["launch", *words])
+def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["launch", *arguments])
     assert isinstance(done.exception, ConfigError | LaunchError)
-    assert told in str(done.exception)
+    assert message in str(done.exception)
     assert done.stdout == ""
 
 
 def test_the_command_prints_or_writes_the_script(tmp_path: Path) -> None:
-    words = ("launch", "gqa_1.5B", "--smoke", "--to", "slurm", "--sbatch", "partition=gpu", "--repeat", "3")
-    printed = efficientbench(*words, "--data", "a $(b)", cwd=tmp_path)
+    arguments = ("launch", "gqa_1.5B", "--smoke", "--to", "slurm", "--sbatch", "partition=gpu", "--repeat", "3")
+    printed = efficientbench(*arguments, "--data", "a $(b)", cwd=tmp_path)
     assert (printed.returncode, printed.stderr) == (0, "")
     assert f"cd -- {tmp_path}\n" in printed.stdout
     assert "    --repeat\n    3\n    'data.path=a $(b)'\n" in printed.stdout
-    written = efficientbench(*words, "--data", "a $(b)", "--output", "job.sh", cwd=tmp_path)
+    written = efficientbench(*arguments, "--data", "a $(b)", "--output", "job.sh", cwd=tmp_path)
     assert (written.returncode, written.stdout, written.stderr) == (0, "", "")
     assert (tmp_path / "job.sh").read_text() == printed.stdout
-    refused = efficientbench(*words, "dsw", cwd=tmp_path)
+    refused = efficientbench(*arguments, "dsw", cwd=tmp_path)
     assert refused.returncode == 2
     assert "dsw: a script for nodes runs in the mode dlc" in refused.stderr

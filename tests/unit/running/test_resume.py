@@ -13,7 +13,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.record import write_record
-from efficientbench.running.failure_files import FailureFiles
+from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings
 from efficientbench.training.checkpoints import manifest
@@ -130,11 +130,11 @@ def test_a_failure_is_told_without_reading_whole_checkpoints(
         raise AssertionError(f"{path} is read while a scheduler waits")
 
     monkeypatch.setattr(manifest, "fingerprint", refuse)
-    FailureFiles(folder).write(Failure("stopped", None, "asked to", 143))
+    FailureFiles(folder).write(Failure("stopped", "asked to", 143))
     newest, older = checkpoint_folder(folder.path, 4), checkpoint_folder(folder.path, 2)
     assert json.loads(folder.failure.read_text())["checkpoint"] == str(newest)
     (newest / "tensors").write_bytes(b"cut")
-    FailureFiles(folder).write(Failure("stopped", None, "asked to", 143))
+    FailureFiles(folder).write(Failure("stopped", "asked to", 143))
     assert json.loads(folder.failure.read_text())["checkpoint"] == str(older)
 
 
@@ -142,7 +142,7 @@ def test_a_mistake_does_not_promise_that_the_same_command_goes_on(
     folder: OutputFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind, told in (("mistake", False), ("crash", True)):
-        FailureFiles(folder).write(Failure(kind, None, "because", 1))
+        FailureFiles(folder).write(Failure(kind, "because"))
         assert ("the same command goes on" in capsys.readouterr().err) == told
 
 

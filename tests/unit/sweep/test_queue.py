@@ -142,7 +142,6 @@ def test_ends_are_told(tmp_path: Path) -> None:
 
     assert told(143)[0] == told(-signal.SIGTERM)[0] == "stopped"
     assert told(2, "noise\nerror: 2 problems:\n  a\n  b\n") == ("mistake", "2 problems:\n  a\n  b")
-    assert told(1, "step 1\nerror: rank 0: RuntimeError: can't allocate memory\n")[0] == "out_of_memory"
     assert told(1, "Traceback\nValueError: x\n") == ("crash", "ValueError: x")
     assert told(-signal.SIGKILL) == ("crash", "ended by SIGKILL (the kernel does so when memory runs out)")
     assert told(0)[0] == "crash"

@@ -1,4 +1,4 @@
-"""What is told of the exceptions that end a rank."""
+"""Which failure an exception on a rank means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.running.diagnosis import diagnose
+from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
 from efficientbench.training.errors import NonFiniteError
 

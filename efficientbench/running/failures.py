@@ -1,0 +1,127 @@
+"""Why a run failed: the failure that an exception means, and what the parent process writes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from efficientbench.devices.base import Device
+from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
+from efficientbench.launchers.processes.supervision import print_stderr
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.record import write_record
+from efficientbench.running.errors import is_users_mistake
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.record import failed_record
+from efficientbench.training.checkpoints.manifest import check_sizes, find_good
+from efficientbench.training.errors import FULL_BYTES, NonFiniteError
+
+NO_RECORD = ("mistake", "stopped")
+"""Kinds without a record: a mistake never was a run, and a stopped run writes its own record."""
+FILE_FIELDS = ("kind", "reason", "rank", "step", "checkpoint")
+"""Fields of a failure that `failure.json` holds."""
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|DefaultCPUAllocator: (not enough memory|can't allocate memory)|STATUS_ALLOC_FAILED"
+    r"|Cannot allocate memory",
+    re.IGNORECASE,
+)
+"""Texts of devices' and the host's allocators that raise no exception of their own."""
+LOST_PEER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed|remote process exited", re.IGNORECASE
+)
+"""Texts of the collectives' backends on a rank that has lost another one."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FAILED_WRITE = re.compile(r"iostream error|PytorchStreamWriter failed|unexpected pos \d+")
+"""Texts of torch's own writers for a failed write."""
+
+
+def users_mistake(error: BaseException) -> Failure:
+    """Return the failure that a user's mistake means; a full disk among them is a kind of its own."""
+    texts = [os.strerror(number) for number in FULL] + ["no space left in"]
+    full = any(text in str(error) for text in texts)
+    return Failure("full_disk" if full else "mistake", str(error), USER_MISTAKE)
+
+
+def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
+    """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
+    if is_users_mistake(error):
+        return users_mistake(error)
+    if isinstance(error, NonFiniteError):
+        return Failure("non_finite", str(error), rank=error.rank, step=error.step)
+    if _is_out_of_memory(error):
+        first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
+        helps = "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
+        return Failure("out_of_memory", f"out of memory: {first_line} ({helps}; traceback in {log_file})")
+    # The engine raises an exception of its own for a failed write.
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) or FAILED_WRITE.search(str(cause)):
+        folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
+        # By the space that is left as well: numpy, which writes the engine's index, and torch give no error number.
+        if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
+            text = str(cause) if isinstance(cause, OSError) else f"{os.strerror(errno.ENOSPC)}: {cause}"
+            reason = f"no space left in {folder} ({text}); free some, or choose another folder"
+            return Failure("full_disk", reason, USER_MISTAKE)
+    kind: Kind = "lost_rank" if LOST_PEER.search(str(error)) else "crash"
+    return Failure(kind, f"{type(error).__name__}: {error} (traceback in {log_file})")
+
+
+def write_failure(folder: OutputFolder, failure: Failure) -> None:
+    """Write `failure.json`; null for what is not known.
+
+    A disk that is full keeps the file from being written, and must not hide the failure.
+    """
+    content = {name: getattr(failure, name) for name in FILE_FIELDS}
+    with contextlib.suppress(MetricsError):
+        write_whole(folder.failure, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+class FailureFiles:
+    """Writes `failure.json` and the record of one attempt at a run that failed."""
+
+    def __init__(self, folder: OutputFolder) -> None:
+        self.folder = folder
+        self.started_at, self._begin_s = datetime.now(timezone.utc), time.monotonic()
+
+    def write(self, failure: Failure) -> None:
+        """Write `failure.json`, with the last good checkpoint's folder."""
+        # By their sizes: a scheduler may wait for this process to end. The run that resumes reads them whole.
+        checkpoint, _ = find_good(self.folder.path, check_sizes)
+        write_failure(self.folder, replace(failure, checkpoint=str(checkpoint) if checkpoint else None))
+        # A mistake may be that the command is not that of the run that left the checkpoint.
+        if checkpoint is not None and failure.kind != "mistake":
+            print_stderr(f"last good checkpoint: {checkpoint}; the same command goes on from there")
+
+    def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:
+        """Write `record.json` with status `failed`, so that reports show the run as a row with its reason."""
+        if failure.kind in NO_RECORD:
+            return
+        rank = f"rank {failure.rank}: " if failure.rank is not None else ""
+        reason = f"the run failed ({failure.kind.replace('_', ' ')}): {rank}{failure.reason}"
+        duration_s = time.monotonic() - self._begin_s
+        record = failed_record(job, device, nodes, reason, self.started_at, duration_s)
+        with contextlib.suppress(MetricsError):
+            write_record(record, self.folder.record)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # By name: this module must not import torch.
+    names = {each.__name__ for each in type(error).__mro__}
+    return bool(names & {"OutOfMemoryError", "MemoryError"}) or (
+        isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None
+    )
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free if folder.exists() else sys.maxsize
