@@ -34,7 +34,7 @@ def train_rank(
     with loading():
         device = find_device(job.config.device)
         torch_device = device.prepare(local_rank)
-        # After `prepare`: Megatron asks for the device as it is imported. Before the pulse starts to report a step:
+        # After `prepare`: Megatron asks for the device as it is imported. Before the heartbeat starts to report a step:
         # a rank that loads slowly does not hang.
         from efficientbench.training import groups
         from efficientbench.worker.build_trainer import build_trainer

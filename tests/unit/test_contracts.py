@@ -22,6 +22,7 @@ EXCEPTIONS = {
     "metrics/sensors/base.py": SCOPE,
     "metrics/sensors/ascend/dcmi.py": SCOPE,
     "launchers/environment/image_torch.py": "which vendor's torch an image has, asked before the project is installed",
+    "efficientbench/doctor/ascend.py": "the check of one device type, whose chips it knows by name",
     "launchers/check_npu.py": "the check of one device type, called by its name",
 }
 

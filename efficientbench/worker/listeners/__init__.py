@@ -1,1 +1,1 @@
-"""Listeners of training events: monitor and pulse, the display on a terminal, the files of a run, the profiler."""
+"""Listeners of training events: monitor and heartbeat, the display on a terminal, the files of a run, the profiler."""

@@ -127,8 +127,8 @@ def test_commands_parse(page: Path) -> None:
         if first == "efficientbench":
             parsed = parse(app, rest)
             if rest[0] in TAKE_A_RUN and parsed.get("name"):
-                check_run(parsed["name"], parsed["words"] or [], parsed["smoke"])
-            axes = [*(parsed.get("axes") or []), *(parsed.get("words") or [])]
+                check_run(parsed["name"], parsed["arguments"] or [], parsed["smoke"])
+            axes = parsed["axes"] or [] if rest[0] in ("sweep", "launch") and len(rest) > 1 else []
             for word in axes:
                 assert "=" not in word or word.partition("=")[0] in {*KEYS, "key"}, words
         elif first == "efficientbench-data":
