@@ -24,7 +24,6 @@ from efficientbench.training.checkpoints.manifest import (
     find_good,
     fingerprint,
     keep_last,
-    latest_good,
     read_manifest,
     remove_partial,
     set_damaged_aside,
@@ -69,7 +68,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
     assert names(newest) == [".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", MANIFEST, "metadata.json"]
     for name in names(newest):
         content = bytearray((newest / name).read_bytes())
@@ -82,7 +81,7 @@ def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None
             with pytest.raises(CheckpointError, match=f"{name}: "):
                 read_weights(newest)
         (newest / name).write_bytes(content)
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
 
 
 def test_every_byte_of_a_manifest_counts(run_folder: Path, tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_what_was_half_written_is_no_checkpoint(run_folder: Path) -> None:
     assert complete(run_folder) == [checkpoint_folder(run_folder, 2), newest]
     remove_partial(run_folder)
     assert not half.exists()
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
 
 
 def test_damaged_ones_are_set_aside_and_do_not_count_among_those_kept(run_folder: Path) -> None:

@@ -15,13 +15,13 @@ Pool = Callable[[int], Ranks]
 
 
 @pytest.fixture
-def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poisoned]]:
+def trained(ranks: Pool, corpus: Path) -> Callable[..., list[Poisoned]]:
     """`trained(what, rank, at, *overrides)`: the outcome of two ranks."""
 
     def run(
         what: str, rank: int, at: tuple[int, ...], *overrides: str, name: str = "gqa_1.5B", waits: bool = False
     ) -> list[Poisoned]:
-        config = tiny(name, f"data.cache={tmp_path}", f"training.steps={STEPS}", *overrides)
+        config = tiny(name, f"data.cache={corpus.parent}", f"training.steps={STEPS}", *overrides)
         return ranks(2).call(train_poisoned, config, corpus, STEPS, what, rank, at, waits)
 
     return run
@@ -30,10 +30,10 @@ def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poi
 @pytest.mark.parametrize("what", ["loss", "gradients"])
 def test_the_run_stops_and_names_step_and_rank(trained: Callable[..., list[Poisoned]], what: str) -> None:
     outcomes = trained(what, 1, (3,), "parallel.dp=2")
-    told = "the loss and gradients are" if what == "loss" else "the gradients are"
+    message = "the loss and gradients are" if what == "loss" else "the gradients are"
     for outcome in outcomes:
         assert outcome.error is not None
-        assert outcome.error.startswith(f"step 3: {told} not finite on rank 1; the weights are those of step 2 ")
+        assert outcome.error.startswith(f"step 3: {message} not finite on rank 1; the weights are those of step 2 ")
         assert outcome.culprit == 1
         # Two steps were trained, and the third has changed nothing.
         assert outcome.unchanged == [False, False, True]
@@ -49,8 +49,8 @@ def test_a_step_that_is_left_out_changes_nothing_on_any_rank(
     for outcome in outcomes:
         assert outcome.error is None
         assert outcome.skipped == outcome.unchanged == [False, True, False, True, False]
-        assert outcome.told[1] is not None
-        assert outcome.told[1].endswith("not finite on rank 1")
+        assert outcome.messages[1] is not None
+        assert outcome.messages[1].endswith("not finite on rank 1")
         assert outcome.losses[4] < 10
 
 
@@ -66,9 +66,11 @@ def test_a_norm_that_overflows_though_each_part_is_finite_changes_nothing(
 ) -> None:
     layout = ["parallel.pp=2", f"training.dtype={dtype}", "faults.skip_non_finite_steps=1"]
     for outcome in trained("norm", rank, (2, 4), *layout):
-        assert outcome.told[1] == "the norm of the gradients over all ranks is not finite (inf)"
+        assert outcome.messages[1] == "the norm of the gradients over all ranks is not finite (inf)"
         assert outcome.error is not None
-        assert outcome.error.startswith(f"step 4: {outcome.told[1]}; 1 such steps were left out before; the weights")
+        assert outcome.error.startswith(
+            f"step 4: {outcome.messages[1]}; 1 such steps were left out before; the weights"
+        )
         assert outcome.culprit == rank
         assert outcome.unchanged == [False, True, False, True]
 
@@ -98,7 +100,7 @@ def test_a_stage_that_has_no_loss_stops_too(trained: Callable[..., list[Poisoned
 def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "training.dtype=fp16"):
         assert outcome.error is None
-        assert outcome.told == [None] * STEPS
+        assert outcome.messages == [None] * STEPS
         assert outcome.skipped == [False, True, False, False, False]
 
 

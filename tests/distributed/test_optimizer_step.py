@@ -6,20 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cells import write_corpus
 from support.configs import tiny
 from support.host_reads import reads_of_a_step
 from support.norms import norms_beside_megatrons
 from support.ranks import Ranks
 
 Pool = Callable[[int], Ranks]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    prefix = tmp_path_factory.mktemp("corpus") / "tokens"
-    write_corpus(prefix, vocab_size=131)
-    return prefix
 
 
 @pytest.mark.parametrize(
@@ -34,10 +26,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, ["parallel.tp=2", "parallel.sp=true"]),
     ],
 )
-def test_the_host_reads_once_and_after_the_update(
-    size: int, overrides: list[str], ranks: Pool, corpus: Path, tmp_path: Path
-) -> None:
-    config = tiny("gqa_1.5B", f"data.cache={tmp_path}", *overrides)
+def test_the_host_reads_once_and_after_the_update(size: int, overrides: list[str], ranks: Pool, corpus: Path) -> None:
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", *overrides)
     for reads in ranks(size).call(reads_of_a_step, config, corpus):
         assert reads.before_update == []
         # What is read of the copy is the host's own.
@@ -56,8 +46,8 @@ def test_the_host_reads_once_and_after_the_update(
         ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
     ],
 )
-def test_the_norm_is_megatrons(name: str, overrides: list[str], ranks: Pool, corpus: Path, tmp_path: Path) -> None:
-    config = tiny(name, f"data.cache={tmp_path}", *overrides)
+def test_the_norm_is_megatrons(name: str, overrides: list[str], ranks: Pool, corpus: Path) -> None:
+    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(2).call(norms_beside_megatrons, config, corpus, 3)
     for norms in outcomes:
         assert norms == outcomes[0]

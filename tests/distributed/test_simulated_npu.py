@@ -55,10 +55,9 @@ def test_trains_as_a_cpu_does(
     npu_ranks: Callable[[int], Ranks],
     ranks: Callable[[int], Ranks],
     corpus: Path,
-    tmp_path: Path,
 ) -> None:
-    alone = tiny(name, f"data.cache={tmp_path}")
-    config = alone if size == 1 else tiny(name, f"data.cache={tmp_path}", *TWO_RANKS[name])
+    alone = tiny(name, f"data.cache={corpus.parent}")
+    config = alone if size == 1 else tiny(name, f"data.cache={corpus.parent}", *TWO_RANKS[name])
     [expected] = ranks(1).call(train, alone, corpus, STEPS)
     outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu:0")
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
@@ -67,9 +66,9 @@ def test_trains_as_a_cpu_does(
 # Together they have all fused kernels: heads of unequal dimensions, a bias, experts.
 @pytest.mark.parametrize("name", ["mla_1.5B", "relative_1.5B", "moe_1.5Bx8"])
 def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
-    name: str, npu_ranks: Callable[[int], Ranks], ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    name: str, npu_ranks: Callable[[int], Ranks], ranks: Callable[[int], Ranks], corpus: Path
 ) -> None:
-    config = tiny(name, f"data.cache={tmp_path}", "training.dtype=bf16")
+    config = tiny(name, f"data.cache={corpus.parent}", "training.dtype=bf16")
     [expected] = ranks(1).call(train, config, corpus, STEPS)
     [outcome] = npu_ranks(1).call(train, config, corpus, STEPS, "npu:0")
     # Kernels keep float32 where the CPU rounds in between.
@@ -112,9 +111,9 @@ def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_step_leaves_the_device_once_and_after_the_update(
-    dtype: str, npu_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    dtype: str, npu_ranks: Callable[[int], Ranks], corpus: Path
 ) -> None:
-    config = tiny("gqa_1.5B", f"data.cache={tmp_path}", f"training.dtype={dtype}")
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", f"training.dtype={dtype}")
     [reads] = npu_ranks(1).call(reads_of_a_step, config, corpus, "npu:0")
     assert reads.before_update == []
     assert len(reads.after_update) == 1

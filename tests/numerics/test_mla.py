@@ -44,7 +44,7 @@ def test_logits_loss_and_gradients_equal_deepseek(shapes: list[str]) -> None:
 def test_values_narrower_than_keys_do_not_cost_the_cpu_its_flash_kernel() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from efficientbench.model.kernels.attention import causal_attention
+    from efficientbench.model.kernels.causal_attention import causal_attention
 
     query, key, value = torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 12), torch.randn(9, 2, 3, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from efficientbench.config.model import NSAConfig
-from efficientbench.model.kernels.nsa.choice import Choice
-from efficientbench.model.kernels.nsa.range import Reach, range_attention
-from efficientbench.model.kernels.nsa.selection import selected_attention
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
+from efficientbench.model.kernels.nsa.selected_attention import selected_attention
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 

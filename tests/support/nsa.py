@@ -13,8 +13,8 @@ from support.qwen2 import qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
 from efficientbench.config.model import ModelConfig, NSAConfig
-from efficientbench.model.kernels.nsa.choice import Choice
-from efficientbench.model.kernels.nsa.range import Reach
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.range_attention import Reach
 
 
 def compressed_mask(sequence: int, nsa: NSAConfig) -> torch.Tensor:

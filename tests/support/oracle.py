@@ -20,9 +20,9 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def build(config: RunConfig) -> GPT:
     """A model whose norms and biases are not ones and zeros, which would hide mistakes."""
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
 
-    model = build_stage(config, torch.device("cpu"))
+    [model] = build_stages(config, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() == 1:

@@ -25,10 +25,10 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig, NSAConfig
-from efficientbench.model.kernels.nsa.choice import Choice
-from efficientbench.model.kernels.nsa.range import Reach, range_attention
-from efficientbench.model.kernels.nsa.selection import selected_attention
-from efficientbench.model.position.base import Position
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
+from efficientbench.model.kernels.nsa.selected_attention import selected_attention
+from efficientbench.model.position import Position
 
 BRANCHES = 3
 """Compressed, selected, window: the order of their keys, their values and their gates."""
@@ -161,5 +161,5 @@ class NativeSparseAttention(MegatronModule):
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(module=NativeSparseAttention, params={"model": model, "position": position})

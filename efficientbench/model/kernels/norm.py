@@ -15,7 +15,7 @@ FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
 def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
+    """Return the name of the kernel that serves a device type."""
     return npu_fused.RMS_NORM if npu_fused.serves(device_type) else NAME
 
 
@@ -75,7 +75,7 @@ def _normalize_backward(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, fuse: bool = False) -> torch.Tensor:
-    """x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
+    """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
 
     `fuse`: by compiled kernels.
     """

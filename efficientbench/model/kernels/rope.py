@@ -13,7 +13,7 @@ NAME, FUSED = "torch elementwise", "torch.compile"
 
 
 def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
+    """Return the name of the kernel that serves a device type."""
     return npu_fused.ROTARY if npu_fused.serves(device_type) else NAME
 
 

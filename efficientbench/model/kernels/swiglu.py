@@ -15,7 +15,7 @@ FUSED = "torch.compile, activation recomputed in backward"
 
 
 def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
+    """Return the name of the kernel that serves a device type."""
     return npu_fused.SWIGLU if npu_fused.serves(device_type) else NAME
 
 
@@ -68,7 +68,7 @@ def _activate_backward(grad: torch.Tensor, gate_up: torch.Tensor) -> torch.Tenso
 
 
 def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
-    """silu(gate) · up for gate_up [..., 2 · F] = gate, up side by side; returns [..., F].
+    """Return silu(gate) · up [..., F] for gate_up [..., 2 · F], gate and up side by side.
 
     `fuse`: by compiled kernels.
     """
