@@ -40,9 +40,9 @@ def main() -> None:
     device = CPU().prepare(0)
     from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
-    from efficientbench.training.checkpoints.shards import sharded_parameters
     from efficientbench.training.checkpoints.manager import Checkpoints
     from efficientbench.training.checkpoints.manifest import checkpoint_folder, verify
+    from efficientbench.training.checkpoints.shards import sharded_parameters
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
 
     config = resolve("gqa_0.5B", overrides=[f"model.layers={layers}", "training.dtype=fp32", "parallel.dp=1"])

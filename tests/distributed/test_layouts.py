@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cells import Outcome, train
+from support.cells import Outcome, assert_equals_single_rank, train
 from support.configs import tiny
 from support.ranks import Ranks
-from support.single_rank import assert_equals_single_rank
 
 STEPS = 5
 RELATIVE = 1e-5

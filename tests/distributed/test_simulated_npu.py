@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from support import npu_checks
-from support.cells import train
+from support.cells import assert_equals_single_rank, train
 from support.configs import tiny
 from support.host_reads import reads_of_a_step
 from support.ranks import Ranks
-from support.single_rank import assert_equals_single_rank
 
 pytestmark = pytest.mark.proof
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,6 +76,12 @@ def gradients_beside(
     assert relative_error(logits, expected) < 1e-5
     assert relative_error(loss, expected_loss) < 1e-5
     return {key: parameter.main_grad for key, parameter in global_parameters(model).items()}
+
+
+def assert_gradients_equal(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module) -> None:
+    """Every parameter of `oracle` has the gradient of its name, to 1e-5."""
+    for name, parameter in oracle.named_parameters():
+        assert relative_error(gradients[name], parameter.grad) < 1e-5, name
 
 
 def dense_attention(

@@ -36,10 +36,10 @@ class Poisoned:
 def train_poisoned(
     config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...], waits: bool = False
 ) -> Poisoned:
-    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite; for "norm",
-    every rank finds a finite one, `rank` the largest, and only the norm over all ranks is not.
+    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite.
 
-    `waits`: as on a device whose AdamW cannot leave a step out by itself.
+    For "norm" every rank finds a finite number, `rank` the largest, and only the norm over all ranks is not finite.
+    `waits`: as on a device whose AdamW cannot skip a step by itself.
     """
     import torch.distributed as dist
 

@@ -26,9 +26,11 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     names = _attention(config, device_type)
     fused = bool(config.kernels.fused)
     names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
-    for part, kernel in (("norm", norm), ("swiglu", swiglu), ("rope", rope)):
+    on_npu = npu_fused.serves(device_type)
+    parts = ("norm", norm, npu_fused.RMS_NORM), ("swiglu", swiglu, npu_fused.SWIGLU), ("rope", rope, npu_fused.ROTARY)
+    for part, kernel, npu_kernel in parts:
         if part != "rope" or model.position.kind == "rope":
-            names[part] = kernel.FUSED if fused else kernel.name(device_type)
+            names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
     dtype = TORCH_DTYPES[config.training.dtype]
     names["weight_gradient"] = weight_gradient.name(device_type, dtype)
     if model.moe is not None:

@@ -14,11 +14,6 @@ NAME = "torch elementwise, activation recomputed in backward"
 FUSED = "torch.compile, activation recomputed in backward"
 
 
-def name(device_type: str) -> str:
-    """Return the name of the kernel that serves a device type."""
-    return npu_fused.SWIGLU if npu_fused.serves(device_type) else NAME
-
-
 class SwiGLU(torch.autograd.Function):
     """Keeps only its input for the backward pass, which computes the activation again."""
 
