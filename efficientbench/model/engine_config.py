@@ -51,6 +51,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         # perform_initialization=False, which would also leave parameters unmarked as tensor-parallel.
         init_method=_leave,
         output_layer_init_method=_leave,
+        # Linear layers add weight gradients to float32 buffers in the matmul itself: see megatron_patches.py.
         gradient_accumulation_fusion=True,
         params_dtype=dtype,
         pipeline_dtype=dtype,

@@ -197,7 +197,7 @@ def _open_datasets(
 def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
     """Return by what fraction the samples of each source must exceed its share of the smallest split.
 
-    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and megatron draws a
+    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and Megatron draws a
     source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
     times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
     """

@@ -143,6 +143,8 @@ class QueuedUpdate:
         parts = self.optimizer.chained_optimizers
         gradients = [part.get_main_grads_for_grad_norm() for part in parts]
         groups = [part.get_grad_stats_parallel_group() for part in parts]
+        # Experts that ranks share out are summed over other ranks than the rest, unless Megatron knows the groups to be
+        # the same.
         if self.optimizer.grads_states_parallel_group_is_shared():
             gradients, groups = [[each for own in gradients for each in own]], groups[:1]
         squares = []
@@ -164,6 +166,7 @@ class QueuedUpdate:
         for part in parts:
             if part.config.clip_grad > 0.0:
                 clip_grads_with_norm_(part.get_parameters(), part.config.clip_grad, norm)
+            # In a skipped step the norm may be NaN, and so are the clipped gradients: the update does not read them.
             part.optimizer.found_inf = skip
         self.optimizer.step_with_ready_grads()
         for part in parts:

@@ -94,6 +94,7 @@ class Trainer:
         device = batches.device
         self.queued = QueuedUpdate(optimizer, device) if can_queue(optimizer, device) else None
         """None where the host has to decide on each update, and waits for the device before."""
+        # Megatron's schedules call both: the first before each backward pass, the second after the last one.
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
             stage.config.finalize_model_grads_func = self.finite.finalize_gradients
@@ -159,6 +160,7 @@ class Trainer:
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
         set_learning_rate(self.optimizer, rate)
+        # Gradients lie in the stages' float32 buffers; masters of fp16 and bf16 weights have copies of their own.
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()

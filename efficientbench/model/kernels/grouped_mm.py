@@ -38,7 +38,7 @@ class RowGroups:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Rows of each group. Waits until the device has counted them, not for what it was given to do after that."""
+        """Rows of each group. Waits until the device has counted them, but not for work that was queued later."""
         if self._arrived is not None:
             self._arrived.synchronize()
         sizes: list[int] = self._on_host.tolist()

@@ -107,7 +107,7 @@ class Checkpoints:
             )
         resumes = manifest.step < self.steps
         if resumes and manifest.holds != "everything":
-            raise CheckpointError(f"{folder}: holds weights alone, from which no training goes on")
+            raise CheckpointError(f"{folder}: holds weights alone, from which no training can resume")
         if resumes:
             # Megatron reads into tensors that exist, and a new optimizer has none.
             contents.fill_optimizer(self.optimizer, manifest.optimizer_step)

@@ -1,4 +1,4 @@
-"""Reading without ranks: the metadata, by classes of its own only, and every weight whole on one process."""
+"""Read a checkpoint in one process without ranks: the metadata as plain data, and every weight whole."""
 
 from __future__ import annotations
 
