@@ -1,11 +1,13 @@
-"""The norm of every layer and the dense feed-forward layer."""
+"""The norm, linear layers that tensor parallelism splits, and the dense feed-forward layer."""
 
 from __future__ import annotations
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
+from torch.distributed import ProcessGroup
 
 from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.kernels.norm import rms_norm
@@ -31,6 +33,29 @@ class RMSNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [..., H]; the same shape comes back."""
         return rms_norm(x, self.weight, self.eps, self.fuse)
+
+
+def column_parallel(
+    config: TransformerConfig, inputs: int, outputs: int, tp_group: ProcessGroup, bias: bool = False
+) -> ColumnParallelLinear:
+    """Return a linear layer of which each tensor-parallel rank has some outputs."""
+    return ColumnParallelLinear(
+        inputs, outputs, config=config, init_method=config.init_method, bias=bias, tp_group=tp_group
+    )
+
+
+def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group: ProcessGroup) -> RowParallelLinear:
+    """Return a linear layer of which each tensor-parallel rank has some inputs; the outputs are summed over ranks."""
+    return RowParallelLinear(
+        inputs,
+        outputs,
+        config=config,
+        init_method=config.output_layer_init_method,
+        bias=False,
+        input_is_parallel=True,
+        skip_bias_add=True,
+        tp_group=tp_group,
+    )
 
 
 class SwiGLUFeedForward(MLP):

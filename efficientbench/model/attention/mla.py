@@ -13,7 +13,7 @@ import math
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, checkpoint
+from megatron.core.tensor_parallel import checkpoint
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -22,7 +22,7 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import MLAConfig, ModelConfig
-from efficientbench.model.layers import RMSNorm
+from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
 from efficientbench.model.position import Position
 
 
@@ -46,32 +46,17 @@ class MultiLatentAttention(MegatronModule):
         heads, hidden = config.num_attention_heads, config.hidden_size
         self.key_dim = widths.qk_nope_head_dim + widths.qk_rope_head_dim
         if widths.q_lora_rank is None:
-            self.linear_q_proj = self._column_parallel(hidden, heads * self.key_dim)
+            self.linear_q_proj = column_parallel(config, hidden, heads * self.key_dim, self.tp_group)
         else:
             self.linear_q_down_proj = self._replicated(hidden, widths.q_lora_rank)
             self.q_layernorm = RMSNorm(config, widths.q_lora_rank, config.layernorm_epsilon)
-            self.linear_q_up_proj = self._column_parallel(widths.q_lora_rank, heads * self.key_dim)
+            self.linear_q_up_proj = column_parallel(config, widths.q_lora_rank, heads * self.key_dim, self.tp_group)
         self.linear_kv_down_proj = self._replicated(hidden, widths.kv_lora_rank + widths.qk_rope_head_dim)
         self.kv_layernorm = RMSNorm(config, widths.kv_lora_rank, config.layernorm_epsilon)
-        self.linear_kv_up_proj = self._column_parallel(
-            widths.kv_lora_rank, heads * (widths.qk_nope_head_dim + widths.v_head_dim)
+        self.linear_kv_up_proj = column_parallel(
+            config, widths.kv_lora_rank, heads * (widths.qk_nope_head_dim + widths.v_head_dim), self.tp_group
         )
-        self.linear_proj = RowParallelLinear(
-            heads * widths.v_head_dim,
-            hidden,
-            config=config,
-            init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_group=self.tp_group,
-        )
-
-    def _column_parallel(self, inputs: int, outputs: int) -> ColumnParallelLinear:
-        config = self.config
-        return ColumnParallelLinear(
-            inputs, outputs, config=config, init_method=config.init_method, bias=False, tp_group=self.tp_group
-        )
+        self.linear_proj = row_parallel(config, heads * widths.v_head_dim, hidden, self.tp_group)
 
     def _replicated(self, inputs: int, outputs: int) -> torch.nn.Linear:
         linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
@@ -80,18 +65,8 @@ class MultiLatentAttention(MegatronModule):
         return linear
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: None = None,
-        inference_context: None = None,
-        rotary_pos_emb: None = None,
-        rotary_pos_cos: None = None,
-        rotary_pos_sin: None = None,
-        rotary_pos_cos_sin: None = None,
-        attention_bias: None = None,
-        packed_seq_params: None = None,
-        sequence_len_offset: None = None,
-    ) -> tuple[torch.Tensor, None]:
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend: hidden_states [S, B, H] → the same shape, no bias; with sequence parallelism this rank's part of S.
 
         The other arguments are those that Megatron's TransformerLayer passes to any attention.
