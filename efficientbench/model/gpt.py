@@ -10,25 +10,28 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
-from efficientbench.model import context_parallel, megatron_patches
+from efficientbench.model import context_parallel, megatron_patches, moe
+from efficientbench.model.attention import attention_spec
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
-from efficientbench.model.layer_spec import block_spec
-from efficientbench.model.moe import take_routing
+from efficientbench.model.layers import RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
 
 
@@ -102,7 +105,7 @@ class GPT(GPTModel):
 
     def take_routing(self) -> torch.Tensor | None:
         """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
-        return take_routing(self)
+        return moe.take_routing(self)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
@@ -168,5 +171,23 @@ def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: Attent
     engine = transformer_config(config, attention_kernel)
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     position = build_position(config.model, engine, first_stage)
-    spec = block_spec(config, position)
+    spec = _block_spec(config, position)
     return GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)
+
+
+def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
+    """Return the layers of one (virtual) pipeline stage, all alike, and the norm after the last stage."""
+    model, parallel = config.model, config.parallel
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=attention_spec(model, position),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=moe.spec() if model.moe else feed_forward_spec(),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    layers = model.layers // (parallel.pp * parallel.vpp)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)
