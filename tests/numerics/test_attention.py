@@ -19,7 +19,7 @@ from support.qwen2 import same_weights as qwen2_of
 from support.qwen2 import to_qwen2
 
 from efficientbench.config.load import resolve
-from efficientbench.costs import model as cost
+from efficientbench.costs.model import count_parameters
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
@@ -63,4 +63,4 @@ def test_parameters_equal_deepseeks(name: str, overrides: list[str]) -> None:
     model = resolve(name, overrides=overrides).model
     with torch.device("meta"):
         deepseek = DeepseekV2ForCausalLM(deepseek_config(model))
-    assert cost.parameters(model).total == deepseek.num_parameters()
+    assert count_parameters(model).total == deepseek.num_parameters()
