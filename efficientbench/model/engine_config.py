@@ -1,21 +1,88 @@
-"""megatron's TransformerConfig with what it does not know: which kernels serve our modules."""
+"""Megatron's description of a model, its ranks and their kernels, made from a run's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.model.kernels.attention_choice import DEFAULT, AttentionKernel
+from efficientbench.config.model import GQAConfig
+from efficientbench.config.schema import RunConfig
+from efficientbench.model.kernels import TORCH_DTYPES
+from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
 from efficientbench.model.kernels.cross_entropy import LossKernel
 
 
 @dataclass
 class EngineConfig(TransformerConfig):
-    """What every module of a stage is built from."""
+    """Megatron's TransformerConfig with the kernels that our modules use; every module of a stage is built from it."""
 
     fuse: bool = False
     """Norm, rotation and SwiGLU by compiled kernels."""
-    attention_kernel: AttentionKernel = DEFAULT
-    """Of causal attention without a bias."""
+    attention_kernel: AttentionKernel = causal_attention
+    """Computes causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)
+    """Computes the loss."""
+
+
+def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = causal_attention) -> EngineConfig:
+    """Return Megatron's description of a run's model, of how ranks share it and of the kernels that compute it."""
+    model, parallel = config.model, config.parallel
+    experts = model.moe
+    dtype, recompute = TORCH_DTYPES[config.training.dtype], config.training.recompute
+    return EngineConfig(
+        num_layers=model.layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.heads,
+        num_query_groups=model.key_value_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn_hidden_size,
+        add_bias_linear=False,
+        add_qkv_bias=isinstance(model.attention, GQAConfig) and model.attention.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_epsilon,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        # Megatron's own initial weights depend on the layout: initial_weights.py draws them instead. Not by
+        # perform_initialization=False, which would also leave parameters unmarked as tensor-parallel.
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        # Linear layers add weight gradients to float32 buffers in the matmul itself: see megatron_patches.py.
+        gradient_accumulation_fusion=True,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=config.training.dtype == "bf16",
+        fp16=config.training.dtype == "fp16",
+        tensor_model_parallel_size=parallel.tp,
+        sequence_parallel=parallel.sp,
+        context_parallel_size=parallel.cp,
+        recompute_granularity=None if recompute == "none" else recompute,
+        recompute_method="uniform" if recompute == "full" else None,
+        recompute_num_layers=1 if recompute == "full" else None,
+        pipeline_model_parallel_size=parallel.pp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.expert_tp,
+        num_moe_experts=experts.experts if experts else None,
+        moe_ffn_hidden_size=model.ffn_hidden_size if experts else None,
+        moe_router_topk=experts.top_k if experts else 2,
+        moe_aux_loss_coeff=experts.auxiliary_loss if experts else 0.0,
+        moe_router_load_balancing_type="aux_loss",
+        # Logits of nearly equal size decide where a token goes.
+        moe_router_dtype="fp32",
+        moe_token_dispatcher_type="alltoall",
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
+        # Megatron's other way of sending swaps activations and gradients of two interleaved stages, without an error.
+        overlap_p2p_comm=parallel.vpp > 1,
+        batch_p2p_comm=False,
+        fuse=bool(config.kernels.fused),
+        attention_kernel=attention_kernel,
+        loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
+    )
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight

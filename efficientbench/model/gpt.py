@@ -1,4 +1,4 @@
-"""This pipeline stage's model.
+"""The model of one pipeline stage.
 
 S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
 """
@@ -10,30 +10,33 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.schema import RunConfig
-from efficientbench.model import context_parallel, megatron_patches
+from efficientbench.model import context_parallel, megatron_patches, moe
+from efficientbench.model.attention import attention_spec
+from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize
-from efficientbench.model.kernels import attention_shape
-from efficientbench.model.kernels.attention_choice import DEFAULT, KERNELS, AttentionKernel, choose
+from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
+from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
-from efficientbench.model.layer_spec import block_spec, transformer_config
-from efficientbench.model.moe import take_routing
-from efficientbench.model.position import build_position
-from efficientbench.model.position.base import Position
+from efficientbench.model.layers import RMSNorm, feed_forward_spec
+from efficientbench.model.position import Position, build_position
 
 
 class GPT(GPTModel):
-    """megatron's GPTModel, with a loss that never holds the logits of a batch."""
+    """Megatron's GPTModel, with a loss that never holds the logits of a batch."""
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class GPT(GPTModel):
         seq_len: int,
         vp_stage: int | None = None,
     ) -> None:
-        """`vp_stage`: which of this rank's virtual pipeline stages; None where it has but one stage."""
+        """`vp_stage`: which of this rank's virtual pipeline stages; None where it has only one stage."""
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
@@ -53,7 +56,7 @@ class GPT(GPTModel):
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=True,
-            # Positions are of model/position.
+            # model/position.py has more encodings than Megatron.
             position_embedding_type="none",
             vp_stage=vp_stage,
         )
@@ -67,11 +70,12 @@ class GPT(GPTModel):
         labels: torch.Tensor | None = None,
         loss_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One micro-batch through this stage.
+        """Compute one micro-batch on this stage.
 
         Args:
             tokens: [B, S]; read by the first stage only.
-            labels, loss_mask: [B, S]; read by the last stage.
+            labels: [B, S]; read by the last stage.
+            loss_mask: [B, S]; read by the last stage.
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
@@ -100,11 +104,11 @@ class GPT(GPTModel):
         )
 
     def take_routing(self) -> torch.Tensor | None:
-        """What the routers have counted since the last call: see `model.moe.take_routing`."""
-        return take_routing(self)
+        """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
+        return moe.take_routing(self)
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, S] → [S, B, H], or with sequence parallelism this rank's part of the sequence."""
+        """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
         positions = context_parallel.positions(tokens.shape[1], embedded.device)
         if self.config.sequence_parallel:
@@ -113,13 +117,15 @@ class GPT(GPTModel):
 
 
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
-    """What this rank computes of the model, on its device, with its initial weights: one stage, or as many as the
-    pipeline has virtual stages on each rank.
+    """Build this rank's part of the model on its device, with its initial weights.
 
     Needs the process groups of training/groups.py; all ranks must call it together.
+
+    Returns:
+        One stage, or as many as the pipeline has virtual stages on each rank.
     """
-    # Before any stage is built: to build the first and the last one is to wait for the other, and ranks have them at
-    # different places in their order.
+    # Before any stage is built, because it is a collective of all ranks: the first and the last stage wait for each
+    # other while they are built, and ranks build them at different places in their order.
     attention_kernel = _attention_kernel(config, device)
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
     stages = []
@@ -130,31 +136,26 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     return stages
 
 
-def build_stage(config: RunConfig, device: torch.device) -> GPT:
-    """The stage of this rank, where it has but one."""
-    (stage,) = build_stages(config, device)
-    return stage
-
-
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
-    """The same on all ranks: a kernel that is a little slower on some of them is no reason to mix two."""
-    shape = attention_shape(config)
-    if shape is None or config.parallel.cp > 1:
-        return DEFAULT
+    """Return the kernel of causal attention, the same on all ranks, which may measure different times."""
+    if config.parallel.cp > 1:
+        return context_parallel.attention
+    shape = AttentionShape.of(config)
+    if shape is None:
+        return causal_attention
     chosen = [choose(config.kernels.attention, shape, device.type).name]
     torch.distributed.broadcast_object_list(chosen, src=0)
-    return KERNELS.get(chosen[0], DEFAULT)
+    return KERNELS.get(chosen[0], causal_attention)
 
 
 def stages_on_meta(config: RunConfig) -> list[GPT]:
-    """The same stages as `build_stages` gives, with shapes and no memory: none of their parameters can be computed
-    with."""
+    """Build the stages of `build_stages` with shapes and no memory: their parameters have no values."""
     with torch.device("meta"), _OnMeta():
         return [_construct(config, index if config.parallel.vpp > 1 else None) for index in range(config.parallel.vpp)]
 
 
 class _OnMeta(TorchFunctionMode):
-    """Puts on the meta device what names another: megatron asks for the accelerator by its name."""
+    """Puts on the meta device what names another: Megatron asks for the accelerator by its name."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -164,11 +165,29 @@ class _OnMeta(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: AttentionKernel = DEFAULT) -> GPT:
-    """One stage on torch's default device, its weights as they come."""
+def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: AttentionKernel = causal_attention) -> GPT:
+    """Construct one stage on torch's default device, with weights in no particular state."""
     megatron_patches.apply()
     engine = transformer_config(config, attention_kernel)
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     position = build_position(config.model, engine, first_stage)
-    spec = block_spec(config, position)
+    spec = _block_spec(config, position)
     return GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)
+
+
+def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:
+    """Return the layers of one (virtual) pipeline stage, all alike, and the norm after the last stage."""
+    model, parallel = config.model, config.parallel
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=attention_spec(model, position),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=moe.spec() if model.moe else feed_forward_spec(),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    layers = model.layers // (parallel.pp * parallel.vpp)
+    return TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=RMSNorm)

@@ -1,7 +1,7 @@
 """Initial weights that are the same in every layout.
 
 Each parameter is drawn at its full shape from a generator seeded by (seed, global name), then cut to this rank's part:
-megatron's own would differ between pipeline and tensor layouts.
+Megatron's own would differ between pipeline and tensor layouts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from megatron.core.models.gpt import GPTModel
 
 from efficientbench.config.model import ModelConfig
 
-# Before the parameters of a layer's experts, which lie side by side in one tensor.
 EXPERTS = "mlp.experts."
+"""In the names of parameters that hold the weights of a layer's experts side by side."""
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
-    """Fill every parameter of this stage: weights N(0, init_std), output projections and learned positions less, biases
-    0, norms 1."""
+    """Fill every parameter of this stage: biases 0, norms 1, weights N(0, init_std).
+
+    Output projections and learned positions have a smaller deviation.
+    """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
             if name.endswith("bias"):
@@ -43,7 +45,7 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
 
 
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
-    """This stage's parameters by the names that they have in the whole model, where the stage does not matter."""
+    """Return this stage's parameters by their names in the whole model, which do not depend on the stage."""
     numbers = {index: layer.layer_number - 1 for index, layer in enumerate(model.decoder.layers)}
     named = {}
     for name, parameter in model.named_parameters():
@@ -54,13 +56,13 @@ def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
 
 
 def expert_names(name: str, local_experts: int) -> list[str]:
-    """Names in the whole model of the experts whose weights this rank holds together under `name`."""
+    """Return the names in the whole model of the experts whose weights this rank holds together under `name`."""
     first = parallel_state.get_expert_model_parallel_rank() * local_experts
     return [name.replace(EXPERTS, f"{EXPERTS}{first + index}.") for index in range(local_experts)]
 
 
 def tensor_parallel_rank(name: str) -> tuple[int, int]:
-    """This rank's number among the ranks that split the parameter, and how many they are."""
+    """Return this rank's number among the ranks that split the parameter, and how many they are."""
     if EXPERTS in name:
         return (
             parallel_state.get_expert_tensor_parallel_rank(),
@@ -73,14 +75,14 @@ def tensor_parallel_rank(name: str) -> tuple[int, int]:
 
 
 def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_size: int) -> torch.Tensor:
-    """This tensor-parallel rank's part of a full tensor, padded with zero rows where the parameter is."""
+    """Return this tensor-parallel rank's part of a full tensor, padded with zero rows where the parameter is."""
     dim = split_dim(parameter)
     if tp_size == 1 or dim is None:
         local = full
     else:
         # A stride of 2 is a gate and an up projection side by side: each is split, and the parts joined again.
-        pieces = full.chunk(getattr(parameter, "partition_stride", 1), dim=dim)
-        local = torch.cat([_part(piece, dim, tp_rank, tp_size) for piece in pieces], dim=dim)
+        halves = full.chunk(getattr(parameter, "partition_stride", 1), dim=dim)
+        local = torch.cat([_part(half, dim, tp_rank, tp_size) for half in halves], dim=dim)
     if local.shape == parameter.shape:
         return local
     padded = local.new_zeros(parameter.shape)
@@ -89,17 +91,18 @@ def shard(full: torch.Tensor, parameter: torch.nn.Parameter, tp_rank: int, tp_si
 
 
 def split_dim(parameter: torch.nn.Parameter) -> int | None:
-    """The dimension that tensor parallelism splits, as megatron marks it; None where every rank has the whole."""
+    """Return the dimension that tensor parallelism splits, as Megatron marks it; None where ranks have the whole."""
     return int(getattr(parameter, "partition_dim", 0)) if getattr(parameter, "tensor_model_parallel", False) else None
 
 
-def _part(piece: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Tensor:
-    size = math.ceil(piece.shape[dim] / tp_size)
-    start = min(tp_rank * size, piece.shape[dim])
-    return piece.narrow(dim, start, min(size, piece.shape[dim] - start))
+def _part(full: torch.Tensor, dim: int, tp_rank: int, tp_size: int) -> torch.Tensor:
+    size = math.ceil(full.shape[dim] / tp_size)
+    start = min(tp_rank * size, full.shape[dim])
+    return full.narrow(dim, start, min(size, full.shape[dim] - start))
 
 
 def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp_size: int) -> list[int]:
+    """Return the shape of the whole parameter; for experts, of all that this rank holds together."""
     shape = list(parameter.shape)
     dim = split_dim(parameter)
     if dim is not None:

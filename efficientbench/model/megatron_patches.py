@@ -62,7 +62,7 @@ def _move_to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = Fal
 
 def _provide_weight_gradient_accumulation() -> None:
     # Linear layers can add weight gradients to `main_grad` in the matmul itself, but only through an extension that
-    # Apex compiles. A matmul that accumulates says the same to every device, and saves a pass over all gradients.
+    # Apex compiles. A matmul that accumulates does the same on every device, and saves a pass over all gradients.
     if layers._grad_accum_fusion_available:
         return
     layers.fused_weight_gradient_mlp_cuda = types.SimpleNamespace(
@@ -106,14 +106,14 @@ def _same(output: torch.Tensor, input_: torch.Tensor, group: ProcessGroup) -> bo
 def _l2_norm(
     chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], per_tensor: bool
 ) -> tuple[torch.Tensor, None]:
-    # megatron's own for lack of Apex and Transformer Engine waits for the device once for each tensor.
+    # Megatron's own for lack of Apex and Transformer Engine waits for the device once for each tensor.
     return torch.stack(torch._foreach_norm(tensor_lists[0])).norm().reshape(1), None
 
 
 def _scale_in_place(
     chunk_size: int, noop_flag: torch.Tensor, tensor_lists: list[list[torch.Tensor]], scale: float
 ) -> None:
-    # megatron's own makes a scaled copy of each gradient, and copies it back.
+    # Megatron's own makes a scaled copy of each gradient, and copies it back.
     sources, targets = tensor_lists
     for source, target in zip(sources, targets, strict=True):
         torch.mul(source, scale, out=target)

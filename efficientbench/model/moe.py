@@ -1,6 +1,6 @@
-"""Mixture of experts in place of the feed-forward layer: megatron's MoELayer with experts of our own.
+"""Mixture of experts in place of the feed-forward layer: Megatron's MoELayer with experts of our own.
 
-The router is megatron's, and so are dispatch and return where experts are shared out over ranks (see
+The router is Megatron's, and so are dispatch and return where experts are shared out over ranks (see
 `token_dispatch`). Dropless: every chosen expert computes its token.
 N = token copies that this rank's experts received, E = experts on this rank, H = hidden size, F = feed-forward width
 of an expert (this rank's share of it under expert tensor parallelism).
@@ -25,7 +25,7 @@ from efficientbench.model.kernels.swiglu import swiglu
 
 
 class Router(TopKRouter):
-    """megatron's top-k router, which counts what it does: on its device, until `take_routing` asks."""
+    """Megatron's top-k router, which also counts tokens and losses on its device until `take_routing` reads them."""
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
         super().__init__(config, pg_collection)
@@ -36,7 +36,7 @@ class Router(TopKRouter):
     def forward(
         self, input: torch.Tensor, padding_mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """input [S, B, H] → weights and choices [S · B, experts]."""
+        """Route input [S, B, H] → weights and choices [S · B, experts]."""
         weights, chosen = super().forward(input, padding_mask)
         # Not in validation, and once where activations are recomputed.
         if self.training and torch.is_grad_enabled():
@@ -46,14 +46,14 @@ class Router(TopKRouter):
     def attach_and_log_load_balancing_loss(
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        """Gives `activation` the auxiliary loss's gradient too; megatron's own would count in a global of its own."""
+        """Add the auxiliary loss's gradient to that of `activation`; Megatron's own method would count in a global."""
         self.counted[0] += aux_loss.detach() / aux_loss_coeff
         attached: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss)
         return attached
 
 
 def take_routing(model: GPTModel) -> torch.Tensor | None:
-    """What the routers of this stage have counted since the last call; None for a model without experts.
+    """Return what the routers of this stage have counted since the last call; None for a model without experts.
 
     Returns:
         [layers of the whole model, 1 + experts] float32: sum of auxiliary losses without their factor, then tokens of
@@ -71,12 +71,12 @@ def take_routing(model: GPTModel) -> torch.Tensor | None:
 
 
 class GroupedLinearFunction(torch.autograd.Function):
-    """Each expert's linear layer on its own rows. Adds weight gradients to `main_grad`, as megatron's linear layers."""
+    """Each expert's linear layer on its own rows. Adds weight gradients to `main_grad`, like Megatron's layers."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, groups: RowGroups) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        # The parameter itself, for what megatron has hung on it.
+        # The parameter itself, since Megatron sets `main_grad` on it.
         ctx.parameter, ctx.groups = weight, groups
         return grouped_mm(x, weight.transpose(1, 2), groups)
 
@@ -106,7 +106,7 @@ class GroupedLinear(torch.nn.Module):
         self.weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor, groups: RowGroups) -> torch.Tensor:
-        """x [N, inputs], grouped by expert → [N, outputs]."""
+        """Multiply x [N, inputs], grouped by expert → [N, outputs]."""
         out: torch.Tensor = GroupedLinearFunction.apply(x, self.weight, groups)
         return out
 
@@ -126,7 +126,7 @@ class Experts(MegatronModule):
     def forward(
         self, tokens: torch.Tensor, tokens_per_expert: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        """Each token through its expert, times the router's weight.
+        """Compute each token by its expert, times the router's weight.
 
         Args:
             tokens: [N, H], sorted by expert.
@@ -142,5 +142,5 @@ class Experts(MegatronModule):
 
 
 def spec() -> ModuleSpec:
-    """ModuleSpec of the whole mixture, router included."""
+    """Return the ModuleSpec of the whole mixture, router included."""
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=Experts), router=Router))

@@ -1,4 +1,4 @@
-"""How tokens get to the experts that were chosen for them, and their results back.
+"""Send tokens to the experts that were chosen for them, and their results back.
 
 N = this rank's tokens, E = experts of the layer, K = experts of a token, H = hidden size.
 """
@@ -20,17 +20,18 @@ def permute(
     fused: bool = False,
     drop_and_pad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A copy of each token for each of its experts, those of the first expert first, each expert's in their order.
+    """Copy each token for each of its experts, those of the first expert first, each expert's in their order.
 
-    In place of megatron's function of this name and for its dropless dispatch alone: same rows, but the host does not
-    wait for the device to tell their number, which it knows.
+    Replaces Megatron's function of this name for dropless dispatch: same rows, but the host does not wait for the
+    device to learn their number, which it knows.
 
     Args:
         tokens: [N, H]
         routing_map: [N, E], True where an expert was chosen.
         probs: [N, E], the router's weights.
         num_out_tokens: N · K
-        fused, drop_and_pad: megatron's other ways, which no configuration of ours chooses.
+        fused: another way of Megatron's, which no configuration of ours chooses.
+        drop_and_pad: another one.
 
     Returns:
         Rows [N · K, H], their weights [N · K], and the token of each row [N · K].
@@ -39,7 +40,7 @@ def permute(
         NotImplementedError: fused or drop_and_pad.
     """
     if fused or drop_and_pad:
-        raise NotImplementedError("megatron's fused permutation, or one with a capacity")
+        raise NotImplementedError("Megatron's fused permutation, or one with a capacity")
     # A stable sort by "not chosen" lists the chosen ones in their order. In float16, because integers are sorted by the
     # slow processor beside the cores on most Ascend chips.
     chosen = routing_map.t().reshape(-1).to(torch.float16).argsort(descending=True, stable=True)[:num_out_tokens]
@@ -49,15 +50,15 @@ def permute(
 
 
 class LocalDispatcher(MoETokenDispatcher):
-    """For a rank that has all experts, whole: rows are sorted by expert, and what counts them stays on the device.
+    """For a rank that has all experts whole: sorts rows by expert and leaves their counts on the device.
 
-    megatron's dispatchers bring the counts to the host and wait for them, with one rank as with many.
+    Megatron's dispatchers bring the counts to the host and wait for them, also with one rank.
     """
 
     def dispatch_preprocess(
         self, tokens: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens [S, B, H], routing_map and probs [N, E] → rows [N · K, H] and their weights [N · K]."""
+        """Sort tokens [S, B, H] by routing_map and probs [N, E] → rows [N · K, H] and their weights [N · K]."""
         self.shape = tokens.shape
         self.tokens_per_expert = routing_map.sum(dim=0)
         copies = len(routing_map) * self.config.moe_router_topk
@@ -65,25 +66,25 @@ class LocalDispatcher(MoETokenDispatcher):
         return rows, weights
 
     def token_dispatch(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows are where their experts are."""
+        """Return the rows as they are: their experts are on this rank."""
         return hidden_states, probs
 
     def dispatch_postprocess(
         self, hidden_states: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows, how many of them each expert has [E] on the device, and their weights."""
+        """Return the rows, how many of them each expert has [E] on the device, and their weights."""
         return hidden_states, self.tokens_per_expert, probs
 
     def combine_preprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The rows are in order."""
+        """Return the rows as they are: they are in order."""
         return hidden_states
 
     def token_combine(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The rows are where their tokens are."""
+        """Return the rows as they are: their tokens are on this rank."""
         return hidden_states
 
     def combine_postprocess(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Rows [N · K, H] → their sums for each token [S, B, H]."""
+        """Sum rows [N · K, H] for each token → [S, B, H]."""
         tokens = self.shape[:-1].numel(), self.shape[-1]
         summed: torch.Tensor = unpermute(hidden_states, self.token_of_row, restore_shape=tokens)
         return summed.view(self.shape)
@@ -95,9 +96,9 @@ def dispatcher(
     config: TransformerConfig,
     pg_collection: ProcessGroupCollection,
 ) -> MoETokenDispatcher:
-    """What serves a layer's ranks.
+    """Return the dispatcher of a layer.
 
-    Where experts are shared out it is megatron's all-to-all, for which the host must know how many rows each rank sends
+    Where experts are shared out it is Megatron's all-to-all, for which the host must know how many rows each rank sends
     and receives: it waits once in each layer's forward pass, for the counts alone.
     """
     if pg_collection.ep.size() == pg_collection.expt_tp.size() == 1:

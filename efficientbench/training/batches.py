@@ -1,4 +1,4 @@
-"""From tokens on disk to micro-batches, in an order that no layout changes.
+"""Micro-batches from tokens on disk, in an order that no layout changes.
 
 B = micro-batch, S = sequence.
 """
@@ -30,12 +30,12 @@ HostBatch: TypeAlias = tuple[torch.Tensor, ...]
 """Tokens, labels and loss mask of one micro-batch, not yet on the device."""
 
 VALIDATION_SEED = 1234
-"""Draws the validation's samples, whatever the run's seed is: repeats with other seeds are judged by the same text."""
+"""Draws the validation's samples, whatever the run's seed is, so that repeats with other seeds validate on one text."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The little that megatron's datasets ask of a tokenizer."""
+    """What Megatron's datasets read of a tokenizer."""
 
     vocab_size: int
     eod: int
@@ -55,7 +55,7 @@ class Batch:
 
 
 class Batches:
-    """Training and validation micro-batches of this rank, each read while the device computes the one before it."""
+    """Training and validation micro-batches of this rank, each read while the device computes the one before."""
 
     def __init__(
         self, config: RunConfig, steps: int, prefixes: Sequence[Path], vocabulary: Vocabulary, device: torch.device
@@ -81,39 +81,39 @@ class Batches:
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
-        """The first sample of the training step that comes next, and the micro-batch that begins with it."""
+        """The first sample of the next training step, and the micro-batch that begins with it."""
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that one rank computes in an optimizer step."""
+        """How many micro-batches one rank computes in an optimizer step."""
         training = self.config.training
         replicas = parallel_state.get_data_parallel_world_size()
         return training.global_batch_size // (training.micro_batch_size * replicas)
 
     def training_step(self, step: int) -> Iterator[Batch]:
-        """This rank's micro-batches of one optimizer step; steps count from 1."""
+        """Yield this rank's micro-batches of one optimizer step; steps count from 1."""
         size = self.config.training.global_batch_size
         return self._micro_batches(self.training, (step - 1) * size, step * size)
 
     def validation_step(self, index: int) -> Iterator[Batch]:
-        """This rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
+        """Yield this rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
         return self._micro_batches(self.validation, index * self.config.training.global_batch_size)
 
     def _micro_batches(self, dataset: Samples, first: int, then: int | None = None) -> Iterator[Batch]:
-        """Of the global batch that begins with sample `first`; at its end the one at `then` is begun to be read."""
+        """Yield those of the global batch from sample `first`; near its end, begin to read the batch from `then`."""
         size, count = self.config.training.micro_batch_size, self.micro_batches
         offset = parallel_state.get_data_parallel_rank() * count * size
-        coming = self._begun(dataset, first + offset)
+        coming = self._reading(dataset, first + offset)
         for index in range(count):
             tokens, labels, loss_mask = (part.to(self.device, non_blocking=True) for part in coming.result())
             if index + 1 < count:
                 coming = self._read(dataset, first + offset + (index + 1) * size)
             elif then is not None and then < self.training_samples:
-                self._next_step = (then + offset, self._begun(dataset, then + offset))
+                self._next_step = (then + offset, self._reading(dataset, then + offset))
             yield Batch(tokens, labels, loss_mask)
 
-    def _begun(self, dataset: Samples, start: int) -> Future[HostBatch]:
-        """The micro-batch of samples from `start`, which may be on its way: several stages of a rank read the same."""
+    def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
+        """Return the micro-batch of samples from `start`, perhaps begun before: several stages of a rank read one."""
         if dataset is self.training and self._next_step is not None and self._next_step[0] == start:
             return self._next_step[1]
         return self._read(dataset, start)
@@ -123,7 +123,7 @@ class Batches:
 
     def _begin_reading(self) -> None:
         if self._pins:
-            # A thread's first use of a device is of the first one otherwise, whose memory all ranks would then take.
+            # Without this the thread would use device 0, and all ranks would take memory there.
             torch.get_device_module(self.device).set_device(self.device.index)
 
     def _read_now(self, dataset: Samples, start: int) -> HostBatch:
@@ -131,12 +131,12 @@ class Batches:
         parts = (
             _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
         )
-        # From pinned memory the device fetches them by itself, behind the work that is queued there.
+        # The device copies from pinned memory by itself, after the work that is queued there.
         return tuple(part.pin_memory() if self._pins else part for part in parts)
 
 
 def _pins(device: torch.device) -> bool:
-    """Whether memory of the host can be pinned for this device."""
+    """Return whether memory of the host can be pinned for this device."""
     # torch 2.6 raises an error when it is asked for an accelerator that is not there.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type != device.type:
@@ -149,7 +149,7 @@ def _pins(device: torch.device) -> bool:
 
 
 def _own_part(sequences: torch.Tensor) -> torch.Tensor:
-    """[B, sequence] → [B, S], what this context-parallel rank holds of it."""
+    """Return this context-parallel rank's part of the sequences: [B, sequence] → [B, S]."""
     size, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     if size == 1:
         return sequences
@@ -175,7 +175,7 @@ def _open_datasets(
         mid_level_dataset_surplus=blend_surplus(len(prefixes), sizes),
     )
 
-    # The test split is for those who evaluate later: no sample of it is drawn here.
+    # The test split is for later evaluation: training draws no sample of it.
     def build(seed: int) -> tuple[Samples | None, Samples | None]:
         seeded = dataclasses.replace(dataset_config, random_seed=seed)
         split = BlendedMegatronDatasetBuilder(GPTDataset, (*sizes, 0), lambda: True, seeded).build()
@@ -195,9 +195,9 @@ def _open_datasets(
 
 
 def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
-    """By what fraction more samples of each source must be at hand than its share of the smallest split.
+    """Return by what fraction the samples of each source must exceed its share of the smallest split.
 
-    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and megatron draws a
+    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and Megatron draws a
     source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
     times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
     """
@@ -206,7 +206,7 @@ def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
 
 @contextlib.contextmanager
 def _locked(cache: Path) -> Iterator[None]:
-    # megatron's builder lets rank 0 write the index first, but knows nothing of other runs.
+    # Megatron's builder lets rank 0 write the index first, but does not lock out other runs.
     if dist.get_rank() != 0:
         yield
         return
@@ -222,7 +222,7 @@ def _locked(cache: Path) -> Iterator[None]:
 
 
 def _remove_unfinished(cache: Path, begun_s: float) -> None:
-    """Remove what a build that never ended has written: megatron takes each file that is there for whole."""
+    """Remove what an interrupted build has written, since Megatron takes every file that exists for complete."""
     for index in cache.glob("*.npy"):
         if index.stat().st_mtime >= begun_s:
             index.unlink()

@@ -1,7 +1,7 @@
-"""Errors whose message is for the user."""
+"""Errors of training whose message is for the user."""
 
 FULL_BYTES = 1 << 20
-"""A disk with less space left than this is taken for full when writing has failed."""
+"""A disk with less space left counts as full when writing has failed."""
 
 
 class TrainingError(ValueError):
@@ -9,13 +9,13 @@ class TrainingError(ValueError):
 
 
 class NonFiniteError(RuntimeError):
-    """Loss or gradients that are not finite: training cannot go on from them."""
+    """Loss or gradients are not finite, and training cannot continue."""
 
     def __init__(self, message: str, step: int, rank: int) -> None:
-        """`rank`: the first on which they are not."""
+        """`rank`: the first one on which they are not finite."""
         super().__init__(message)
         self.step, self.rank = step, rank
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint that is damaged, or cannot be gone on from."""
+    """A checkpoint is damaged, or no run can resume from it."""

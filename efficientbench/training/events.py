@@ -1,4 +1,4 @@
-"""What happens during training, for those who listen: monitor, logs, records."""
+"""The events of training, which monitor, logs and records listen to."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ class Routing:
     """What the routers of a mixture of experts did in one step."""
 
     auxiliary_loss: float | None
-    """Load-balancing loss without its factor, mean over layers and micro-batches: 1 where all experts get as much.
-    None where the run trains without it."""
+    """Load-balancing loss without its factor, mean over layers and micro-batches: 1 where all experts get equally many
+    tokens. None where the run trains without it."""
     tokens_per_expert: tuple[tuple[int, ...], ...]
     """[layers][experts], over all ranks; each token counts top-k times."""
 
 
 @dataclass(frozen=True)
 class StepEnded:
-    """An optimizer step is over on this rank; the values are those of all ranks together."""
+    """An optimizer step has ended on this rank; the values are those of all ranks together."""
 
     step: int
     loss: float
     """Mean training loss per token, in nats; of the language model alone."""
     gradient_norm: float | None
-    """Global norm before clipping; None where the step was left out."""
+    """Global norm before clipping; None where the step was skipped."""
     learning_rate: float
     tokens: int
     """Loss-bearing tokens in the step, over all ranks."""
     skipped: bool
-    """Whether the optimizer left the weights as they were: fp16 gradients overflowed, or"""
+    """Whether the optimizer left the weights as they were, because gradients overflowed in fp16 or were not finite."""
     non_finite: str | None = None
-    """what was not finite, and on which ranks; None where all was, besides overflowed fp16 gradients."""
+    """What was not finite, and on which ranks; None where everything was, apart from gradients that fp16 overflowed."""
     routing: Routing | None = None
     """None for a model without experts."""
 
@@ -53,41 +53,41 @@ class ValidationStarted:
 
 @dataclass(frozen=True)
 class ValidationEnded:
-    """A validation is over."""
+    """A validation has ended."""
 
     step: int
     loss: float
     """Mean loss per token, in nats."""
     batch_losses: tuple[float, ...]
-    """The same of each global batch."""
+    """Mean loss per token of each global batch, in nats."""
     tokens: int
     utf8_bytes: int | None
-    """UTF-8 bytes of the predicted tokens; None where the tokenizer does not tell."""
+    """UTF-8 bytes of the predicted tokens; None where the tokenizer does not know them."""
 
 
 @dataclass(frozen=True)
 class CheckpointStarted:
-    """A checkpoint after `step` steps begins, or the end of one that was written meanwhile."""
+    """Training pauses after `step` steps to save a checkpoint, or to complete one that was written meanwhile."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class CheckpointEnded:
-    """Training goes on."""
+    """Training continues after a checkpoint."""
 
     step: int
     still_writing: bool
-    """Whether a process beside the training is writing one."""
+    """Whether a process beside the training is writing a checkpoint."""
 
 
 @dataclass(frozen=True)
 class TrainingEnded:
-    """No step follows."""
+    """The training has ended."""
 
     steps: int
     stopped: bool
-    """Whether it was asked to stop before its last step."""
+    """Whether the run was asked to stop before its last step."""
 
 
 Event = (

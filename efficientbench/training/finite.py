@@ -1,7 +1,7 @@
 """Whether a step's loss and gradients are finite, and on which ranks they are not.
 
-Reductions spread what is not finite to every rank, so each rank looks at its own loss and gradients before them. What
-it sees travels with the step's other sums, and the device decides on it: no step waits once more.
+Reductions spread a number that is not finite to every rank, so each rank checks its own loss and gradients before them.
+The checks travel with the step's other sums, and the device decides on them: they add no wait to a step.
 """
 
 from __future__ import annotations
@@ -15,23 +15,27 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 
 from efficientbench.training.errors import NonFiniteError
 
+LOSS, SIZE, NORM = range(3)
+"""Columns of the checks [ranks, 3] float32, a row of each rank: 1 where its loss is not finite, else 0; the size of its
+own gradients; the norm of all gradients, 0 where Megatron's own update computes it later."""
+
 
 @dataclass(frozen=True)
 class NonFinite:
     """A step whose loss or gradients are not finite on some rank."""
 
     ranks: tuple[int, ...]
-    """Those that saw it in what was their own, in order; ranks that share a layer's work share its fate. Where none
-    did, the one whose gradients were the largest."""
-    told: str
-    """For people."""
+    """The ranks that found it in their own part, in order; ranks that share a layer's work find the same. Where none
+    did, the rank whose gradients were the largest."""
+    message: str
+    """For the user: what is not finite, and on which ranks."""
 
 
 class FiniteCheck:
-    """One rank's look at its own loss and gradients."""
+    """Checks one rank's own loss and gradients."""
 
     def __init__(self, device: torch.device, gradients_may_overflow: bool) -> None:
-        """`gradients_may_overflow`: fp16 gradients do, and the loss scaler sees to them."""
+        """`gradients_may_overflow`: fp16 gradients do, and the loss scaler handles them."""
         self.device, self.gradients_may_overflow = device, gradients_may_overflow
         self._norms: list[torch.Tensor] = []
 
@@ -42,7 +46,7 @@ class FiniteCheck:
         pg_collection: Any = None,
         force_all_reduce: bool | None = False,
     ) -> None:
-        """Look at this rank's gradients, then let megatron reduce them: takes its `finalize_model_grads`' place."""
+        """Measure this rank's gradients, then let Megatron reduce them; replaces Megatron's `finalize_model_grads`."""
         self._norms = []
         if not self.gradients_may_overflow:
             for stage in stages:
@@ -50,56 +54,57 @@ class FiniteCheck:
                     self._norms.append(torch.linalg.vector_norm(buffer.grad_data))
         finalize_model_grads(stages, num_tokens, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
 
-    def flags(self, loss: torch.Tensor) -> torch.Tensor:
-        """[2] float32 on the device: 1 where this rank's loss is not finite, else 0; and the size of its own gradients,
-        the sum of its buffers' norms: not finite where they are not, 0 where they may overflow."""
-        # No maximum, since not every device's is NaN where one of its numbers is.
-        size = torch.stack(self._norms).sum() if self._norms else torch.zeros((), device=self.device)
-        return torch.stack([(~torch.isfinite(loss)).float(), size])
+    def row(self, loss: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """Return this rank's row of the checks, [3] float32 on the device.
+
+        Args:
+            loss: [] of this rank.
+            norm: [] of all gradients, None where Megatron's own update computes it later.
+        """
+        zero = torch.zeros((), device=self.device)
+        # The sum of the buffers' norms and not their maximum, which some devices compute wrongly with a NaN among them.
+        # Gradients that may overflow have size 0: they are no reason to skip the step here.
+        size = torch.stack(self._norms).sum() if self._norms else zero
+        return torch.stack([(~torch.isfinite(loss)).float(), size, zero if norm is None else norm])
 
 
-def left_out(seen: torch.Tensor) -> torch.Tensor:
-    """[] float32 on the device: 1 where `find` would find something in `seen`."""
-    return ((seen[:, 0] > 0).any() | ~torch.isfinite(seen[:, 1:]).all()).float()
+def skip_flag(checks: torch.Tensor) -> torch.Tensor:
+    """Return [] float32 on the device: 1 where `find` would find something in the checks, else 0."""
+    return ((checks[:, LOSS] > 0).any() | ~torch.isfinite(checks[:, SIZE:]).all()).float()
 
 
-def find(seen: torch.Tensor) -> NonFinite | None:
-    """What is not finite in a step, and where.
-
-    Args:
-        seen: [ranks, 3] on the host, of every rank: its two `flags`, and the norm of all gradients, where that is known
-            before the update. Parts that are each finite can have a norm that is not.
-    """
-    rows = seen.tolist()
+def find(checks: torch.Tensor) -> NonFinite | None:
+    """Return what is not finite in a step, and where; `checks`: [ranks, 3] on the host."""
+    rows = checks.tolist()
     flags = [(loss > 0, not math.isfinite(size)) for loss, size, _ in rows]
     ranks = tuple(rank for rank, own in enumerate(flags) if any(own))
     if ranks:
         what = " and ".join(name for name, flag in zip(("loss", "gradients"), flags[ranks[0]], strict=True) if flag)
         others = f" (and on ranks {', '.join(map(str, ranks[1:]))})" if len(ranks) > 1 else ""
         return NonFinite(ranks, f"the {what} {'is' if what == 'loss' else 'are'} not finite on rank {ranks[0]}{others}")
+    # Parts that are each finite can have a norm that is not.
     norm = next((norm for *_, norm in rows if not math.isfinite(norm)), None)
     if norm is None:
         return None
-    return NonFinite((largest(seen),), f"the norm of the gradients over all ranks is not finite ({norm})")
+    return NonFinite((_largest(checks),), f"the norm of the gradients over all ranks is not finite ({norm})")
 
 
-def largest(seen: torch.Tensor) -> int:
-    """The rank whose own gradients, each finite, were the largest; `seen` is as of `find`."""
-    return int(seen[:, 1].argmax())
-
-
-def check_norm(step: int, norm: float | None, rank: int) -> None:
-    """Refuse a gradient norm that is not finite though each rank's part was, where megatron made the update.
+def check_norm(step: int, norm: float | None, checks: torch.Tensor) -> None:
+    """Refuse a gradient norm that is not finite though each rank's part was, where Megatron made the update.
 
     Args:
-        step: whose norm it is.
+        step: the step of the norm.
         norm: over all ranks.
-        rank: the one to name.
+        checks: [ranks, 3] on the host.
 
     Raises:
         NonFiniteError: too late to leave the weights as they were.
     """
     if norm is not None and not math.isfinite(norm):
-        raise NonFiniteError(
-            f"step {step}: the norm of the gradients over all ranks is not finite ({norm})", step, rank
-        )
+        message = f"step {step}: the norm of the gradients over all ranks is not finite ({norm})"
+        raise NonFiniteError(message, step, _largest(checks))
+
+
+def _largest(checks: torch.Tensor) -> int:
+    """Return the rank whose own gradients, each finite, were the largest."""
+    return int(checks[:, SIZE].argmax())

@@ -1,4 +1,4 @@
-"""Process groups: made and destroyed here alone."""
+"""Process groups: only this file makes and destroys them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from efficientbench.config.schema import ParallelConfig
 
 HANG_LIMIT_S = 600.0
-"""How long a collective may wait for a rank, where nothing else is configured."""
+"""How long a collective may wait for a rank, unless configured."""
 MARGIN_S = 60.0
-"""By so much the launcher, which can name the rank that did not arrive, comes before the backend's own time limit."""
+"""Added to the backend's own time limit, so that the launcher acts first: it can name the rank that is missing."""
 
 
 @contextlib.contextmanager
 def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
-    """torch.distributed over the ranks that the launcher's environment describes (RANK, WORLD_SIZE, MASTER_*)."""
+    """Start torch.distributed over the ranks that the environment describes (RANK, WORLD_SIZE, MASTER_*)."""
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=hang_limit_s + MARGIN_S))
     yield
-    # Not after an error: a rank that failed says so and ends, without waiting for the others.
+    # Not after an error: a rank that failed reports it and ends, without waiting for the others.
     dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
-    """megatron's process groups for one layout, over all ranks of the world."""
+    """Megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         context_parallel_size=parallel.cp,
@@ -52,8 +52,8 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
 
 
 def collectives_begun() -> dict[str, int]:
-    """Process group, by the name that all its ranks give it → collectives that this rank has begun in it."""
-    # What torch itself compares where it looks for ranks that are out of step; it has no public name.
+    """Return, by the name of each process group, how many collectives this rank has begun in it."""
+    # torch compares the same numbers to find ranks that are out of step; they have no public name.
     names = dict(dist.distributed_c10d._world.pg_names)
     return {str(name): _count(group) for group, name in names.items()}
 
@@ -68,24 +68,24 @@ def barrier() -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """`value` of every rank, in the order of ranks, on every rank."""
+    """Return `value` of every rank, in the order of ranks, on every rank."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def gather_rows(values: torch.Tensor) -> torch.Tensor:
-    """[n] of this rank → [ranks, n] of every rank, in the order of ranks, on the device, without waiting for it."""
+    """Gather [n] of each rank into [ranks, n], in the order of ranks, on the device, without waiting for it."""
     gathered = values.new_empty(dist.get_world_size() * values.numel())
     dist.all_gather_into_tensor(gathered, values)
     return gathered.view(-1, values.numel())
 
 
 def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Element-wise sum over all ranks of float64 values on the host, sent through this rank's device.
+    """Return the element-wise sum over all ranks of float64 values on the host, sent through this rank's device.
 
-    NPUs hold no float64 (a cast gives float32, with a warning) and HCCL reduces none: bits are gathered, and summed on
-    the host, in the order of ranks.
+    NPUs have no float64 (a cast returns float32, with a warning) and HCCL reduces none: the bits are gathered, then
+    summed on the host, in the order of ranks.
     """
     bits = values.contiguous().view(torch.int32).flatten().to(device)
     gathered = bits.new_empty(dist.get_world_size() * bits.numel())
@@ -94,12 +94,12 @@ def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def holds_loss() -> bool:
-    """Whether this rank's copy of the loss is the one to count: last stage, first tensor-parallel rank."""
+    """Return whether this rank's copy of the loss is the one to count: last stage, first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def reads_batches(vp_stage: int | None) -> bool:
-    """Whether a stage of this rank needs tokens or labels; `vp_stage`: which one, None where it has but one."""
+    """Return whether a stage of this rank needs tokens or labels; `vp_stage`: which one, None where it has only one."""
     return any(
         is_stage(ignore_virtual=False, vp_stage=vp_stage)
         for is_stage in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)

@@ -1,18 +1,25 @@
-"""AdamW on megatron's optimizers: float32 master weights, clipping, fp16 loss scaling."""
+"""AdamW on Megatron's optimizers: float32 masters, clipping, fp16 loss scaling, and updates that no host waits for.
+
+Megatron's own `step` reads the norm on the host, which drains the device's queue between the backward pass and the
+update. `QueuedUpdate` uses Megatron's lists, groups, shards and copies too, but leaves the norm where it was computed:
+the device clips, and skips the update by itself where the step is not finite.
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from efficientbench.config.schema import RunConfig
 
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
-    """A stage with float32 gradient buffers that are reduced over the data-parallel ranks."""
+    """Return the stage with float32 gradient buffers, which are reduced over the data-parallel ranks."""
     ddp = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
@@ -25,7 +32,7 @@ def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataPar
 
 
 def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:
-    """megatron's optimizer over the gradient buffers of this rank's stages; weight decay not on norms and biases."""
+    """Return Megatron's optimizer over the gradient buffers of this rank's stages; norms and biases do not decay."""
     training = config.training
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -39,7 +46,7 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
             clip_grad=training.gradient_clip,
             bf16=training.dtype == "bf16",
             fp16=training.dtype == "fp16",
-            # megatron begins at 2^32, and a short run would skip most of its steps on the way down.
+            # Megatron begins at 2^32, and a short run would skip most of its steps on the way down.
             initial_loss_scale=2.0**16,
             params_dtype=stages[0].config.params_dtype,
             use_distributed_optimizer=config.parallel.distributed_optimizer,
@@ -55,17 +62,17 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
 
 
 def _use_fused_kernel(optimizer: torch.optim.Optimizer | None) -> None:
-    # megatron builds torch's AdamW without naming a kernel, which then walks over the parameters one by one.
+    # Megatron builds torch's AdamW without naming a kernel, which then walks over the parameters one by one.
     if type(optimizer) is torch.optim.AdamW:
         for group in optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
 
 
 def _scale_together(optimizer: MegatronOptimizer) -> None:
-    """One loss scale for all parts of the optimizer, which changes where the gradients of any overflow.
+    """Let all parts of the optimizer use one loss scale, which changes when the gradients of any part overflow.
 
-    Experts that ranks share out have a part of their own. megatron changes its scale by its own gradients, while the
-    loss is multiplied by the first part's: after an overflow in experts alone their gradients would come out too large.
+    Experts that ranks share out have a part of their own. Megatron changes a part's scale by that part's gradients, but
+    multiplies the loss by the first part's: after an overflow in experts alone, their gradients would be too large.
     """
     prepare, scalers = optimizer.prepare_grads, [part.grad_scaler for part in optimizer.chained_optimizers]
 
@@ -82,6 +89,85 @@ def _scale_together(optimizer: MegatronOptimizer) -> None:
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, learning_rate: float) -> None:
-    """Give every parameter group the learning rate of this step."""
+    """Set every parameter group to the learning rate of this step."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
+    """Return whether `QueuedUpdate` works: tried on `device`, since not every fused AdamW has a flag to skip a step.
+
+    fp16's loss scaler decides on the host, and Apex's and Transformer Engine's AdamW have no such flag.
+    """
+    parts = optimizer.chained_optimizers
+    ours = all(part.optimizer is None or type(part.optimizer) is torch.optim.AdamW for part in parts)
+    return ours and not any(part.config.fp16 for part in parts) and _skips_by_flag(device)
+
+
+def _skips_by_flag(device: torch.device) -> bool:
+    weight = torch.ones(2, device=device, requires_grad=True)
+    try:
+        adamw = torch.optim.AdamW([weight], lr=0.5, fused=True)
+        skipped = []
+        for flag, gradient in ((1.0, torch.nan), (0.0, 1.0)):
+            weight.grad = torch.full_like(weight, gradient)
+            _step(adamw, torch.full((), flag, device=device))
+            state = [value.cpu() for value in adamw.state[weight].values()]
+            skipped.append(not any(map(torch.count_nonzero, state)) and bool((weight.cpu() == 1).all()))
+    except RuntimeError:
+        # The device has no such kernel, or one that takes no flag.
+        return False
+    return skipped == [True, False]
+
+
+def _step(adamw: torch.optim.Optimizer, skip: torch.Tensor) -> None:
+    # The attribute that torch.amp.GradScaler sets for AdamW's fused kernels.
+    adamw.found_inf = skip  # type: ignore[attr-defined]
+    adamw.step()
+    del adamw.found_inf  # type: ignore[attr-defined]
+
+
+class QueuedUpdate:
+    """The optimizer's part of a step, queued on the device, for an optimizer that `can_queue`."""
+
+    def __init__(self, optimizer: MegatronOptimizer, device: torch.device) -> None:
+        self.optimizer, self.device = optimizer, device
+
+    @torch.no_grad()
+    def norm(self) -> torch.Tensor:
+        """Prepare the gradients for an update, and return their norm over all ranks, [] float32 on the device.
+
+        The value is that of Megatron's `get_grad_norm`, which would read it on the host.
+        """
+        self.optimizer.prepare_grads()
+        parts = self.optimizer.chained_optimizers
+        gradients = [part.get_main_grads_for_grad_norm() for part in parts]
+        groups = [part.get_grad_stats_parallel_group() for part in parts]
+        # Experts that ranks share out are summed over other ranks than the rest, unless Megatron knows the groups to be
+        # the same.
+        if self.optimizer.grads_states_parallel_group_is_shared():
+            gradients, groups = [[each for own in gradients for each in own]], groups[:1]
+        squares = []
+        for own, group in zip(gradients, groups, strict=True):
+            square = get_total_norm(own).square() if own else torch.zeros((), device=self.device)
+            dist.all_reduce(square, group=group)
+            squares.append(square)
+        return torch.stack(squares).sum().sqrt()
+
+    @torch.no_grad()
+    def update(self, norm: torch.Tensor, skip: torch.Tensor) -> None:
+        """Queue clipping and update; where `skip` is 1, weights, moments and step counts stay as they are.
+
+        Args:
+            norm: of this step.
+            skip: [] float32 on the device, 0 or 1, the same on all ranks.
+        """
+        parts = [part for part in self.optimizer.chained_optimizers if part.optimizer is not None]
+        for part in parts:
+            if part.config.clip_grad > 0.0:
+                clip_grads_with_norm_(part.get_parameters(), part.config.clip_grad, norm)
+            # In a skipped step the norm may be NaN, and so are the clipped gradients: the update does not read them.
+            part.optimizer.found_inf = skip
+        self.optimizer.step_with_ready_grads()
+        for part in parts:
+            del part.optimizer.found_inf

@@ -8,7 +8,7 @@ from efficientbench.config.schema import TrainingConfig
 
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine from the peak to the minimum; steps count from 1 (arXiv 1608.03983, eq. 5)."""
+    """Return the rate of a step, counted from 1: linear warm-up, then half a cosine (arXiv 1608.03983, equation 5)."""
     warmup = round(training.lr_warmup_fraction * steps)
     if step <= warmup:
         return training.learning_rate * step / warmup

@@ -1,9 +1,10 @@
-"""The training loop on megatron's pipeline schedules. It emits events and computes no metric."""
+"""The training loop on Megatron's pipeline schedules. It emits events and computes no metric."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -28,11 +29,29 @@ from efficientbench.training.events import (
     ValidationEnded,
     ValidationStarted,
 )
-from efficientbench.training.optimizer import set_learning_rate
-from efficientbench.training.optimizer_step import QueuedUpdate, can_queue
+from efficientbench.training.optimizer import QueuedUpdate, can_queue, set_learning_rate
 from efficientbench.training.schedule import learning_rate
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+class _Rows(NamedTuple):
+    """What each rank sends at the end of a step, in one row of float32; [ranks, …] each."""
+
+    checks: torch.Tensor
+    """[ranks, 3]: see `finite`."""
+    stop: torch.Tensor
+    """[ranks, 1]: 1 where the rank was asked to stop."""
+    sums: torch.Tensor
+    """[ranks, n, 3]: loss, tokens and UTF-8 bytes of each of n micro-batches; zeros from ranks without the loss."""
+    routed: torch.Tensor
+    """[ranks, layers · (1 + experts)]: what routers counted; empty for a model without experts."""
+
+    @classmethod
+    def of(cls, gathered: torch.Tensor, sums_shape: torch.Size) -> _Rows:
+        """Split gathered rows [ranks, width]; `sums_shape`: [n, 3]."""
+        checks, stop, sums, routed = gathered.tensor_split([3, 4, 4 + sums_shape.numel()], dim=1)
+        return cls(checks, stop, sums.reshape(-1, *sums_shape), routed)
 
 
 class Trainer:
@@ -48,38 +67,43 @@ class Trainer:
         listeners: list[Listener],
         token_bytes: torch.Tensor | None = None,
         checkpoints: Checkpoints | None = None,
-        before: Manifest | None = None,
+        resumed_from: Manifest | None = None,
     ) -> None:
-        """
+        """Take what this rank trains with.
+
         Args:
-            config: the run.
-            steps: optimizer steps in all.
-            stages, optimizer, batches: of this rank; several stages where the pipeline is interleaved.
+            config: of the run.
+            steps: optimizer steps of the whole run.
+            stages: of this rank; several where the pipeline is interleaved.
+            optimizer: of this rank.
+            batches: of this rank.
             listeners: called with every event, in order.
-            token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not tell.
-            checkpoints: saves the state; None: it is not saved.
-            before: of the checkpoint that all state is of; None: training begins.
+            token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not know them.
+            checkpoints: saves the state; None saves nothing.
+            resumed_from: the checkpoint to which all state was set; None where training begins.
         """
         self.config, self.steps = config, steps
-        self.steps_before = before.step if before is not None else 0
-        self.validation_owed = before is not None and before.stopped
+        self.steps_before = resumed_from.step if resumed_from is not None else 0
+        # An attempt that was asked to stop ended before the validation of its last step.
+        self.validation_owed = resumed_from is not None and resumed_from.stopped
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
         self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
-        self.skipped = before.steps_left_out if before is not None else 0
-        """Steps left out because loss or gradients were not finite."""
+        self.skipped = resumed_from.steps_left_out if resumed_from is not None else 0
+        """Steps skipped because loss or gradients were not finite."""
         device = batches.device
         self.queued = QueuedUpdate(optimizer, device) if can_queue(optimizer, device) else None
-        """None: the host has to decide whether the weights are updated, and waits for the device before."""
+        """None where the host has to decide on each update, and waits for the device before."""
+        # Megatron's schedules call both: the first before each backward pass, the second after the last one.
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
             stage.config.finalize_model_grads_func = self.finite.finalize_gradients
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
-        """All steps that are left, with validation and checkpoints at intervals and at the end; ends early once any
-        rank is asked to stop.
+        """Train the steps that are left, with validation and checkpoints at intervals and at the end.
 
-        Returns whether it was.
+        Returns:
+            Whether any rank was asked to stop, which ends the training early.
         """
         step, stopped = self.steps_before, False
         if self.validation_owed and self._is_validated(step):
@@ -94,19 +118,19 @@ class Trainer:
         return stopped
 
     def _checkpoint(self, step: int, stopped: bool) -> None:
-        """Save, and end what a process beside the training has written."""
+        """Save if a checkpoint is due, and complete an asynchronous one that all ranks have written."""
         if self.checkpoints is None:
             return
-        due = self.checkpoints.is_due(step, stopped)
-        if not due and not self.checkpoints.is_written():
+        due, saver = self.checkpoints.is_due(step, stopped), self.checkpoints.saver
+        if not due and not saver.is_written():
             return
         self._emit(CheckpointStarted(step))
-        self.checkpoints.finish()
+        saver.finish()
         if due:
             self.checkpoints.save(step, stopped, self.skipped)
         if step == self.steps or stopped:
-            self.checkpoints.finish()
-        self._emit(CheckpointEnded(step, self.checkpoints.is_writing))
+            saver.finish()
+        self._emit(CheckpointEnded(step, saver.writing is not None))
 
     def _is_validated(self, step: int) -> bool:
         training = self.config.training
@@ -118,78 +142,75 @@ class Trainer:
         return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
     def train_step(self, step: int, stop: bool = False) -> bool:
-        """One optimizer step; returns whether any rank asked to stop.
+        """Make one optimizer step; return whether any rank was asked to stop.
 
         Raises:
-            NonFiniteError: loss or gradients are not finite, in more steps than may be left out.
+            NonFiniteError: loss or gradients are not finite, in more steps than may be skipped.
         """
+        # The host queues all of a step before it reads anything back, so that the device never waits for the host:
+        #  1. Forward and backward passes of all micro-batches. At their end Megatron reduces the gradients over ranks;
+        #     `self.finite` measures this rank's own part just before, since a reduction would spread a NaN everywhere.
+        #  2. The norm of all gradients, still on the device.
+        #  3. One all-gather: each rank sends its checks, its wish to stop, its losses and its experts' counts.
+        #  4. The decision, by the device, from the same rows on every rank: a step that is not finite is skipped.
+        #  5. Clipping and AdamW, whose fused kernel obeys the flag of 4.
+        #  6. The one read of the step: the host waits for the rows of 3.
+        # Where the host has to decide (`self.queued` is None: fp16's loss scaler, another library's AdamW), 2, 4 and 5
+        # come after the read, as Megatron's own `optimizer.step`.
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
         set_learning_rate(self.optimizer, rate)
+        # Gradients lie in the stages' float32 buffers; masters of fp16 and bf16 weights have copies of their own.
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
-        seen, told = self._queue_update_and_read(sums, float(stop))
-        found = finite.find(seen)
-        non_finite = self._leave_out(step, found) if found is not None else None
-        updated, norm = self._updated(step, found, seen)
-        stops, of_micro_batches, counted = told.tensor_split([1, 1 + sums.numel()], dim=1)
-        loss, tokens, _ = _total(of_micro_batches.reshape(-1, *sums.shape)).sum(dim=0).tolist()
-        routing = self._routing(counted.double().sum(dim=0).tolist())
-        self._emit(StepEnded(step, loss / tokens, norm, rate, int(tokens), not updated, non_finite, routing))
-        return bool(stops.any())
+        norm = self.queued.norm() if self.queued is not None else None
+        gathered = groups.gather_rows(self._row(sums, norm, stop))
+        if self.queued is not None and norm is not None:
+            self.queued.update(norm, finite.skip_flag(_Rows.of(gathered, sums.shape).checks))
+        rows = _Rows.of(gathered.cpu(), sums.shape)
+        problem = finite.find(rows.checks)
+        if problem is not None:
+            self._count_skipped(step, problem)
+            updated, norm_read = False, None
+        elif self.queued is not None:
+            updated, norm_read = True, float(rows.checks[0, finite.NORM])
+        else:
+            updated, norm_read, _ = self.optimizer.step()
+            finite.check_norm(step, norm_read, rows.checks)
+        loss, tokens, _ = _total(rows.sums).sum(dim=0).tolist()
+        message = problem.message if problem is not None else None
+        routing = self._routing(rows.routed.double().sum(dim=0).tolist())
+        self._emit(StepEnded(step, loss / tokens, norm_read, rate, int(tokens), not updated, message, routing))
+        return bool(rows.stop.any())
 
-    def _queue_update_and_read(self, sums: torch.Tensor, stop: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queue the update, where the optimizer's can be queued, then wait for the device, once in the step.
+    def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool) -> torch.Tensor:
+        """Return what this rank sends to all ranks at the end of a step, laid out as `_Rows` reads it."""
+        checks = self.finite.row(sums[:, 0].sum(), norm)
+        routed = [stage.module.take_routing() for stage in self.stages]
+        counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
+        return torch.cat([checks, torch.full_like(checks[:1], float(stop)), sums.flatten(), *counts])
 
-        Args:
-            sums: [n, 3], what `_forward_backward` gave.
-            stop: 1 where this rank is asked to stop.
-
-        Returns:
-            Of every rank, on the host: [ranks, 3], what `finite.find` wants; [ranks, 1 + 3 n + counted] float32: the
-            wish to stop, the sums, what routers counted. Sums are made here, in float64, which not all devices have.
-        """
-        flags, routed = self.finite.flags(sums[:, 0].sum()), self._take_routing()
-        norm = self.queued.norm() if self.queued is not None else torch.zeros_like(flags[0])
-        own = [flags, norm.view(1), torch.full_like(norm, stop).view(1), sums.flatten()]
-        gathered = groups.gather_rows(torch.cat(own if routed is None else [*own, routed.flatten()]))
-        if self.queued is not None:
-            self.queued.update(norm, finite.left_out(gathered[:, :3]))
-        told = gathered.cpu()
-        return told[:, :3], told[:, 3:]
-
-    def _updated(self, step: int, found: finite.NonFinite | None, seen: torch.Tensor) -> tuple[bool, float | None]:
-        """Whether the weights are updated, here at the latest, and the gradients' norm; `seen` is as of `finite.find`.
+    def _count_skipped(self, step: int, problem: finite.NonFinite) -> None:
+        """Count a step that is skipped because it is not finite.
 
         Raises:
-            NonFiniteError: where megatron updated them, with a norm that is not finite.
+            NonFiniteError: it is one more than may be skipped.
         """
-        if found is not None:
-            return False, None
-        if self.queued is not None:
-            return True, float(seen[0, 2])
-        updated, norm, _ = self.optimizer.step()
-        finite.check_norm(step, norm, finite.largest(seen))
-        return updated, norm
-
-    def _leave_out(self, step: int, found: finite.NonFinite) -> str:
-        """Count a step that the optimizer leaves out; returns what is not finite."""
         allowed = self.config.faults.skip_non_finite_steps
         if self.skipped >= allowed:
-            left_out = f"; {allowed} such steps were left out before" if allowed else ""
+            before = f"; {allowed} such steps were left out before" if allowed else ""
             raise NonFiniteError(
-                f"step {step}: {found.told}{left_out}; the weights are those of step {step - 1} "
+                f"step {step}: {problem.message}{before}; the weights are those of step {step - 1} "
                 "(faults.skip_non_finite_steps=N leaves out up to N such steps)",
                 step,
-                found.ranks[0],
+                problem.ranks[0],
             )
         self.skipped += 1
-        return found.told
 
     def validate(self, step: int) -> None:
-        """Mean loss over the validation batches."""
+        """Compute the mean loss over the validation batches, and emit it."""
         self._emit(ValidationStarted(step))
         for stage in self.stages:
             stage.eval()
@@ -208,9 +229,9 @@ class Trainer:
         self._emit(ValidationEnded(step, loss / tokens, means, int(tokens), counted))
 
     def _forward_backward(self, batches: Callable[[], Iterator[Batch]], forward_only: bool) -> torch.Tensor:
-        """Loss, tokens and UTF-8 bytes [n, 3] of each of this rank's n micro-batches; zeros where it has no loss.
+        """Return loss, tokens and UTF-8 bytes [n, 3] of this rank's n micro-batches; zeros where it has no loss.
 
-        `batches()` begins the step's micro-batches; each stage that reads them goes through them by itself.
+        `batches()` begins the step's micro-batches; each stage that reads them iterates over them by itself.
         """
         training = self.config.training
         interleaved = len(self.stages) > 1
@@ -240,21 +261,18 @@ class Trainer:
         return output, partial(self._loss, batch)
 
     def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        # Three values, with `calculate_per_token_loss` off: Megatron then divides by the tokens of all ranks. A mean of
+        # two values would multiply gradients by CP, and the flag would weaken the auxiliary loss under CP and SP.
         tokens = batch.loss_mask.sum()
         utf8_bytes = torch.zeros_like(tokens)
         if self.token_bytes is not None and not self.stages[-1].training:
             utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
-        # Copies, because the schedules divide the loss in place.
+        # Copies, because the schedules divide the loss in place by the number of micro-batches.
         sums = torch.stack([loss.detach().float(), tokens.float(), utf8_bytes.float()])
         return loss, tokens.int(), sums
 
-    def _take_routing(self) -> torch.Tensor | None:
-        """What the routers of all stages of this rank have counted in the step; None for a model without experts."""
-        counted = [stage.module.take_routing() for stage in self.stages]
-        return None if counted[0] is None else torch.stack(counted).sum(dim=0)
-
     def _routing(self, routed: list[float]) -> Routing | None:
-        """From what `take_routing` gave, summed over all ranks, layer after layer."""
+        """Return the event's routing from what routers counted, summed over all ranks, layer after layer."""
         training, moe = self.config.training, self.config.model.moe
         if moe is None:
             return None
@@ -271,5 +289,5 @@ class Trainer:
 
 
 def _total(of_micro_batches: torch.Tensor) -> torch.Tensor:
-    """[..., n, 3] on the host, each exact in float32 → sums over n in float64, which not all devices have."""
+    """Sum [..., n, 3] on the host over n in float64, which not all devices have; each addend is exact in float32."""
     return of_micro_batches.double().sum(dim=-2)

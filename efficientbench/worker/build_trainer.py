@@ -17,8 +17,8 @@ from efficientbench.model.gpt import build_stages
 from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.batches import Batches, Vocabulary
-from efficientbench.training.checkpoints.held import held_parameters
 from efficientbench.training.checkpoints.manager import Checkpoints
+from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.events import Listener
 from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
 from efficientbench.training.trainer import Trainer
@@ -54,7 +54,7 @@ def build_trainer(
         job.budget.steps,
         [corpus.fingerprint for corpus in corpora],
         job.output,
-        held_parameters(models, config.model),
+        sharded_parameters(models, config.model),
         optimizer,
         progress,
     )

@@ -61,7 +61,7 @@ def build_record(
     duration_s: float,
 ) -> RunRecord:
     """Return the record of a run that has ended; `measured` has every rank's measurement, in the order of ranks."""
-    from efficientbench.model.kernels import fallback_kernels, kernel_names
+    from efficientbench.model.kernels.names import fallback_kernels, kernel_names
 
     config = job.config
     run = metrics.merge(measured)

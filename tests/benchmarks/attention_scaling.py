@@ -75,14 +75,14 @@ def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
 
     CPU().prepare(0)
     from efficientbench.config.schema import ParallelConfig
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
 
     torch.set_num_threads(threads)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32"])
     with groups.model_parallel(ParallelConfig(), seed=0):
-        attention = build_stage(config, torch.device("cpu")).decoder.layers[0].self_attention
+        attention = build_stages(config, torch.device("cpu"))[0].decoder.layers[0].self_attention
         for module in (attention.linear_qkv, attention.linear_proj, getattr(attention, "linear_gate", None)):
             if module is not None:
                 module.gradient_accumulation_fusion = False  # there is no buffer of gradients here

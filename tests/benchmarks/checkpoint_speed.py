@@ -40,9 +40,9 @@ def main() -> None:
     device = CPU().prepare(0)
     from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
-    from efficientbench.training.checkpoints.held import held_parameters
     from efficientbench.training.checkpoints.manager import Checkpoints
     from efficientbench.training.checkpoints.manifest import checkpoint_folder, verify
+    from efficientbench.training.checkpoints.shards import sharded_parameters
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
 
     config = resolve("gqa_0.5B", overrides=[f"model.layers={layers}", "training.dtype=fp32", "parallel.dp=1"])
@@ -60,7 +60,7 @@ def main() -> None:
                     1000,
                     [],
                     Path(folder),
-                    held_parameters(models, config.model),
+                    sharded_parameters(models, config.model),
                     optimizer,
                 )
                 step = 2 * number + asynchronous
@@ -68,7 +68,7 @@ def main() -> None:
                 checkpoints.save(step, stopped=False)
                 kind = "asynchronous" if asynchronous else "synchronous"
                 times.setdefault(f"{kind} save, training waits", []).append(time.perf_counter() - begin_s)
-                checkpoints.finish()
+                checkpoints.saver.finish()
                 if asynchronous:
                     times.setdefault("asynchronous save, until it is complete", []).append(
                         time.perf_counter() - begin_s

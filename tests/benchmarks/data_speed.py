@@ -61,7 +61,7 @@ def compare_with_training(name: str, rounds: int, folder: Path) -> Figure:
     """Batches of a smoke run's own text and length, against its training steps."""
     config = resolve(name, smoke=True, overrides=[f"data.cache={folder}"])
     corpus = prepare_corpus(None, None, folder, config.data.trained_vocab_size)
-    pairs = reading_and_training_s(config, [corpus.prefix], corpus.vocab_size, rounds)
+    pairs = reading_and_training_s(config, corpus.prefix, rounds)
     tokens = config.training.global_batch_size * config.training.seq_len
     reading_s, training_s = (statistics.median(times) for times in zip(*pairs, strict=True))
     low, middle, high = interval([training / reading for reading, training in pairs])

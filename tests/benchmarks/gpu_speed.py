@@ -165,7 +165,7 @@ class Bench:
             raise _NoFigureError(f"{type(error).__name__}: {first_line[:200]}") from None
 
     def _trained(self, config: RunConfig) -> tuple[float, int | None, dict[str, str]]:
-        from efficientbench.model.kernels import kernel_names
+        from efficientbench.model.kernels.names import kernel_names
 
         step, _ = our_step(config, self.torch_device, random_tokens(config, self.torch_device))
         return self._step_s(step), self._peak_bytes(), kernel_names(config, self.device.type)

@@ -130,7 +130,7 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
     """
     import torch.distributed as dist
 
-    from efficientbench.model.kernels.attention import causal_attention
+    from efficientbench.model.kernels.causal_attention import causal_attention
     from efficientbench.model.kernels.swiglu import swiglu
 
     model, training = config.model, config.training

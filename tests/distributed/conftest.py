@@ -9,17 +9,18 @@ import pytest
 from support.cells import write_corpus
 from support.ranks import Ranks
 
-_pools: dict[int, Ranks] = {}
+_pools: dict[tuple[int, str], Ranks] = {}
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Callable[[int], Ranks]:
-    """`ranks(2)` is the pool of two; each is started once."""
+def ranks() -> Callable[..., Ranks]:
+    """`ranks(2)` is the pool of two on the CPU, `ranks(2, "npu")` that on simulated NPUs; each is started once."""
 
-    def pool(size: int) -> Ranks:
-        if size not in _pools:
-            _pools[size] = Ranks(size)
-        return _pools[size]
+    def pool(size: int, device_type: str = "cpu") -> Ranks:
+        key = size, device_type
+        if key not in _pools:
+            _pools[key] = Ranks(size, device_type)
+        return _pools[key]
 
     return pool
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.cells import write_corpus
+import torch
 from support.checkpoints import train
 from support.configs import tiny
 from support.ranks import Ranks
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import (
@@ -24,25 +28,23 @@ from efficientbench.training.checkpoints.manifest import (
     find_good,
     fingerprint,
     keep_last,
-    latest_good,
     read_manifest,
     remove_partial,
     set_damaged_aside,
     verify,
 )
-from efficientbench.training.checkpoints.read import MetadataReader, read_weights
+from efficientbench.training.checkpoints.read import read_weights
 from efficientbench.training.errors import CheckpointError
 
 STEPS = (2, 4)
 
 
 @pytest.fixture(scope="module")
-def original(ranks: Callable[[int], Ranks], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with checkpoints after steps 2 and 4, whose corpus lies beside."""
+def original(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with checkpoints after steps 2 and 4."""
     folder = tmp_path_factory.mktemp("original")
-    write_corpus(folder / "tokens", vocab_size=131)
-    config = tiny("gqa_1.5B", f"data.cache={folder}", "checkpoint.interval=2", "checkpoint.keep=3", "parallel.dp=2")
-    ranks(2).call(train, config, folder / "tokens", max(STEPS) + 1, folder, None)
+    settings = ("checkpoint.interval=2", "checkpoint.keep=3", "parallel.dp=2")
+    ranks(2).call(train, tiny("gqa_1.5B", f"data.cache={corpus.parent}", *settings), corpus, max(STEPS) + 1, folder)
     return folder
 
 
@@ -69,7 +71,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None:
     newest = checkpoint_folder(run_folder, 4)
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
     assert names(newest) == [".metadata", "__0_0.distcp", "__1_0.distcp", "common.pt", MANIFEST, "metadata.json"]
     for name in names(newest):
         content = bytearray((newest / name).read_bytes())
@@ -82,7 +84,7 @@ def test_a_flipped_byte_in_any_file_is_found_and_named(run_folder: Path) -> None
             with pytest.raises(CheckpointError, match=f"{name}: "):
                 read_weights(newest)
         (newest / name).write_bytes(content)
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
 
 
 def test_every_byte_of_a_manifest_counts(run_folder: Path, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_what_was_half_written_is_no_checkpoint(run_folder: Path) -> None:
     assert complete(run_folder) == [checkpoint_folder(run_folder, 2), newest]
     remove_partial(run_folder)
     assert not half.exists()
-    assert latest_good(run_folder) == newest
+    assert find_good(run_folder)[0] == newest
 
 
 def test_damaged_ones_are_set_aside_and_do_not_count_among_those_kept(run_folder: Path) -> None:
@@ -146,22 +148,32 @@ class Touch:
         return os.system, (f"touch '{self.path}'",)
 
 
+@contextlib.contextmanager
+def tampered_metadata(folder: Path) -> Iterator[Any]:
+    """`.metadata` to change, written back with checksums that fit."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    yield metadata
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    rewrite_manifest(folder)
+
+
+def resume(ranks: Callable[[int], Ranks], corpus: Path, checkpoint: Path) -> None:
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", "parallel.dp=2")
+    ranks(2).call(train, config, corpus, 6, checkpoint.parent.parent / "again", checkpoint)
+
+
 def test_a_foreign_class_in_the_metadata_is_refused(
-    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+    run_folder: Path, corpus: Path, ranks: Callable[[int], Ranks]
 ) -> None:
     newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
-    with (newest / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    metadata.storage_meta = Touch(trace)
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
-    rewrite_manifest(newest)
+    with tampered_metadata(newest) as metadata:
+        metadata.storage_meta = Touch(trace)
     # Checksums do not help against one who writes them too.
     verify(newest)
     with pytest.raises(CheckpointError, match=r"\.metadata: refused, it names posix.system, which is no part"):
         read_weights(newest)
-    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
     with pytest.raises(AssertionError, match=r"CheckpointError: .*\.metadata: refused, it names posix.system"):
-        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)
+        resume(ranks, corpus, newest)
     assert not trace.exists()
     # The test itself works: an unpickler that trusts the file does what it says.
     pickle.loads((newest / ".metadata").read_bytes())
@@ -169,86 +181,82 @@ def test_a_foreign_class_in_the_metadata_is_refused(
 
 
 def test_a_foreign_class_beside_the_tensors_is_refused(
-    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+    run_folder: Path, corpus: Path, ranks: Callable[[int], Ranks]
 ) -> None:
-    import torch
-
     newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
     torch.save({"state": Touch(trace)}, newest / "common.pt")
     rewrite_manifest(newest)
-    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
     with pytest.raises(AssertionError, match=r"common.pt: refused, Weights only load failed"):
-        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)
+        resume(ranks, corpus, newest)
     assert not trace.exists()
 
 
+NORM = "model.decoder.final_layernorm.weight"
+
+
 def test_a_foreign_class_in_place_of_a_tensor_is_refused(run_folder: Path) -> None:
-    import io
-
-    import torch
-
     newest, trace = checkpoint_folder(run_folder, 4), run_folder / "was_here"
-    with (newest / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
     hostile = io.BytesIO()
     torch.save(Touch(trace), hostile)
-    name = next(index for index in metadata.storage_data if index.fqn == "model.decoder.final_layernorm.weight")
-    stored = metadata.storage_data[name]
-    stored.offset, stored.length = 0, len(hostile.getvalue())
-    (newest / stored.relative_path).write_bytes(hostile.getvalue())
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
-    rewrite_manifest(newest)
+    with tampered_metadata(newest) as metadata:
+        stored = next(each for index, each in metadata.storage_data.items() if index.fqn == NORM)
+        stored.offset, stored.length = 0, len(hostile.getvalue())
+        (newest / stored.relative_path).write_bytes(hostile.getvalue())
     with pytest.raises(CheckpointError, match=r"distcp: refused at byte 0, Weights only load failed"):
         read_weights(newest)
     assert not trace.exists()
 
 
-def test_metadata_that_names_bytes_or_other_files_is_refused(run_folder: Path) -> None:
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+def _names_another_file(metadata: Any) -> None:
+    next(iter(metadata.storage_data.values())).relative_path = "../../../etc/passwd"
 
-    newest = checkpoint_folder(run_folder, 4)
-    files = read_manifest(newest).files
-    with (newest / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    first = next(iter(metadata.storage_data.values()))
-    first.relative_path = "../../../etc/passwd"
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"refused, it reads ../../../etc/passwd, which the manifest lacks"):
-        MetadataReader(newest, files).read_metadata()
+
+def _names_bytes(metadata: Any) -> None:
     metadata.state_dict_metadata["model.bytes"] = BytesStorageMetadata()
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match="BytesStorageMetadata"):
-        MetadataReader(newest, files).read_metadata()
-    (newest / ".metadata").write_bytes(pickle.dumps({"no": "metadata"}))
-    with pytest.raises(CheckpointError, match="it is no metadata"):
-        MetadataReader(newest, files).read_metadata()
 
 
-def test_tensors_that_are_placed_and_not_described_or_described_in_part_are_refused(run_folder: Path) -> None:
+def _describes_no_tensor(metadata: Any) -> None:
+    del metadata.state_dict_metadata[NORM]
+
+
+def _places_no_part(metadata: Any) -> None:
+    for index in [each for each in metadata.storage_data if each.fqn == NORM]:
+        del metadata.storage_data[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_names_another_file, "refused, it reads ../../../etc/passwd, which the manifest lacks"),
+        (_names_bytes, "BytesStorageMetadata"),
+        (_describes_no_tensor, f"refused, it places {NORM}, which it does not describe"),
+        (_places_no_part, "the parts of decoder.final_layernorm.weight are not the whole of it"),
+    ],
+)
+def test_metadata_that_is_not_of_these_files_is_refused(
+    change: Callable[[Any], None], reason: str, run_folder: Path
+) -> None:
     newest = checkpoint_folder(run_folder, 4)
-    with (newest / ".metadata").open("rb") as file:
-        metadata = pickle.load(file)
-    index = next(index for index in metadata.storage_data if index.fqn == "model.decoder.final_layernorm.weight")
-    described = metadata.state_dict_metadata.pop(index.fqn)
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
-    rewrite_manifest(newest)
-    with pytest.raises(CheckpointError, match=rf"refused, it places {index.fqn}, which it does not describe"):
+    with tampered_metadata(newest) as metadata:
+        change(metadata)
+    with pytest.raises(CheckpointError, match=reason):
         read_weights(newest)
-    metadata.state_dict_metadata[index.fqn] = described
-    del metadata.storage_data[index]
-    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_what_is_no_metadata_is_refused(run_folder: Path) -> None:
+    newest = checkpoint_folder(run_folder, 4)
+    (newest / ".metadata").write_bytes(pickle.dumps({"no": "metadata"}))
     rewrite_manifest(newest)
-    with pytest.raises(CheckpointError, match="the parts of decoder.final_layernorm.weight are not the whole of it"):
+    with pytest.raises(CheckpointError, match="it is no metadata"):
         read_weights(newest)
 
 
 def test_ranks_refuse_damage_before_they_read_a_weight(
-    run_folder: Path, original: Path, ranks: Callable[[int], Ranks]
+    run_folder: Path, corpus: Path, ranks: Callable[[int], Ranks]
 ) -> None:
     newest = checkpoint_folder(run_folder, 4)
     with (newest / "__1_0.distcp").open("r+b") as file:
         file.seek(5000)
         file.write(b"\xff\x00\xff")
-    config = tiny("gqa_1.5B", f"data.cache={original}", "parallel.dp=2")
     with pytest.raises(AssertionError, match=r"__1_0.distcp: damaged, its SHA-256 is not that of the manifest"):
-        ranks(2).call(train, config, original / "tokens", 6, run_folder / "again", newest)
+        resume(ranks, corpus, newest)

@@ -13,22 +13,8 @@ from support.configs import tiny
 from support.ranks import Ranks
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, latest_good, read_manifest
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, find_good, read_manifest
 from efficientbench.training.checkpoints.read import read_weights
-
-
-@pytest.fixture
-def own_ranks() -> Callable[[int], Ranks]:
-    """Ranks that a test may spoil."""
-    pools = []
-
-    def pool(size: int) -> Ranks:
-        pools.append(Ranks(size))
-        return pools[-1]
-
-    yield pool
-    for each in pools:
-        each.close()
 
 
 def configured(corpus: Path, *overrides: str) -> RunConfig:
@@ -71,8 +57,8 @@ def test_an_asynchronous_one_holds_what_a_synchronous_one_does(
 
 
 @pytest.mark.proof
-def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
-    pool = own_ranks(1)
+def test_no_process_is_left_by_a_save(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    pool = ranks(1)
     for asynchronous in ("false", "true"):
         config = configured(corpus, "checkpoint.interval=1", f"checkpoint.asynchronous={asynchronous}")
         pool.call(train, config, corpus, 3, tmp_path / asynchronous)
@@ -81,9 +67,9 @@ def test_no_process_is_left_by_a_save(own_ranks: Callable[[int], Ranks], corpus:
 
 @pytest.mark.proof
 def test_a_writer_that_dies_ends_the_save_with_its_reason(
-    own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
-    pool = own_ranks(1)
+    pool = ranks(1)
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.keep=9")
     pool.call(train, config, corpus, 3, tmp_path)
     asynchronous = configured(corpus, "checkpoint.interval=2", "checkpoint.asynchronous=true")
@@ -94,18 +80,18 @@ def test_a_writer_that_dies_ends_the_save_with_its_reason(
 
 @pytest.mark.proof
 def test_a_forked_process_writes_what_a_rank_of_several_threads_has_computed(
-    own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
 ) -> None:
     # Wide enough that torch shares a copy of a weight out among the threads, none of which is in the forked process.
     wide = ("model.ffn_hidden_size=2048", "checkpoint.interval=2", "checkpoint.time_limit_s=20")
     config = configured(corpus, *wide, "checkpoint.asynchronous=true")
-    own_ranks(1).call(train, config, corpus, 5, tmp_path, None, two_threads)
+    ranks(1).call(train, config, corpus, 5, tmp_path, None, two_threads)
     assert found(tmp_path) == ["step_00000004", "step_00000005"]
 
 
 @pytest.mark.proof
-def test_a_rank_that_is_late_is_named(own_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
-    pool = own_ranks(2)
+def test_a_rank_that_is_late_is_named(ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+    pool = ranks(2)
     config = configured(corpus, "checkpoint.interval=2", "checkpoint.time_limit_s=1", "parallel.dp=2")
     for connection in pool.connections:
         connection.send((train, (config, corpus, 4, tmp_path, None, slow_writer_on_rank_1)))
@@ -130,8 +116,8 @@ def test_a_full_disk_loses_no_earlier_one(
     with pytest.raises(AssertionError, match=r"OSError: \[Errno 28\] No space left on device"):
         ranks(2).call(train, config, corpus, 8, disk)
     assert found(disk) == ["step_00000002"]
-    assert latest_good(disk) == checkpoint_folder(disk, 2)
+    assert find_good(disk)[0] == checkpoint_folder(disk, 2)
     small_disk(30 * one_kilobytes)
-    again = ranks(2).call(train, config, corpus, 8, disk, latest_good(disk))[0]
+    again = ranks(2).call(train, config, corpus, 8, disk, find_good(disk)[0])[0]
     assert again.began_after == 2
     assert found(disk) == ["step_00000008"]

@@ -46,9 +46,9 @@ MORE_CELLS = {
 
 
 @pytest.mark.parametrize("cell", [*CELLS, *(pytest.param(cell, marks=pytest.mark.proof) for cell in MORE_CELLS)])
-def test_formulas_give_what_is_sent(cell: str, ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path) -> None:
+def test_formulas_give_what_is_sent(cell: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     name, overrides = (CELLS | MORE_CELLS)[cell]
-    config = tiny(name, f"data.cache={tmp_path}", *overrides)
+    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     layout = Layout.of(config, devices=1, oversubscribe=True)
     sent = ranks(layout.world_size).call(count_step, config, corpus)
     counted: Counter[str] = Counter()

@@ -1,5 +1,4 @@
-"""The index caches of the samples: written once however many ranks and runs start together, and whole again after a
-builder that was killed while it wrote."""
+"""The cache of sample indices: written once however many runs start together, and whole after a builder was killed."""
 
 from __future__ import annotations
 

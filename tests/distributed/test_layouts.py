@@ -1,4 +1,4 @@
-"""Every layout computes what a single rank computes: loss and gradient norm at each of 10 steps, every gradient."""
+"""Every layout computes what a single rank computes: loss and gradient norm at each of 5 steps, every gradient."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cells import Outcome, train
+from support.cells import Outcome, assert_equals_single_rank, train
 from support.configs import tiny
 from support.ranks import Ranks
-from support.single_rank import assert_equals_single_rank
 
-STEPS = 10
+STEPS = 5
 RELATIVE = 1e-5
 LAYOUTS = {
     "TP 2": (2, ["parallel.tp=2"]),
@@ -87,15 +86,12 @@ QUICK = {
 
 
 @pytest.fixture(scope="session")
-def single(
-    ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Outcome]:
+def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome]:
     """`single(name, *overrides)`: a single rank's outcome for a variant."""
-    cache = tmp_path_factory.mktemp("cache")
 
     @functools.cache
     def outcome(name: str, *overrides: str) -> Outcome:
-        config = tiny(name, f"data.cache={cache}", "parallel.distributed_optimizer=false", *overrides)
+        config = tiny(name, f"data.cache={corpus.parent}", "parallel.distributed_optimizer=false", *overrides)
         return ranks(1).call(train, config, corpus, STEPS)[0]
 
     return outcome
@@ -106,10 +102,10 @@ def single(
     [cell if cell in QUICK else pytest.param(*cell, marks=pytest.mark.proof) for cell in [*CELLS, *FUSED_CELLS]],
 )
 def test_layout_equals_single_rank(
-    name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path, tmp_path: Path
+    name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path
 ) -> None:
     size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS)[layout]
-    config = tiny(name, f"data.cache={tmp_path}", *overrides)
+    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)

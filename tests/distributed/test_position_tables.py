@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from support.cells import Outcome, train, whole_gradients, write_corpus
+from support.cells import Outcome, train, whole_gradients
 from support.configs import tiny
 from support.ranks import Ranks
 
@@ -44,15 +44,14 @@ def train_without_mark(mark: str | None, config: RunConfig, prefix: Path) -> tup
     ],
 )
 def test_each_mark_is_needed(
-    name: str, layout: list[str], size: int, mark: str, ranks: Callable[[int], Ranks], tmp_path: Path
+    name: str, layout: list[str], size: int, mark: str, ranks: Callable[[int], Ranks], corpus: Path
 ) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
     # Weights so large that scores, and with them the table, weigh in the gradient norm.
-    overrides = [f"data.cache={tmp_path}", "model.init_std=0.2"]
+    overrides = [f"data.cache={corpus.parent}", "model.init_std=0.2"]
     config, split = tiny(name, *overrides), tiny(name, *overrides, *layout)
-    [(expected, _)] = ranks(1).call(train_without_mark, None, config, tmp_path / "tokens")
-    marked = ranks(size).call(train_without_mark, None, split, tmp_path / "tokens")
-    unmarked = ranks(size).call(train_without_mark, mark, split, tmp_path / "tokens")
+    [(expected, _)] = ranks(1).call(train_without_mark, None, config, corpus)
+    marked = ranks(size).call(train_without_mark, None, split, corpus)
+    unmarked = ranks(size).call(train_without_mark, mark, split, corpus)
     assert agrees(marked, expected)
     assert not agrees(unmarked, expected)
 

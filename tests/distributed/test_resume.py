@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import Trained, train
+from support.checkpoints import Resumed, train
 from support.configs import tiny
 from support.ranks import Ranks
 
@@ -69,7 +69,7 @@ RESHARDED = [
 ]
 QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
 
-Saved = Callable[..., tuple[Trained, Path]]
+Saved = Callable[..., tuple[Resumed, Path]]
 
 
 def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:
@@ -79,9 +79,9 @@ def configured(name: str, cache: Path, overrides: list[str]) -> RunConfig:
 @pytest.fixture(scope="module")
 def saved(ranks: Callable[[int], Ranks], corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """`saved(name, size, *overrides)`: an undisturbed run and its folder, trained once."""
-    runs: dict[tuple[object, ...], tuple[Trained, Path]] = {}
+    runs: dict[tuple[object, ...], tuple[Resumed, Path]] = {}
 
-    def run(name: str, size: int, *overrides: str) -> tuple[Trained, Path]:
+    def run(name: str, size: int, *overrides: str) -> tuple[Resumed, Path]:
         key = (name, size, *overrides)
         if key not in runs:
             folder = tmp_path_factory.mktemp("run")

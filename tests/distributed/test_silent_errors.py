@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from support.cells import Outcome, train, whole_gradients, write_corpus
+from support.cells import Outcome, train, whole_gradients
 from support.configs import tiny
 from support.ranks import Ranks
+from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import ParallelConfig, RunConfig
 
@@ -20,7 +22,6 @@ def reduce_transposed() -> tuple[torch.Tensor, torch.Tensor]:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import mappings
 
-    from efficientbench.config.schema import ParallelConfig
     from efficientbench.model import megatron_patches
     from efficientbench.training import groups
 
@@ -42,7 +43,7 @@ def initial_weights(config: RunConfig) -> dict[str, tuple[torch.Tensor, int | No
     """This rank's parameters by global name, with what splits them."""
     from megatron.core import parallel_state
 
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training import groups
 
@@ -55,7 +56,7 @@ def initial_weights(config: RunConfig) -> dict[str, tuple[torch.Tensor, int | No
                 getattr(parameter, "partition_stride", 1),
                 rank,
             )
-            for name, parameter in global_parameters(build_stage(config, torch.device("cpu"))).items()
+            for name, parameter in global_parameters(build_stages(config, torch.device("cpu"))[0]).items()
         }
 
 
@@ -87,65 +88,54 @@ def test_split_parameters_are_marked_so_that_the_norm_counts_them_once(ranks: Ca
 
 def reported_and_recomputed_loss(config: RunConfig, prefix: Path) -> tuple[float, float]:
     """The first step's loss as the trainer reports it, and the mean over its tokens computed from the logits."""
-    from efficientbench.model.gpt import build_stage
-    from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.events import Event, StepEnded
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
-
-    device = torch.device("cpu")
-    reported: list[float] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepEnded):
-            reported.append(event.loss)
-
-    with groups.model_parallel(config.parallel, config.training.seed):
-        model = wrap_data_parallel(build_stage(config, device), config)
-        batches = Batches(config, 1, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        assert batches.micro_batches > 1
+    observed = Observed()
+    with tiny_training(config, prefix, 1, observed.listen) as trainer:
+        [model] = trainer.stages
+        assert trainer.batches.micro_batches > 1
         losses = [
             torch.nn.functional.cross_entropy(model(batch.tokens).flatten(0, 1), batch.labels.flatten())
-            for batch in batches.training_step(1)
+            for batch in trainer.batches.training_step(1)
         ]
         recomputed = torch.stack(losses).mean().item()
-        optimizer = build_optimizer([model], config)
-        assert all(group["fused"] for group in optimizer.param_groups)
-        Trainer(config, 1, [model], optimizer, batches, [listen]).train_step(1)
-    return reported[0], recomputed
+        assert all(group["fused"] for group in trainer.optimizer.param_groups)
+        trainer.train_step(1)
+    return observed.losses[0], recomputed
 
 
-def test_the_reported_loss_is_the_mean_over_all_micro_batches(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
-    config = tiny("gqa_1.5B", f"data.cache={tmp_path}")
-    [(reported, recomputed)] = ranks(1).call(reported_and_recomputed_loss, config, tmp_path / "tokens")
+def test_the_reported_loss_is_the_mean_over_all_micro_batches(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}")
+    [(reported, recomputed)] = ranks(1).call(reported_and_recomputed_loss, config, corpus)
     assert reported == pytest.approx(recomputed, rel=1e-6)
 
 
-def train_sending_in_batches(config: RunConfig, prefix: Path) -> Outcome:
-    """One step with megatron's default way of sending between stages."""
+def train_with_settings(settings: dict[str, bool], config: RunConfig, prefix: Path) -> Outcome:
+    """One step with other settings of megatron's than ours."""
     from efficientbench.model import gpt
 
     build = gpt.transformer_config
 
-    def build_default(config: RunConfig, attention_kernel: object) -> object:
+    def build_with_settings(config: RunConfig, attention_kernel: object) -> object:
         engine = build(config, attention_kernel)
-        engine.overlap_p2p_comm, engine.batch_p2p_comm = False, True
+        for name, value in settings.items():
+            setattr(engine, name, value)
         return engine
 
-    with mock.patch.object(gpt, "transformer_config", build_default):
+    with mock.patch.object(gpt, "transformer_config", build_with_settings):
         return train(config, prefix, steps=1)
 
 
-def test_interleaved_stages_send_and_receive_overlapped(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
-    overrides = [f"data.cache={tmp_path}", "model.layers=4"]
+train_sending_in_batches = functools.partial(train_with_settings, {"overlap_p2p_comm": False, "batch_p2p_comm": True})
+# Megatron divides all gradients by the tokens at the end, that of the auxiliary loss too.
+train_divided_by_tokens_in_the_engine = functools.partial(train_with_settings, {"calculate_per_token_loss": True})
+
+
+def test_interleaved_stages_send_and_receive_overlapped(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    overrides = [f"data.cache={corpus.parent}", "model.layers=4"]
     interleaved = tiny("gqa_1.5B", *overrides, "parallel.pp=2", "parallel.vpp=2")
-    [expected] = ranks(1).call(train, tiny("gqa_1.5B", *overrides), tmp_path / "tokens", 1)
-    for remedied in ranks(2).call(train, interleaved, tmp_path / "tokens", 1):
+    [expected] = ranks(1).call(train, tiny("gqa_1.5B", *overrides), corpus, 1)
+    for remedied in ranks(2).call(train, interleaved, corpus, 1):
         assert remedied.norms == pytest.approx(expected.norms, rel=1e-5)
-    for default in ranks(2).call(train_sending_in_batches, interleaved, tmp_path / "tokens"):
+    for default in ranks(2).call(train_sending_in_batches, interleaved, corpus):
         assert default.norms != pytest.approx(expected.norms, rel=1e-2), "megatron has mended it"
 
 
@@ -163,13 +153,12 @@ def train_with_mean_loss(config: RunConfig, prefix: Path) -> Outcome:
         return train(config, prefix, steps=1)
 
 
-def test_context_parallel_ranks_count_their_tokens(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
-    whole, split = (tiny("gqa_1.5B", f"data.cache={tmp_path}", f"parallel.cp={size}") for size in (1, 2))
-    [expected] = ranks(1).call(train, whole, tmp_path / "tokens", 1)
-    for counted in ranks(2).call(train, split, tmp_path / "tokens", 1):
+def test_context_parallel_ranks_count_their_tokens(ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    whole, split = (tiny("gqa_1.5B", f"data.cache={corpus.parent}", f"parallel.cp={size}") for size in (1, 2))
+    [expected] = ranks(1).call(train, whole, corpus, 1)
+    for counted in ranks(2).call(train, split, corpus, 1):
         assert counted.norms == pytest.approx(expected.norms, rel=1e-5)
-    for mean in ranks(2).call(train_with_mean_loss, split, tmp_path / "tokens"):
+    for mean in ranks(2).call(train_with_mean_loss, split, corpus):
         assert mean.norms == pytest.approx([2 * norm for norm in expected.norms], rel=1e-5)
 
 
@@ -211,18 +200,20 @@ def test_the_shared_keys_gradient_is_that_of_all_heads_and_tokens(
     without_remedy: Callable[[RunConfig, Path], Outcome],
     layout: list[str],
     ranks: Callable[[int], Ranks],
-    tmp_path: Path,
+    corpus: Path,
 ) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
     name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight"
-    single, split = tiny("mla_1.5B", f"data.cache={tmp_path}"), tiny("mla_1.5B", f"data.cache={tmp_path}", *layout)
+    single, split = (
+        tiny("mla_1.5B", f"data.cache={corpus.parent}"),
+        tiny("mla_1.5B", f"data.cache={corpus.parent}", *layout),
+    )
 
     def shared_key_gradient(outcomes: list[Outcome]) -> torch.Tensor:
         return outcomes[0].gradients[name].tensor[single.model.attention.kv_lora_rank :]
 
-    expected = shared_key_gradient(ranks(1).call(train, single, tmp_path / "tokens", 1))
-    found = shared_key_gradient(ranks(2).call(train, split, tmp_path / "tokens", 1))
-    wrong = shared_key_gradient(ranks(2).call(without_remedy, split, tmp_path / "tokens"))
+    expected = shared_key_gradient(ranks(1).call(train, single, corpus, 1))
+    found = shared_key_gradient(ranks(2).call(train, split, corpus, 1))
+    wrong = shared_key_gradient(ranks(2).call(without_remedy, split, corpus))
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     assert (wrong - expected).abs().max() > 0.1 * expected.abs().max()
 
@@ -230,21 +221,6 @@ def test_the_shared_keys_gradient_is_that_of_all_heads_and_tokens(
 def train_with_whole_experts_on_each_rank(config: RunConfig, prefix: Path) -> Outcome:
     """One step in which tensor-parallel ranks hold the same experts and give them different tokens."""
     with mock.patch.object(ParallelConfig, "expert_tp", 1):
-        return train(config, prefix, steps=1)
-
-
-def train_divided_by_tokens_in_the_engine(config: RunConfig, prefix: Path) -> Outcome:
-    """One step in which megatron divides all gradients by the tokens at the end, that of the auxiliary loss too."""
-    from efficientbench.model import gpt
-
-    build = gpt.transformer_config
-
-    def build_per_token(config: RunConfig, attention_kernel: object) -> object:
-        engine = build(config, attention_kernel)
-        engine.calculate_per_token_loss = True
-        return engine
-
-    with mock.patch.object(gpt, "transformer_config", build_per_token):
         return train(config, prefix, steps=1)
 
 
@@ -269,18 +245,17 @@ def test_gradients_of_experts_and_router_are_those_of_all_tokens(
     layout: list[str],
     name: str,
     ranks: Callable[[int], Ranks],
-    tmp_path: Path,
+    corpus: Path,
 ) -> None:
-    write_corpus(tmp_path / "tokens", vocab_size=131)
-    overrides = [f"data.cache={tmp_path}", "model.moe.auxiliary_loss=0.1"]
+    overrides = [f"data.cache={corpus.parent}", "model.moe.auxiliary_loss=0.1"]
     single, split = tiny("moe_1.5Bx8", *overrides), tiny("moe_1.5Bx8", *overrides, *layout)
 
     def gradient(outcomes: list[Outcome]) -> torch.Tensor:
         return whole_gradients(outcomes, single.model.vocab_size)[name]
 
-    expected = gradient(ranks(1).call(train, single, tmp_path / "tokens", 1))
-    found = gradient(ranks(2).call(train, split, tmp_path / "tokens", 1))
-    wrong = [each.gradients[name].tensor for each in ranks(2).call(without_remedy, split, tmp_path / "tokens")]
+    expected = gradient(ranks(1).call(train, single, corpus, 1))
+    found = gradient(ranks(2).call(train, split, corpus, 1))
+    wrong = [each.gradients[name].tensor for each in ranks(2).call(without_remedy, split, corpus)]
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     for each in wrong:
         assert each.shape == expected.shape

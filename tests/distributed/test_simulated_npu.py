@@ -6,17 +6,16 @@ every gradient of the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support import npu_checks
-from support.cells import train
+from support.cells import assert_equals_single_rank, train
 from support.configs import tiny
 from support.host_reads import reads_of_a_step
 from support.ranks import Ranks
-from support.single_rank import assert_equals_single_rank
 
 pytestmark = pytest.mark.proof
 
@@ -32,74 +31,57 @@ TWO_RANKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def npu_ranks() -> Iterator[Callable[[int], Ranks]]:
-    """`npu_ranks(2)` is the pool of two ranks, each on a simulated NPU."""
-    pools: dict[int, Ranks] = {}
-
-    def pool(size: int) -> Ranks:
-        if size not in pools:
-            pools[size] = Ranks(size, "npu")
-        return pools[size]
-
-    yield pool
-    for each in pools.values():
-        each.close()
-
-
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_trains_as_a_cpu_does(
     name: str,
     size: int,
-    npu_ranks: Callable[[int], Ranks],
-    ranks: Callable[[int], Ranks],
+    ranks: Callable[..., Ranks],
     corpus: Path,
-    tmp_path: Path,
 ) -> None:
-    alone = tiny(name, f"data.cache={tmp_path}")
-    config = alone if size == 1 else tiny(name, f"data.cache={tmp_path}", *TWO_RANKS[name])
+    alone = tiny(name, f"data.cache={corpus.parent}")
+    config = alone if size == 1 else tiny(name, f"data.cache={corpus.parent}", *TWO_RANKS[name])
     [expected] = ranks(1).call(train, alone, corpus, STEPS)
-    outcomes = npu_ranks(size).call(train, config, corpus, STEPS, "npu:0")
+    outcomes = ranks(size, "npu").call(train, config, corpus, STEPS, "npu:0")
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
 # Together they have all fused kernels: heads of unequal dimensions, a bias, experts.
 @pytest.mark.parametrize("name", ["mla_1.5B", "relative_1.5B", "moe_1.5Bx8"])
 def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(
-    name: str, npu_ranks: Callable[[int], Ranks], ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    name: str, ranks: Callable[..., Ranks], corpus: Path
 ) -> None:
-    config = tiny(name, f"data.cache={tmp_path}", "training.dtype=bf16")
+    config = tiny(name, f"data.cache={corpus.parent}", "training.dtype=bf16")
     [expected] = ranks(1).call(train, config, corpus, STEPS)
-    [outcome] = npu_ranks(1).call(train, config, corpus, STEPS, "npu:0")
+    [outcome] = ranks(1, "npu").call(train, config, corpus, STEPS, "npu:0")
     # Kernels keep float32 where the CPU rounds in between.
     assert outcome.losses == pytest.approx(expected.losses, rel=1e-2)
     assert outcome.norms == pytest.approx(expected.norms, rel=5e-2)
 
 
-def test_kernels_and_their_gradients_equal_the_cpus(npu_ranks: Callable[[int], Ranks]) -> None:
-    [errors] = npu_ranks(1).call(npu_checks.kernel_errors)
+def test_kernels_and_their_gradients_equal_the_cpus(ranks: Callable[..., Ranks]) -> None:
+    [errors] = ranks(1, "npu").call(npu_checks.kernel_errors)
     assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
 
 
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
 def test_grouped_matmul_and_its_weight_gradient(
-    dtype: torch.dtype, relative: float, npu_ranks: Callable[[int], Ranks]
+    dtype: torch.dtype, relative: float, ranks: Callable[..., Ranks]
 ) -> None:
-    [errors] = npu_ranks(1).call(npu_checks.grouped_matmul_errors, dtype)
+    [errors] = ranks(1, "npu").call(npu_checks.grouped_matmul_errors, dtype)
     assert max(errors) < relative
 
 
-def test_with_all_experts_on_a_rank_the_host_reads_nothing(npu_ranks: Callable[[int], Ranks]) -> None:
-    [(forward, backward, operators)] = npu_ranks(1).call(
+def test_with_all_experts_on_a_rank_the_host_reads_nothing(ranks: Callable[..., Ranks]) -> None:
+    [(forward, backward, operators)] = ranks(1, "npu").call(
         npu_checks.waits_of_a_mixture, tiny("moe_1.5Bx8", "training.dtype=bf16")
     )
     assert (forward, backward) == ([], [])
     assert operators > 20
 
 
-def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable[[int], Ranks]) -> None:
-    [said] = npu_ranks(1).call(npu_checks.refusals)
+def test_the_simulated_device_refuses_what_the_real_one_does(ranks: Callable[..., Ranks]) -> None:
+    [said] = ranks(1, "npu").call(npu_checks.refusals)
     assert said["reduce float64"] == "HCCL AllReduce & Reduce: Unsupported data type torch.float64"
     assert "same device, but found at least two devices, npu:0 and cpu" in said["mix devices"]
     assert said["give a kernel a host tensor"] == "npu_swiglu: expected a tensor on npu, got one on cpu"
@@ -107,14 +89,14 @@ def test_the_simulated_device_refuses_what_the_real_one_does(npu_ranks: Callable
     assert "is 2048 × 2048" in said["mask of the sequence's size"]
     assert "'SBD' is none of BSH, SBH" in said["an unknown layout"]
     assert said["gradient of a grouped matmul"].startswith("npu_grouped_matmul has no gradient")
-    assert npu_ranks(1).call(npu_checks.double_becomes_float) == [torch.float32]
+    assert ranks(1, "npu").call(npu_checks.double_becomes_float) == [torch.float32]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_step_leaves_the_device_once_and_after_the_update(
-    dtype: str, npu_ranks: Callable[[int], Ranks], corpus: Path, tmp_path: Path
+    dtype: str, ranks: Callable[..., Ranks], corpus: Path
 ) -> None:
-    config = tiny("gqa_1.5B", f"data.cache={tmp_path}", f"training.dtype={dtype}")
-    [reads] = npu_ranks(1).call(reads_of_a_step, config, corpus, "npu:0")
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", f"training.dtype={dtype}")
+    [reads] = ranks(1, "npu").call(reads_of_a_step, config, corpus, "npu:0")
     assert reads.before_update == []
     assert len(reads.after_update) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.command_line import LONG, TIME_LIMIT_S, Finished, efficientbench, started, wait_for_steps
 
-from efficientbench.training.checkpoints.manifest import latest_good
+from efficientbench.training.checkpoints.manifest import find_good
 
 Tiny = tuple[str, ...]
 
@@ -79,9 +79,9 @@ def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: 
         wait_for_steps(folder, 2, run)
         run.terminate()
         run.communicate(timeout=TIME_LIMIT_S)
-    saved = latest_good(folder)
+    saved = find_good(folder)[0]
     refused(efficientbench(*tiny, *LONG, "--data", str(tmp_path / "missing.txt")), "missing.txt: no such file")
-    assert latest_good(folder) == saved
+    assert find_good(folder)[0] == saved
     assert {"record.json", "steps.jsonl", "checkpoint"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "previous").exists()
 

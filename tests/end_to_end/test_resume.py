@@ -22,7 +22,7 @@ from support.command_line import (
     workers,
 )
 
-from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, latest_good
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, find_good
 
 Tiny = tuple[str, ...]
 RUN = ("training.steps=40", "training.validation_interval=8", "checkpoint.interval=10")
@@ -68,7 +68,7 @@ def interrupted(folder: Path, words: Tiny, how: signal.Signals, after: int) -> i
 
 def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGTERM, 5) == 143
-    saved = latest_good(folder)
+    saved = find_good(folder)[0]
     assert saved is not None
     stopped_after = int(saved.name.removeprefix("step_"))
     # A stop is answered after the step in which it comes, and that step's state is saved.
@@ -159,4 +159,4 @@ def test_no_writer_outlives_its_rank(tiny: Tiny, folder: Path) -> None:
         rank.kill()
         run.communicate(timeout=TIME_LIMIT_S)
     until(lambda: not any(process.is_running() for process in family), "the writer's end", limit_s=5)
-    assert latest_good(folder) is not None
+    assert find_good(folder)[0] is not None

@@ -24,7 +24,7 @@ from support.command_line import (
     workers,
 )
 
-from efficientbench.training.checkpoints.manifest import PARTIAL, complete, latest_good, verify
+from efficientbench.training.checkpoints.manifest import PARTIAL, complete, find_good, verify
 from efficientbench.training.checkpoints.read import read_weights
 
 Tiny = tuple[str, ...]
@@ -67,7 +67,7 @@ def test_a_run_that_is_killed_20_times_ends_with_the_bits_of_one_that_never_was(
     saved, halved = -1, 0
     for kill in range(KILLS):
         halved += kill_a_rank(words, folder, chance, ("training", "saving", "starting", "saving")[kill % 4])
-        good = latest_good(folder)
+        good = find_good(folder)[0]
         step = verify(good).step if good is not None else 0
         assert step >= saved, f"the checkpoint of step {saved} is lost"
         saved = step
@@ -106,7 +106,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint(tiny: Tiny, small_disk: Callabl
     done = efficientbench(*words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith(f"error: no space left in {folder}"), done.stderr
-    good = latest_good(folder)
+    good = find_good(folder)[0]
     assert good is not None
     assert verify(good).step == 4
     assert f"last good checkpoint: {good}" in done.stderr

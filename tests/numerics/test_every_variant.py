@@ -81,7 +81,7 @@ def test_flops_equal_those_that_torch_counts(variant: str, monkeypatch: pytest.M
     from efficientbench.model.kernels import grouped_mm
 
     # The counter sees matmuls only: neither the CPU's fused attention nor grouped ones.
-    monkeypatch.setattr(gpt, "DEFAULT", dense_attention)
+    monkeypatch.setattr(gpt, "causal_attention", dense_attention)
     monkeypatch.setattr(gqa, "biased_causal_attention", dense_attention)
     monkeypatch.setattr(nsa, "range_attention", eager_range_attention)
     monkeypatch.setattr(nsa, "selected_attention", eager_selected_attention)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.configs import tiny
 from support.mixtral import same_weights, to_mixtral
-from support.oracle import build, gradients_beside, relative_error, weights_of
+from support.oracle import assert_gradients_equal, build, gradients_beside, relative_error, weights_of
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels import grouped_mm as kernel
@@ -18,8 +18,10 @@ MIXTRAL_LIKE = ["model.attention.qkv_bias=false", "model.init_std=0.2"]
 
 
 def auxiliary_losses(router_logits: list[torch.Tensor], model: ModelConfig) -> list[torch.Tensor]:
-    """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4): f_e the share of choices that
-    fell on expert e, P_e its mean probability over all experts. logits [tokens, E]."""
+    """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4), from logits [tokens, E].
+
+    f_e is the share of choices that fell on expert e, P_e its mean probability over all experts.
+    """
     assert model.moe is not None
     losses = []
     for logits in router_logits:
@@ -58,34 +60,7 @@ def test_logits_loss_and_gradients_equal_mixtral(
         assert relative_error(counted[:, 0], expected) < 1e-5
     chosen = [row.topk(2).indices.flatten().bincount(minlength=8).tolist() for row in logits_of_routers]
     assert counted[:, 1:].tolist() == chosen
-    gradients = to_mixtral(ours, config.model)
-    for key, oracle in mixtral.named_parameters():
-        assert relative_error(gradients[key], oracle.grad) < 1e-5, key
-
-
-@pytest.mark.parametrize("grouped", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_grouped_matmul_is_one_matmul_for_each_group(
-    dtype: torch.dtype, grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not grouped:
-        monkeypatch.setattr(kernel, "has_grouped_mm", lambda device_type: False)
-    elif not kernel.has_grouped_mm("cpu"):
-        pytest.skip("this torch has no grouped_mm")
-    generator = torch.Generator().manual_seed(1)
-    sizes = [0, 5, 1, 0, 7, 0]
-    weights = torch.randn(6, 8, 16, generator=generator, dtype=dtype)
-    # One row for all, as the gradient of a sum is.
-    x = torch.randn(1, 8, generator=generator, dtype=dtype).expand(13, 8)
-    expected = torch.cat([rows @ weight for rows, weight in zip(x.split(sizes), weights, strict=True)])
-    tolerance = 1e-2 if dtype is torch.bfloat16 else 1e-6
-    groups = kernel.RowGroups(torch.tensor(sizes), x.device)
-    assert relative_error(kernel.grouped_mm(x, weights, groups), expected) < tolerance
-    gradient = torch.ones(6, 16, 8)
-    kernel.accumulate_weight_gradient(x, expected, groups, gradient)
-    oracle = torch.stack([g.t() @ rows for g, rows in zip(expected.split(sizes), x.split(sizes), strict=True)]) + 1
-    assert relative_error(gradient, oracle.float()) < tolerance
-    assert torch.equal(gradient[0], torch.ones(16, 8))
+    assert_gradients_equal(to_mixtral(ours, config.model), mixtral)
 
 
 def test_the_host_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import torch
 from support.npu_kernels import NsaSelectAttention
 
 from efficientbench.model.kernels import npu_fused
-from efficientbench.model.kernels.nsa import npu as nsa_npu
-from efficientbench.model.kernels.nsa import selection as nsa_selection
-from efficientbench.model.kernels.nsa.choice import SelectionShape
+from efficientbench.model.kernels.nsa import selected_attention as nsa_selection
+from efficientbench.model.kernels.nsa import selected_attention_npu as nsa_npu
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 SEQUENCE = 1088
 SHAPE = SelectionShape(block=64, count=16, head_dim=128, group=7, sequence=2048, half=True)

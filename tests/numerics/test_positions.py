@@ -114,7 +114,7 @@ def test_flex_attention_is_given_the_same_bias_and_mask(groups: int) -> None:
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 12), (2, 2), (7, 50)])
 def test_buckets_equal_those_of_t5(buckets: int, max_distance: int) -> None:
-    from efficientbench.model.position.relative import bucket
+    from efficientbench.model.position import bucket
 
     t5 = t5_attention(RelativeConfig(buckets=buckets, max_distance=max_distance), heads=1)
     distances = torch.arange(5000)
@@ -128,7 +128,7 @@ def test_buckets_equal_those_of_t5(buckets: int, max_distance: int) -> None:
 def test_slopes_equal_those_of_bloom(heads: int) -> None:
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-    from efficientbench.model.position.alibi import slopes
+    from efficientbench.model.position import slopes
 
     expected = build_alibi_tensor(torch.ones(1, 2), heads, torch.float64)[:, 0, 1]
     torch.testing.assert_close(torch.tensor(slopes(heads), dtype=torch.float64), expected, rtol=1e-6, atol=0)

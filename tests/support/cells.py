@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import RunConfig
 
 
 @dataclass
-class Piece:
+class Part:
     """One rank's part of a parameter's gradient."""
 
     tensor: torch.Tensor
@@ -24,15 +26,11 @@ class Piece:
 
 
 @dataclass
-class Outcome:
+class Outcome(Observed):
     """A few steps on one rank."""
 
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    validation_losses: list[float] = field(default_factory=list)
-    auxiliary_losses: list[float] = field(default_factory=list)
-    tokens_per_expert: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
-    gradients: dict[str, Piece] = field(default_factory=dict)
+    gradients: dict[str, Part] = field(default_factory=dict)
+    """Of the first step, by global names."""
     pp_rank: int = 0
 
 
@@ -56,60 +54,38 @@ def train(config: RunConfig, prefix: Path, steps: int, device_name: str = "cpu")
     """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
     from megatron.core import parallel_state
 
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.events import Event, StepEnded, ValidationEnded
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
-
     outcome = Outcome()
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepEnded):
-            outcome.losses.append(event.loss)
-            outcome.norms.append(event.gradient_norm or float("nan"))
-            if event.routing is not None:
-                outcome.auxiliary_losses.append(event.routing.auxiliary_loss or float("nan"))
-                outcome.tokens_per_expert.append(event.routing.tokens_per_expert)
-        elif isinstance(event, ValidationEnded):
-            outcome.validation_losses.append(event.loss)
-
-    device = torch.device(device_name)
-    with groups.model_parallel(config.parallel, config.training.seed):
+    with tiny_training(config, prefix, steps, outcome.listen, device_name=device_name) as trainer:
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-        optimizer = build_optimizer(stages, config)
-        batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        prepare = optimizer.prepare_grads
+        prepare = trainer.optimizer.prepare_grads
 
         def prepare_after_keeping_gradients() -> object:
             if not outcome.gradients:
-                for stage in stages:
+                for stage in trainer.stages:
                     outcome.gradients |= _gradients(stage)
             return prepare()
 
-        optimizer.prepare_grads = prepare_after_keeping_gradients
-        Trainer(config, steps, stages, optimizer, batches, [listen]).train(lambda: False)
+        trainer.optimizer.prepare_grads = prepare_after_keeping_gradients
+        trainer.train(lambda: False)
     return outcome
 
 
-def _gradients(model: torch.nn.Module) -> dict[str, Piece]:
+def _gradients(model: torch.nn.Module) -> dict[str, Part]:
     from efficientbench.model.initial_weights import EXPERTS, expert_names, global_parameters, tensor_parallel_rank
 
     for buffer in [*model.buffers, *model.expert_parallel_buffers]:
         _gather_reduced_shards(buffer)
-    pieces = {}
+    parts = {}
     for name, parameter in global_parameters(model.module).items():
         gradient, position = parameter.main_grad.cpu().clone(), tensor_parallel_rank(name)[0]
         dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
         stride = getattr(parameter, "partition_stride", 1)
         if EXPERTS in name:
             for expert, part in zip(expert_names(name, len(gradient)), gradient, strict=True):
-                pieces[expert] = Piece(part, position, dim - 1, stride)
+                parts[expert] = Part(part, position, dim - 1, stride)
         else:
-            pieces[name] = Piece(gradient, position, dim, stride)
-    return pieces
+            parts[name] = Part(gradient, position, dim, stride)
+    return parts
 
 
 def _gather_reduced_shards(buffer: object) -> None:
@@ -126,13 +102,13 @@ def _gather_reduced_shards(buffer: object) -> None:
 
 def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch.Tensor]:
     """Every parameter's full gradient, put together from the ranks that split it, of the first replica that has it."""
-    found: dict[tuple[int, str], dict[int, Piece]] = {}
+    found: dict[tuple[int, str], dict[int, Part]] = {}
     for outcome in outcomes:
-        for name, piece in outcome.gradients.items():
-            found.setdefault((outcome.pp_rank, name), {}).setdefault(piece.position, piece)
+        for name, part in outcome.gradients.items():
+            found.setdefault((outcome.pp_rank, name), {}).setdefault(part.position, part)
     whole: dict[str, torch.Tensor] = {}
-    for (_, name), pieces in found.items():
-        gradient = _join(name, [pieces[position] for position in sorted(pieces)])
+    for (_, name), parts in found.items():
+        gradient = _join(name, [parts[position] for position in sorted(parts)])
         if name == "embedding.word_embeddings.weight":
             gradient = gradient[:vocab_size]
         # The tied embedding lies on two stages, which must agree.
@@ -141,7 +117,7 @@ def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch
     return whole
 
 
-def _join(name: str, parts: list[Piece]) -> torch.Tensor:
+def _join(name: str, parts: list[Part]) -> torch.Tensor:
     dim, stride = parts[0].dim, parts[0].stride
     if dim is None:
         # What every rank holds whole stays the same on all of them only while its gradients do.
@@ -149,3 +125,19 @@ def _join(name: str, parts: list[Piece]) -> torch.Tensor:
         return parts[0].tensor
     chunks = [part.tensor.chunk(stride, dim=dim) for part in parts]
     return torch.cat([torch.cat([chunk[index] for chunk in chunks], dim=dim) for index in range(stride)], dim=dim)
+
+
+def assert_equals_single_rank(outcomes: list[Outcome], expected: Outcome, vocab_size: int, relative: float) -> None:
+    """Every rank has the losses, norms and routing of `expected`, a single rank's; together they have its gradients."""
+    for outcome in outcomes:
+        assert outcome.losses == pytest.approx(expected.losses, rel=relative)
+        assert outcome.norms == pytest.approx(expected.norms, rel=relative)
+        assert outcome.validation_losses == pytest.approx(expected.validation_losses, rel=relative)
+        assert outcome.auxiliary_losses == pytest.approx(expected.auxiliary_losses, rel=relative)
+        assert outcome.tokens_per_expert == expected.tokens_per_expert
+    gradients, oracle = whole_gradients(outcomes, vocab_size), whole_gradients([expected], vocab_size)
+    assert gradients.keys() == oracle.keys()
+    for key, gradient in gradients.items():
+        # An expert that no token reaches has a gradient of zero.
+        error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
+        assert error < relative, f"{key}: relative error {error:.1e}"

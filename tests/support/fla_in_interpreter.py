@@ -12,7 +12,7 @@ from fla.ops.nsa.naive import naive_nsa_selection
 from fla.ops.nsa.parallel import parallel_nsa  # noqa: F401 (loads the kernels)
 from triton.runtime.autotuner import Autotuner
 
-from efficientbench.model.kernels.nsa import fla as nsa_fla
+from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
 
 
 def settle_autotuners() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.sent import outside_of_modes
+from support.tiny_training import fused_attention_outside_of_modes, tiny_training
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,15 +35,9 @@ class Reads:
 
 def reads_of_a_step(config: RunConfig, prefix: Path, device_name: str = "cpu") -> Reads:
     """Of the second step, whose first has made what is made once; from StepStarted to StepEnded."""
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.model.kernels import attention
-    from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
     from efficientbench.training.events import Event, StepEnded, StepStarted
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
 
-    reads, device = Reads(), torch.device(device_name)
+    reads = Reads()
     noted: list[str] = []
     watching = contextlib.ExitStack()
 
@@ -53,26 +47,17 @@ def reads_of_a_step(config: RunConfig, prefix: Path, device_name: str = "cpu") -
 
     def listen(event: Event) -> None:
         if isinstance(event, StepStarted) and event.step == 2:
-            watching.enter_context(_noted_in(noted, device))
+            watching.enter_context(_noted_in(noted, torch.device(device_name)))
         elif isinstance(event, StepEnded) and event.step == 2:
             watching.close()
             reads.after_update += noted
 
-    with groups.model_parallel(config.parallel, config.training.seed):
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-        optimizer = build_optimizer(stages, config)
-        batches = Batches(config, 2, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        trainer = Trainer(config, 2, stages, optimizer, batches, [listen])
+    with tiny_training(config, prefix, 2, listen, device_name=device_name) as trainer:
         trainer.train_step(1)
-        for part in optimizer.chained_optimizers:
+        for part in trainer.optimizer.chained_optimizers:
             part.optimizer.register_step_post_hook(updated)
-        mask = attention.causal_lower_right
-        attention.causal_lower_right = outside_of_modes(mask)
-        try:
+        with fused_attention_outside_of_modes(), watching:
             trainer.train_step(2)
-        finally:
-            watching.close()
-            attention.causal_lower_right = mask
     return reads
 
 
@@ -95,7 +80,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.split(".")[0]
         if func.namespace == "aten" and name in READING and not _compares_generators():
-            self.noted.append(_told(name))
+            self.noted.append(_caller(name))
         return func(*args, **(kwargs or {}))
 
 
@@ -107,7 +92,7 @@ class _Methods(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in READING_METHODS and isinstance(args[0], torch.Tensor):
-            self.noted.append(_told(name))
+            self.noted.append(_caller(name))
         return func(*args, **(kwargs or {}))
 
 
@@ -124,7 +109,7 @@ def _simulated_npu(noted: list[str]) -> Iterator[None]:
         to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "npu").type == "cpu"
         to_host |= name == "copy_" and not isinstance(args[0], device.NpuTensor)
         if from_device and (name in READING or to_host):
-            noted.append(_told(name))
+            noted.append(_caller(name))
         return run(function, args, kwargs)
 
     device.run = noting
@@ -139,7 +124,7 @@ def _compares_generators() -> bool:
     return any(frame.f_code.co_name == "fork" for frame, _ in traceback.walk_stack(None))
 
 
-def _told(name: str) -> str:
+def _caller(name: str) -> str:
     """`name`, and the lines of the engine and of ours that led to it."""
     lines = [
         f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"

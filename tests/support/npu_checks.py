@@ -31,7 +31,7 @@ def _error(compute: Compute, inputs: list[torch.Tensor], trained: list[int]) -> 
 
 def kernel_errors() -> dict[str, float]:
     """Return the relative error of each kernel's output and gradients against the CPU's, in float32."""
-    from efficientbench.model.kernels import attention, biased_attention, norm, npu_fused, rope, swiglu
+    from efficientbench.model.kernels import biased_attention, causal_attention, norm, npu_fused, rope, swiglu
 
     torch.manual_seed(0)
     # Several blocks of queries, the last one not full.
@@ -43,7 +43,7 @@ def kernel_errors() -> dict[str, float]:
     bias = torch.randn(HEADS, SEQUENCE)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention.causal_attention(q, k, v, 0.3)
+        return causal_attention.causal_attention(q, k, v, 0.3)
 
     def attend_with_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return biased_attention.biased_causal_attention(q, k, v, 0.3, b)
@@ -103,13 +103,13 @@ class Waits(TorchDispatchMode):
 
 def waits_of_a_mixture(config: RunConfig) -> tuple[list[str], list[str], int]:
     """Return the host's waits in a layer's forward pass and in its backward pass, and the latter's operators."""
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
     from efficientbench.training.optimizer import wrap_data_parallel
 
     device = torch.device("npu:0")
     with groups.model_parallel(config.parallel, config.training.seed):
-        model = wrap_data_parallel(build_stage(config, device), config)
+        model = wrap_data_parallel(build_stages(config, device)[0], config)
         x = torch.randn(16, 2, config.model.hidden_size, dtype=torch.bfloat16).to(device).requires_grad_()
         with Waits() as forward:
             out, _ = model.module.decoder.layers[0].mlp(x)

@@ -122,7 +122,7 @@ def _rows(blocks: torch.Tensor, size: int, query_ends: list[int], key_ends: list
 
 
 def _gather(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[keys, groups, D] → [T, groups, K, D]"""
+    """Gather [keys, groups, D] → [T, groups, K, D]."""
     return x.float()[rows, torch.arange(x.shape[1])[:, None]]
 
 
@@ -133,6 +133,6 @@ def _scatter(x: torch.Tensor, rows: torch.Tensor, parts: torch.Tensor) -> torch.
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[T, groups, heads of a group, K]"""
+    """Scores [T, groups, heads of a group, K]."""
     by_head = query.float().unflatten(1, (key.shape[1], -1))
     return torch.einsum("tghd,tgkd->tghk", by_head, _gather(key, rows))

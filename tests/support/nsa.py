@@ -13,8 +13,8 @@ from support.qwen2 import qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
 from efficientbench.config.model import ModelConfig, NSAConfig
-from efficientbench.model.kernels.nsa.choice import Choice
-from efficientbench.model.kernels.nsa.range import Reach
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.range_attention import Reach
 
 
 def compressed_mask(sequence: int, nsa: NSAConfig) -> torch.Tensor:
@@ -60,8 +60,7 @@ def selected_mask(probabilities: torch.Tensor, nsa: NSAConfig, sequence: int) ->
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., G, S, D] over [..., 1, K, D] under a mask [..., 1, S, K] → output and probabilities; 0 where all is
-    masked."""
+    """Output and probabilities of [..., G, S, D] over [..., 1, K, D], 0 where the mask [..., 1, S, K] hides all."""
     scores = (query @ key.transpose(-1, -2) * scale).masked_fill(~mask, -math.inf)
     probabilities = torch.where(mask.any(dim=-1, keepdim=True), scores, 0).softmax(dim=-1)
     probabilities = probabilities * mask.any(dim=-1, keepdim=True)
@@ -136,7 +135,7 @@ class DenseNSA(torch.nn.Module):
 
 
 def qwen2_with_nsa(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen2ForCausalLM:
-    """transformers' Qwen2 whose attention layers are DenseNSA; full tensors by our global names."""
+    """A Qwen2 of transformers whose attention layers are DenseNSA; full tensors by our global names."""
     qwen2 = Qwen2ForCausalLM(qwen2_config(model)).float()
     for index, layer in enumerate(qwen2.model.layers):
         prefix = f"decoder.layers.{index}.self_attention."

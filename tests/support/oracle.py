@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +20,9 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def build(config: RunConfig) -> GPT:
     """A model whose norms and biases are not ones and zeros, which would hide mistakes."""
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
 
-    model = build_stage(config, torch.device("cpu"))
+    [model] = build_stages(config, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -76,6 +76,12 @@ def gradients_beside(
     assert relative_error(logits, expected) < 1e-5
     assert relative_error(loss, expected_loss) < 1e-5
     return {key: parameter.main_grad for key, parameter in global_parameters(model).items()}
+
+
+def assert_gradients_equal(gradients: Mapping[str, torch.Tensor], oracle: torch.nn.Module) -> None:
+    """Every parameter of `oracle` has the gradient of its name, to 1e-5."""
+    for name, parameter in oracle.named_parameters():
+        assert relative_error(gradients[name], parameter.grad) < 1e-5, name
 
 
 def dense_attention(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from support.tiny_training import tiny_training
 
 from efficientbench.config.schema import RunConfig
 
@@ -23,7 +24,7 @@ class Poisoned:
 
     losses: list[float] = field(default_factory=list)
     skipped: list[bool] = field(default_factory=list)
-    told: list[str | None] = field(default_factory=list)
+    messages: list[str | None] = field(default_factory=list)
     error: str | None = None
     culprit: int | None = None
     scales: list[list[float]] = field(default_factory=list)
@@ -35,27 +36,20 @@ class Poisoned:
 def train_poisoned(
     config: RunConfig, prefix: Path, steps: int, what: What, rank: int, at: tuple[int, ...], waits: bool = False
 ) -> Poisoned:
-    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite; for "norm",
-    every rank finds a finite one, `rank` the largest, and only the norm over all ranks is not.
+    """Train; in the steps `at`, `rank` finds a loss, or one number in its gradients, that is not finite.
 
-    `waits`: as on a device whose AdamW cannot leave a step out by itself.
+    For "norm" every rank finds a finite number, `rank` the largest, and only the norm over all ranks is not finite.
+    `waits`: as on a device whose AdamW cannot skip a step by itself.
     """
     import torch.distributed as dist
 
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
     from efficientbench.training.errors import NonFiniteError
     from efficientbench.training.events import Event, StepEnded, StepStarted
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
 
     outcome, step = Poisoned(), 0
     before: list[torch.Tensor] = []
-    device = torch.device("cpu")
-    with groups.model_parallel(config.parallel, config.training.seed):
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-        optimizer = build_optimizer(stages, config)
+    with tiny_training(config, prefix, steps) as trainer:
+        stages, optimizer = trainer.stages, trainer.optimizer
 
         def listen(event: Event) -> None:
             nonlocal step, before
@@ -64,7 +58,7 @@ def train_poisoned(
             elif isinstance(event, StepEnded):
                 outcome.losses.append(event.loss)
                 outcome.skipped.append(event.skipped)
-                outcome.told.append(event.non_finite)
+                outcome.messages.append(event.non_finite)
                 if config.training.dtype == "fp16":
                     outcome.scales.append([part.grad_scaler.scale.item() for part in optimizer.chained_optimizers])
                 after = _state(stages, optimizer)
@@ -74,8 +68,7 @@ def train_poisoned(
         def poisoned() -> bool:
             return step in at and (what == "norm" or dist.get_rank() == rank)
 
-        batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        trainer = Trainer(config, steps, stages, optimizer, batches, [listen])
+        trainer.listeners.append(listen)
         if waits:
             trainer.queued = None
         if what == "loss":

@@ -43,7 +43,7 @@ class Oracle(torch.nn.Module):
             self.table.data.copy_(table)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens [B, S] → logits [B, S, V]."""
+        """From tokens [B, S] to logits [B, S, V]."""
         embedded, sequence = self.qwen2.model.embed_tokens(tokens), tokens.shape[1]
         mask = torch.full((sequence, sequence), -torch.inf).triu(1)[None, None]
         kind = self.model.position.kind

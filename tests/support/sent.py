@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from support.tiny_training import fused_attention_outside_of_modes, tiny_training
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from efficientbench.config.schema import RunConfig
 
@@ -71,39 +71,14 @@ def count_step(config: RunConfig, prefix: Path) -> Sent:
     """What this rank sends in the second step of a run."""
     from megatron.core import parallel_state
 
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.model.kernels import attention
-    from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
-
-    sent, device = Sent(), torch.device("cpu")
-    with groups.model_parallel(config.parallel, config.training.seed):
+    sent = Sent()
+    with tiny_training(config, prefix, 2) as trainer:
         sent.stage = parallel_state.get_pipeline_model_parallel_rank()
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-        for stage in stages:
+        for stage in trainer.stages:
             for buffer in [*stage.buffers, *stage.expert_parallel_buffers]:
                 if buffer.data_parallel_world_size > 1:
                     sent.padding_elements += buffer.numel - sum(each.numel() for each in buffer.params)
-        batches = Batches(config, 2, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
-        trainer = Trainer(config, 2, stages, build_optimizer(stages, config), batches, [])
         trainer.train_step(1)
-        mask = attention.causal_lower_right
-        attention.causal_lower_right = outside_of_modes(mask)
-        try:
-            with Counting(sent):
-                trainer.train_step(2)
-        finally:
-            attention.causal_lower_right = mask
+        with fused_attention_outside_of_modes(), Counting(sent):
+            trainer.train_step(2)
     return sent
-
-
-def outside_of_modes(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make` while no mode looks on, under which torch cannot make this subclass of Tensor."""
-
-    def made(*arguments: Any) -> Any:
-        with _disable_current_modes():
-            return make(*arguments)
-
-    return made

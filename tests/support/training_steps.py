@@ -19,12 +19,12 @@ def random_tokens(config: RunConfig, device: torch.device) -> torch.Tensor:
 
 def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -> tuple[Step, torch.nn.Module]:
     """One optimizer step whose micro-batches are all `sequences`, and the stage that it trains."""
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
     from efficientbench.training.batches import Batch
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
     from efficientbench.training.trainer import Trainer
 
-    stage = build_stage(config, device)
+    [stage] = build_stages(config, device)
     tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
     batch = Batch(tokens, labels, torch.ones(tokens.shape, device=device))
     count = config.training.global_batch_size // config.training.micro_batch_size

@@ -1,5 +1,4 @@
-"""The validation batches of a run, from the files on disk and the order's definition alone; neither megatron nor the
-harness reads here.
+"""The validation batches of a run, from the files on disk and the order's definition, without Megatron or our code.
 
 Order: the validation split's documents, shuffled by `numpy.random.RandomState(1234)` and laid end to end, are cut into
 sequences that share one token with the next, and these are shuffled by the same generator.

@@ -1,4 +1,4 @@
-"""Attention variants, one a file. A new one: its file, a line here, its configuration, a line in attention_cost.py."""
+"""Attention variants, one a file. A new one needs its file, a line here, its configuration, its formulas in `costs`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention import gqa, mla, nsa
-from efficientbench.model.position.base import Position
+from efficientbench.model.position import Position
 
 
 def attention_spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """The attention that the configuration names, with the positional encoding that its layers share."""
+    """Return the attention that the configuration names, with the positional encoding that its layers share."""
     return {"gqa": gqa.spec, "mla": mla.spec, "nsa": nsa.spec}[model.attention.kind](model, position)

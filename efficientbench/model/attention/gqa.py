@@ -14,13 +14,12 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
-from efficientbench.model import context_parallel
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
-from efficientbench.model.position.base import Position
+from efficientbench.model.position import Position
 
 
 class CoreAttention(MegatronModule):
-    """Positional encoding and causal attention, between the projections that megatron's SelfAttention holds."""
+    """Positional encoding and causal attention, between the projections that Megatron's SelfAttention holds."""
 
     def __init__(
         self,
@@ -48,16 +47,20 @@ class CoreAttention(MegatronModule):
         attention_bias: None = None,
         packed_seq_params: None = None,
     ) -> torch.Tensor:
-        """query [S, B, heads, D], key and value [S, B, groups, D] of this tensor-parallel rank → [S, B, heads · D]."""
+        """Attend with this tensor-parallel rank's heads: query [S, B, heads, D], key and value [S, B, groups, D].
+
+        Returns:
+            [S, B, heads · D]
+        """
         query, key = self.position.rotate(query), self.position.rotate(key)
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
-        return context_parallel.attention(query, key, value, self.scale, self.config.attention_kernel)
+        return self.config.attention_kernel(query, key, value, self.scale)
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},

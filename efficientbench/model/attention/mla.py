@@ -13,7 +13,7 @@ import math
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, checkpoint
+from megatron.core.tensor_parallel import checkpoint
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -22,15 +22,14 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import MLAConfig, ModelConfig
-from efficientbench.model import context_parallel
-from efficientbench.model.norm import RMSNorm
-from efficientbench.model.position.base import Position
+from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
+from efficientbench.model.position import Position
 
 
 class MultiLatentAttention(MegatronModule):
     """The attention layer, projections included. Tensor parallelism splits heads; every rank holds the latents whole.
 
-    Not megatron's own layer, which leaves the shared key's gradient unsummed over ranks without Transformer Engine.
+    Not Megatron's own layer, which leaves the shared key's gradient unsummed over ranks without Transformer Engine.
     """
 
     def __init__(
@@ -47,55 +46,30 @@ class MultiLatentAttention(MegatronModule):
         heads, hidden = config.num_attention_heads, config.hidden_size
         self.key_dim = widths.qk_nope_head_dim + widths.qk_rope_head_dim
         if widths.q_lora_rank is None:
-            self.linear_q_proj = self._column_parallel(hidden, heads * self.key_dim)
+            self.linear_q_proj = column_parallel(config, hidden, heads * self.key_dim, self.tp_group)
         else:
             self.linear_q_down_proj = self._replicated(hidden, widths.q_lora_rank)
             self.q_layernorm = RMSNorm(config, widths.q_lora_rank, config.layernorm_epsilon)
-            self.linear_q_up_proj = self._column_parallel(widths.q_lora_rank, heads * self.key_dim)
+            self.linear_q_up_proj = column_parallel(config, widths.q_lora_rank, heads * self.key_dim, self.tp_group)
         self.linear_kv_down_proj = self._replicated(hidden, widths.kv_lora_rank + widths.qk_rope_head_dim)
         self.kv_layernorm = RMSNorm(config, widths.kv_lora_rank, config.layernorm_epsilon)
-        self.linear_kv_up_proj = self._column_parallel(
-            widths.kv_lora_rank, heads * (widths.qk_nope_head_dim + widths.v_head_dim)
+        self.linear_kv_up_proj = column_parallel(
+            config, widths.kv_lora_rank, heads * (widths.qk_nope_head_dim + widths.v_head_dim), self.tp_group
         )
-        self.linear_proj = RowParallelLinear(
-            heads * widths.v_head_dim,
-            hidden,
-            config=config,
-            init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_group=self.tp_group,
-        )
-
-    def _column_parallel(self, inputs: int, outputs: int) -> ColumnParallelLinear:
-        config = self.config
-        return ColumnParallelLinear(
-            inputs, outputs, config=config, init_method=config.init_method, bias=False, tp_group=self.tp_group
-        )
+        self.linear_proj = row_parallel(config, heads * widths.v_head_dim, hidden, self.tp_group)
 
     def _replicated(self, inputs: int, outputs: int) -> torch.nn.Linear:
         linear = torch.nn.Linear(inputs, outputs, bias=False, dtype=self.config.params_dtype)
-        # Each rank then sees only its part of the sequence: megatron sums gradients of parameters marked so.
+        # Each rank then sees only its part of the sequence: Megatron sums gradients of parameters marked so.
         linear.weight.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
         return linear
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: None = None,
-        inference_context: None = None,
-        rotary_pos_emb: None = None,
-        rotary_pos_cos: None = None,
-        rotary_pos_sin: None = None,
-        rotary_pos_cos_sin: None = None,
-        attention_bias: None = None,
-        packed_seq_params: None = None,
-        sequence_len_offset: None = None,
-    ) -> tuple[torch.Tensor, None]:
-        """hidden_states [S, B, H] → the same shape, and no bias; with sequence parallelism this rank's part of S.
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend: hidden_states [S, B, H] → the same shape, no bias; with sequence parallelism this rank's part of S.
 
-        The other arguments are those that megatron's TransformerLayer gives to any attention.
+        The other arguments are those that Megatron's TransformerLayer passes to any attention.
         """
         widths = self.widths
         latent, shared_key = self.linear_kv_down_proj(hidden_states).split(
@@ -108,31 +82,30 @@ class MultiLatentAttention(MegatronModule):
         return self.linear_proj(self._attend(*projected))
 
     def _attend(self, query: torch.Tensor, key_value: torch.Tensor, shared_key: torch.Tensor) -> torch.Tensor:
-        """Projected queries, keys and values [S, B, N · …] and the shared key [S, B, R] → output [S, B, N · E]."""
+        """Attend: projected queries, keys and values [S, B, N · …], shared key [S, B, R] → output [S, B, N · E]."""
         widths = self.widths
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
         shared_key = self.position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
         query, key = self.position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
-        scale = 1 / math.sqrt(self.key_dim)
-        return context_parallel.attention(query, key, value, scale, self.config.attention_kernel)
+        return self.config.attention_kernel(query, key, value, 1 / math.sqrt(self.key_dim))
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[S, B, H] → [S, B, N · key_dim]."""
+        """Project [S, B, H] → [S, B, N · key_dim]."""
         if self.widths.q_lora_rank is None:
             return self.linear_q_proj(hidden_states)[0]
         return self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[S, B, N · D] → [S, B, N, D]."""
+        """Split heads: [S, B, N · D] → [S, B, N, D]."""
         return x.unflatten(-1, (self.config.num_attention_heads // self.tp_group.size(), -1))
 
     def _for_all_heads(self, shared_key: torch.Tensor) -> torch.Tensor:
-        """The whole sequence's shared key [S, B, R]; its gradient is summed over the ranks, whose heads all read it."""
+        """Return the whole sequence's shared key [S, B, R], whose gradient is summed over ranks: all heads read it."""
         if self.config.sequence_parallel:
             return gather_from_sequence_parallel_region(shared_key, group=self.tp_group)
         return copy_to_tensor_model_parallel_region(shared_key, group=self.tp_group)
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(module=MultiLatentAttention, params={"widths": model.attention, "position": position})

@@ -15,20 +15,16 @@ import math
 import torch
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    checkpoint,
-    copy_to_tensor_model_parallel_region,
-)
+from megatron.core.tensor_parallel import checkpoint, copy_to_tensor_model_parallel_region
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig, NSAConfig
-from efficientbench.model.kernels.nsa.choice import Choice
-from efficientbench.model.kernels.nsa.range import Reach, range_attention
-from efficientbench.model.kernels.nsa.selection import selected_attention
-from efficientbench.model.position.base import Position
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
+from efficientbench.model.kernels.nsa.selected_attention import selected_attention
+from efficientbench.model.layers import column_parallel, row_parallel
+from efficientbench.model.position import Position
 
 BRANCHES = 3
 """Compressed, selected, window: the order of their keys, their values and their gates."""
@@ -54,7 +50,7 @@ class Compression(torch.nn.Module):
             copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
             for weight in (self.position, self.weight_in, self.weight_out)
         )
-        # Of a sequence shorter than a block comes one key, which no query sees.
+        # A sequence shorter than a block gets one key, which no query sees.
         x = F.pad(x, (0, 0, 0, max(self.block - x.shape[2], 0)))
         blocks = x.unfold(2, self.block, self.stride).transpose(3, 4) + position
         return F.silu(blocks.flatten(3) @ weight_in.t()) @ weight_out.t()
@@ -78,40 +74,17 @@ class NativeSparseAttention(MegatronModule):
         tp_group = (pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])).tp
         self.nsa, self.dim, self.position = model.attention, model.head_dim, position
         self.group = model.heads // self.nsa.query_groups
-        self.linear_qkv = self._column_parallel(
-            self.nsa.query_groups * (self.group + 2 * BRANCHES) * self.dim, self.nsa.qkv_bias, tp_group
-        )
-        self.linear_gate = self._column_parallel(model.heads * BRANCHES, False, tp_group)
-        self.linear_proj = RowParallelLinear(
-            model.heads * self.dim,
-            config.hidden_size,
-            config=config,
-            init_method=config.output_layer_init_method,
-            bias=False,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_group=tp_group,
-        )
+        hidden, mixed = config.hidden_size, self.nsa.query_groups * (self.group + 2 * BRANCHES) * self.dim
+        self.linear_qkv = column_parallel(config, hidden, mixed, tp_group, self.nsa.qkv_bias)
+        self.linear_gate = column_parallel(config, hidden, model.heads * BRANCHES, tp_group)
+        self.linear_proj = row_parallel(config, model.heads * self.dim, hidden, tp_group)
         self.compress_key = Compression(config, self.nsa, self.dim, tp_group)
         self.compress_value = Compression(config, self.nsa, self.dim, tp_group)
-
-    def _column_parallel(
-        self, width: int, bias: bool, tp_group: torch.distributed.ProcessGroup
-    ) -> ColumnParallelLinear:
-        return ColumnParallelLinear(
-            self.config.hidden_size,
-            width,
-            config=self.config,
-            init_method=self.config.init_method,
-            bias=bias,
-            gather_output=False,
-            tp_group=tp_group,
-        )
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [S, B, H] → output [S, B, H] and no bias."""
+        """Attend: hidden_states [S, B, H] → output [S, B, H] and no bias."""
         inputs = self._project(hidden_states)
         gates, _ = self.linear_gate(hidden_states)
         sequence, batch = gates.shape[:2]
@@ -125,7 +98,7 @@ class NativeSparseAttention(MegatronModule):
         return self.linear_proj(gated.reshape(sequence, batch, -1))
 
     def _project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Query [B · Hg, S, G, D], and keys and values of each branch [B · Hg, S or C, D], turned and compressed."""
+        """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""
         mixed, _ = self.linear_qkv(hidden_states)
         sequence, batch = mixed.shape[:2]
         # Each group's query heads, keys and values lie together, so that a tensor-parallel rank holds whole groups.
@@ -148,7 +121,7 @@ class NativeSparseAttention(MegatronModule):
         )
 
     def _attend(self, gates: torch.Tensor, query: torch.Tensor, *keys_and_values: torch.Tensor) -> torch.Tensor:
-        """The branches, gated and added up (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""
+        """Add up the branches' gated outputs (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""
         nsa, scale = self.nsa, 1 / math.sqrt(self.dim)
         compressed_key, compressed_value, selected_key, selected_value, window_key, window_value = keys_and_values
         choice = Choice(nsa.select_block, nsa.select_count, nsa.compress_block, nsa.compress_stride)
@@ -161,5 +134,5 @@ class NativeSparseAttention(MegatronModule):
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """ModuleSpec of the whole attention layer, projections included."""
+    """Return the ModuleSpec of the whole attention layer, projections included."""
     return ModuleSpec(module=NativeSparseAttention, params={"model": model, "position": position})

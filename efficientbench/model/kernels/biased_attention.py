@@ -24,7 +24,7 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 
 
 def name(device_type: str, trained: bool) -> str:
-    """The kernel that serves a device type; `trained`: whether the bias is."""
+    """Return the name of the kernel that serves a device type; `trained`: whether the bias is."""
     if npu_fused.serves(device_type):
         return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained else npu_fused.ATTENTION
     return "torch flex_attention" if flex.runs(device_type) else BLOCKS
@@ -33,11 +33,12 @@ def name(device_type: str, trained: bool) -> str:
 def biased_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ + bias by distance + causal mask) v; query head h reads group h // (heads / groups).
+    """Return softmax(scale · q kᵀ + bias by distance + causal mask) v; query head h reads group h // (heads / groups).
 
     Args:
         query: [S, B, heads, D]
-        key, value: [S, B, groups, D]
+        key: [S, B, groups, D]
+        value: [S, B, groups, D]
         scale: factor on the products, not on the bias.
         bias: [heads, S], added to the score of a query and the key d tokens before it; it may be trained.
 
@@ -104,18 +105,20 @@ class BlockedAttention(torch.autograd.Function):
 
 
 def _reversed(x: torch.Tensor) -> torch.Tensor:
-    """Keys or values [S, B, groups, D] → float32 [B · groups, S, D], the last token first."""
+    """Reverse keys or values [S, B, groups, D] → float32 [B · groups, S, D], the last token first."""
     return x.permute(1, 2, 0, 3).flip(2).float().flatten(0, 1)
 
 
 def _rows(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """A block of queries [R, B, heads, D] → float32 [B · groups, heads / groups · R, D]."""
+    """Lay out a block of queries [R, B, heads, D] → float32 [B · groups, heads / groups · R, D]."""
     return x.permute(1, 2, 0, 3).float().reshape(groups, -1, x.shape[-1])
 
 
 def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: torch.Tensor) -> Iterator[Block]:
-    """For each block of queries: its first position, the position after its last, the probabilities over reversed keys
-    [B · groups, heads / groups · R, N], and the scaled queries [B · groups, heads / groups · R, D]."""
+    """Yield each block of queries: its first position, the position after its last, probabilities, scaled queries.
+
+    Probabilities over reversed keys: [B · groups, heads / groups · R, N]; queries: [B · groups, heads / groups · R, D].
+    """
     sequence, batch, heads, _ = query.shape
     rows = min(max(BLOCK_ELEMENTS // (batch * heads * sequence), 16), sequence)
     # Distances from 1 - R to S - 1; a key after its query is at a negative one.
@@ -131,7 +134,7 @@ def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: 
 
 
 def _sum_by_distance(grad_scores: torch.Tensor) -> torch.Tensor:
-    """Gradient of a block's scores [B, heads, R, N] over reversed keys → its sums [heads, N] by distance."""
+    """Sum the gradient of a block's scores [B, heads, R, N] over reversed keys by distance → [heads, N]."""
     _, heads, rows, seen = grad_scores.shape
     # Rows padded to N + R, read as if they had N + R - 1 columns: each begins one column further right than the row
     # above it, and what lay on one distance lies in one column.
@@ -149,11 +152,11 @@ def flex_attention(
     bias: torch.Tensor,
     kernel: flex.FlexAttention,
 ) -> torch.Tensor:
-    """The same by torch's FlexAttention, `kernel`, compiled or not."""
+    """Compute the same by torch's FlexAttention, `kernel`, compiled or not."""
     by_distance = bias.float()
 
     def add_bias(score: torch.Tensor, _: Any, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        # Masked pairs are computed too, with a distance that has to be an index.
+        # FlexAttention computes masked pairs too, and their distance must be a valid index.
         return score + by_distance[head, (i - j).abs()]
 
     out = kernel(

@@ -20,7 +20,7 @@ FUSED = f"{NAME}, softmax and gradient by torch.compile"
 
 @dataclass(frozen=True)
 class LossKernel:
-    """How the loss is computed."""
+    """How the loss is computed: in blocks of which size, by which kernels."""
 
     block_logits: int = 2**24
     """Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
@@ -28,7 +28,7 @@ class LossKernel:
     """Softmax and gradient by compiled kernels, which make no float32 copy of the logits."""
 
     def rows(self, vocabulary: int) -> int:
-        """Tokens in one block."""
+        """Return how many tokens one block has."""
         return max(self.block_logits // vocabulary, 1)
 
 
@@ -72,7 +72,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_hidden.mul_(scale)
         grad_weight.mul_(scale)
         if hasattr(embedding, "main_grad"):
-            # As the linear layers do: no further copy of the vocabulary's gradient, and no rounding of it.
+            # As the linear layers do: no second copy of the vocabulary's gradient, and no rounding of it.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
             return grad_hidden, None, None, None, None, None, None
         padding = embedding.shape[0] - grad_weight.shape[0]
@@ -83,7 +83,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 def _loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Losses [N] and, if asked for, the weighted losses' gradient by the logits [N, V]."""
+    """Return losses [N] and, if asked for, the weighted losses' gradient by the logits [N, V]."""
     losses, probabilities, target, owned = _softmax(logits, labels, group)
     if not with_gradient:
         return losses, None
@@ -94,7 +94,7 @@ def _loss(
 def _fused_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same by compiled kernels, which read the logits two or three times and hold no wider copy of them."""
+    """Compute the same by compiled kernels, which read the logits two or three times and make no wider copy of them."""
     largest, total, target_logit = fused(_statistics)(logits, labels)
     if group.size() > 1:
         largest_here = largest.clone()
@@ -108,7 +108,7 @@ def _fused_loss(
 
 
 def _statistics(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each row [N]: the largest logit, Σ exp(logit − largest), and the label's logit, 0 where it is not here."""
+    """Return for each row [N] the largest logit, Σ exp(logit − largest), and the label's logit, 0 on other ranks."""
     wide = logits.float()
     largest = wide.amax(dim=-1)
     total = torch.exp(wide - largest[:, None]).sum(dim=-1)
@@ -128,7 +128,7 @@ def _grad_logits(
 def _softmax(
     logits: torch.Tensor, labels: torch.Tensor, group: ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Losses [N], probabilities [N, V], each label's column here [N], and 1 where this rank owns the label [N]."""
+    """Return losses [N], probabilities [N, V], each label's column [N], and 1 where this rank owns the label [N]."""
     parallel = group.size() > 1
     logits = logits.float()
     largest = logits.amax(dim=-1)
@@ -155,17 +155,17 @@ def linear_cross_entropy(
     group: ProcessGroup,
     kernel: LossKernel,
 ) -> torch.Tensor:
-    """Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
+    """Return Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
 
     Args:
         hidden: [N, H]; its gradient is this rank's share, to be summed over the tensor-parallel ranks.
-        embedding: [rows, H], this rank's rows of the output embedding. Where it has a `main_grad`, as under megatron's
+        embedding: [rows, H], this rank's rows of the output embedding. Where it has a `main_grad`, as under Megatron's
             DistributedDataParallel, its gradient is added there.
         vocabulary: rows that stand for tokens; padding follows.
         labels: [N], token ids counted from this rank's first row.
         token_weights: [N] float32; 0 leaves a token out.
         group: the tensor-parallel ranks.
-        kernel: how.
+        kernel: block size and kernels.
     """
     loss: torch.Tensor = LinearCrossEntropy.apply(hidden, embedding, vocabulary, labels, token_weights, group, kernel)
     return loss

@@ -1,4 +1,4 @@
-"""torch's FlexAttention: where it runs, compiled, and its causal mask."""
+"""torch's FlexAttention, compiled: where it runs, and its causal mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FlexAttention = Callable[..., torch.Tensor]
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale · q kᵀ + causal mask) v; shapes as in `kernels.attention`."""
+    """Return softmax(scale · q kᵀ + causal mask) v; shapes as in `causal_attention`."""
     out = compiled()(
         query.permute(1, 2, 0, 3),
         key.permute(1, 2, 0, 3),
@@ -26,7 +26,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 @functools.lru_cache(maxsize=4)
 def causal_block_mask(sequence: int, device: str) -> Any:
-    """Which blocks of keys a block of queries sees."""
+    """Return which blocks of keys a block of queries sees."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
@@ -34,7 +34,7 @@ def causal_block_mask(sequence: int, device: str) -> Any:
 
 @functools.cache
 def compiled() -> FlexAttention:
-    """The kernel, compiled for each shape."""
+    """Return the kernel, compiled for each shape."""
     from torch.nn.attention.flex_attention import flex_attention as kernel
 
     return torch.compile(kernel, dynamic=False)
@@ -42,7 +42,7 @@ def compiled() -> FlexAttention:
 
 @functools.cache
 def runs(device_type: str) -> bool:
-    """Whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
+    """Return whether FlexAttention trains here: it has no backward pass on a CPU, and is compiled by Triton."""
     if device_type != "cuda" or not torch.cuda.is_available():
         return False
     from torch.utils._triton import has_triton

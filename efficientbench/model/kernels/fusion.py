@@ -15,8 +15,8 @@ import torch
 
 @functools.cache
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled, once in a process; a new shape compiles anew, and from the second on for every size.
+    """Return `function` compiled, once in a process; the second shape compiles it anew, for every size.
 
-    Not with fullgraph=True: a process that has met many shapes goes on with torch's own kernels instead of an error.
+    Not with fullgraph=True: a process that has met many shapes then continues with torch's own kernels.
     """
     return torch.compile(function)

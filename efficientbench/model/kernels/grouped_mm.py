@@ -19,9 +19,9 @@ it reads the offsets back each time, and multiplies one group after another."""
 
 
 class RowGroups:
-    """How many rows each group has: for kernels on the device, and as numbers on the host.
+    """How many rows each group has, for kernels on the device and as numbers on the host.
 
-    Sizes that the device has counted are sent to the host at once, but nothing waits for them before `sizes` is read.
+    Sizes that the device has counted are sent to the host at once, but the host waits for them only in `sizes`.
     """
 
     def __init__(self, sizes: torch.Tensor, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class RowGroups:
         """[E] int32 on `device`: the row after each group's last."""
         self._on_host = sizes
         self._arrived: torch.cuda.Event | None = None
-        # Not `is_cuda`, which torch_npu answers for its own devices too.
+        # Not `is_cuda`, which torch_npu makes true for its own devices too.
         if sizes.device.type == "cuda":
             self._on_host = sizes.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.Event()
@@ -38,7 +38,7 @@ class RowGroups:
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Rows of each group. Waits until the device has counted them, not for what it was given to do after that."""
+        """Rows of each group. Waits until the device has counted them, but not for work that was queued later."""
         if self._arrived is not None:
             self._arrived.synchronize()
         sizes: list[int] = self._on_host.tolist()
@@ -46,24 +46,24 @@ class RowGroups:
 
 
 def name(device_type: str, dtype: torch.dtype) -> str:
-    """The kernel that serves a device type."""
+    """Return the name of the kernel that serves a device type."""
     return npu_fused.GROUPED_MATMUL if npu_fused.serves(device_type) else NAMES[multiplies_at_once(device_type, dtype)]
 
 
 def weight_gradient_name(device_type: str, dtype: torch.dtype) -> str:
-    """How the weight gradients of all groups are added to their float32 sums."""
+    """Return how the weight gradients of all groups are added to their float32 sums."""
     if npu_fused.adds_weight_gradient(device_type, dtype, torch.float32):
         return npu_fused.GROUPED_WEIGHT_GRADIENT
     return f"{weight_gradient.name(device_type, dtype)}, one expert after another"
 
 
 def has_grouped_mm(device_type: str) -> bool:
-    """Whether this torch has a call that multiplies all groups on the device type."""
+    """Return whether this torch has a call that multiplies all groups on the device type."""
     return hasattr(F, "grouped_mm") and device_type in ("cpu", "cuda")
 
 
 def multiplies_at_once(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether that call needs no numbers on the host; for `cuda` on a machine without a GPU, whether it may be so."""
+    """Return whether that call needs no numbers on the host; for `cuda` without a GPU, whether that is possible."""
     if device_type != "cuda" or not has_grouped_mm(device_type):
         return has_grouped_mm(device_type)
     known = torch.cuda.is_available()
@@ -71,7 +71,7 @@ def multiplies_at_once(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, groups: RowGroups) -> torch.Tensor:
-    """out = x · weights[e] for the rows of each group e; no gradient.
+    """Return x · weights[e] for the rows of each group e; no gradient.
 
     Args:
         x: [N, I], the rows of group 0 first.
@@ -97,7 +97,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, groups: RowGroups) -> tor
 def accumulate_weight_gradient(
     x: torch.Tensor, grad_out: torch.Tensor, groups: RowGroups, gradient: torch.Tensor
 ) -> None:
-    """gradient[e] += grad_outᵀ · x over the rows of each group e.
+    """Add grad_outᵀ · x to gradient[e] over the rows of each group e.
 
     On NVIDIA GPUs one product after another: cuBLAS adds it to the float32 sum unrounded, as Transformer Engine's
     grouped layers do. torch's grouped_mm gives bf16 only (2.13: "output dtype must match mat_a"), which would be

@@ -14,11 +14,6 @@ NAME = "torch rms_norm; on a CPU its formula, which keeps only the input and a f
 FUSED = "torch.compile, which keeps only the input and a factor per token"
 
 
-def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
-    return npu_fused.RMS_NORM if npu_fused.serves(device_type) else NAME
-
-
 class FormulaRMSNorm(torch.autograd.Function):
     """The formula in float32. torch's own keeps several float32 copies of the input on a CPU, and is slower there."""
 
@@ -75,7 +70,7 @@ def _normalize_backward(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, fuse: bool = False) -> torch.Tensor:
-    """x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
+    """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
 
     `fuse`: by compiled kernels.
     """

@@ -1,4 +1,4 @@
-"""torch_npu's fused kernels on Ascend NPUs. Run with their formulas in their place; never on an NPU.
+"""torch_npu's fused kernels on Ascend NPUs. Tested with their formulas in their place, never on an NPU.
 
 Signatures: `npu_native_functions_by_codegen.yaml`, meaning and limits: `_op_plugin_docs.py`, both in the wheel of
 torch-npu 2.13.0. torch_npu registers the gradients of all of them but the grouped matmuls.
@@ -35,32 +35,32 @@ BIAS_ROWS = 1024
 
 
 def torch_npu() -> ModuleType:
-    """The vendor's package, which holds the kernels."""
+    """Return the vendor's package, which holds the kernels."""
     return importlib.import_module("torch_npu")
 
 
 @functools.cache
 def chip_family() -> str | None:
-    """The family of this machine's NPU; None where there is none, or an unknown one."""
+    """Return the family of this machine's NPU; None without one, or for an unknown one."""
     if importlib.util.find_spec("torch_npu") is None:
         return None
     return family(str(torch_npu().npu.get_device_name(0)))
 
 
 def serves(device_type: str) -> bool:
-    """Whether the fused kernels are documented for this machine's devices of the type."""
+    """Return whether the fused kernels are documented for this machine's devices of the type."""
     return device_type == "npu" and chip_family() in FUSED
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """As kernels.attention.causal_attention."""
+    """Compute kernels.causal_attention.causal_attention."""
     return _fusion_attention(query, key, value, scale)
 
 
 def biased_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
 ) -> torch.Tensor:
-    """As kernels.biased_attention.biased_causal_attention, without a gradient for the bias."""
+    """Compute kernels.biased_attention.biased_causal_attention, without a gradient for the bias."""
     heads, sequence = bias.shape
     # The kernel scales the sum of products and bias. From the largest distance down to 0, then what the mask hides.
     by_distance = (bias.detach().float() / scale).to(query.dtype)
@@ -78,9 +78,9 @@ def biased_causal_attention(
 def _fusion_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, pse: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E], pse [1, heads, Q, S] → [Q, B, heads · E].
+    """Attend: query [Q, B, heads, D], key [S, B, groups, D], value [S, B, groups, E] → [Q, B, heads · E].
 
-    `pse` is what the kernel calls a bias, which it scales with the products.
+    `pse` [1, heads, Q, S] is what the kernel calls a bias, which it scales with the products.
     """
     out: torch.Tensor = torch_npu().npu_fusion_attention(
         query.flatten(2),
@@ -98,18 +98,18 @@ def _fusion_attention(
 
 @functools.cache
 def _compressed_causal_mask(device: torch.device) -> torch.Tensor:
-    """[2048, 2048], True hides: all that the kernel reads of a causal mask, whatever the sequence's length."""
+    """Return [2048, 2048], True hides: the kernel reads no more of a causal mask, whatever the sequence's length."""
     return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool, device=device).triu(1)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """As kernels.norm.rms_norm."""
+    """Compute kernels.norm.rms_norm."""
     out: torch.Tensor = torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
     return out
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """As kernels.rope._rotate, without a gradient."""
+    """Compute kernels.rope._rotate, without a gradient."""
     width = 2 * cos.shape[-1]
     cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
     if width == x.shape[-1]:
@@ -120,13 +120,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """As kernels.swiglu.swiglu."""
+    """Compute kernels.swiglu.swiglu."""
     out: torch.Tensor = torch_npu().npu_swiglu(gate_up, dim=-1)
     return out
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """As kernels.grouped_mm.grouped_mm, for at least one row; `ends` [E], the row after each group's last."""
+    """Compute kernels.grouped_mm.grouped_mm for at least one row; `ends` [E]: the row after each group's last."""
     # One tensor of rows, one of weights and one of results, cut along the rows at the groups' ends.
     out: list[torch.Tensor] = torch_npu().npu_grouped_matmul(
         [x.contiguous()], [weights], group_list=ends.long(), split_item=2, group_type=0, group_list_type=0
@@ -135,7 +135,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> to
 
 
 def adds_weight_gradient(device_type: str, dtype: torch.dtype, sum_dtype: torch.dtype) -> bool:
-    """Whether `accumulate_weight_gradient` takes these dtypes here; older versions of torch_npu do not have it."""
+    """Return whether `accumulate_weight_gradient` takes these dtypes; older versions of torch_npu do not have it."""
     halves = dtype in (torch.bfloat16, torch.float16) and sum_dtype == torch.float32
     return serves(device_type) and halves and hasattr(torch_npu(), "npu_grouped_matmul_add_")
 
@@ -143,5 +143,5 @@ def adds_weight_gradient(device_type: str, dtype: torch.dtype, sum_dtype: torch.
 def accumulate_weight_gradient(
     x: torch.Tensor, grad_out: torch.Tensor, ends: torch.Tensor, gradient: torch.Tensor
 ) -> None:
-    """As kernels.grouped_mm.accumulate_weight_gradient, for what `adds_weight_gradient` and at least one row."""
+    """Compute kernels.grouped_mm.accumulate_weight_gradient, for what `adds_weight_gradient` and at least one row."""
     torch_npu().npu_grouped_matmul_add_(gradient, grad_out.contiguous(), x, ends.long())

@@ -12,11 +12,6 @@ from efficientbench.model.kernels.fusion import fused
 NAME, FUSED = "torch elementwise", "torch.compile"
 
 
-def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
-    return npu_fused.ROTARY if npu_fused.serves(device_type) else NAME
-
-
 class Rotate(torch.autograd.Function):
     """Rotates pairs (x_i, x_{i + R/2}) of the last R dimensions and leaves those before as they are.
 

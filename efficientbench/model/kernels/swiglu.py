@@ -14,11 +14,6 @@ NAME = "torch elementwise, activation recomputed in backward"
 FUSED = "torch.compile, activation recomputed in backward"
 
 
-def name(device_type: str) -> str:
-    """The kernel that serves a device type."""
-    return npu_fused.SWIGLU if npu_fused.serves(device_type) else NAME
-
-
 class SwiGLU(torch.autograd.Function):
     """Keeps only its input for the backward pass, which computes the activation again."""
 
@@ -68,7 +63,7 @@ def _activate_backward(grad: torch.Tensor, gate_up: torch.Tensor) -> torch.Tenso
 
 
 def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
-    """silu(gate) · up for gate_up [..., 2 · F] = gate, up side by side; returns [..., F].
+    """Return silu(gate) · up [..., F] for gate_up [..., 2 · F], gate and up side by side.
 
     `fuse`: by compiled kernels.
     """

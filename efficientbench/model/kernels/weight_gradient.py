@@ -21,14 +21,14 @@ WIDENED_AT_ONCE = 1024
 
 
 def name(device_type: str, dtype: torch.dtype) -> str:
-    """How a device type adds gradients of a dtype."""
+    """Return how a device type adds gradients of a dtype."""
     if dtype == torch.float32 or adds_wide(device_type, dtype):
         return WIDE
     return WIDENED if widens(device_type, dtype) else NARROW
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total [O, I] += leftᵀ · right for left [N, O] and right [N, I]; total may be wider than the others."""
+    """Add leftᵀ · right to total [O, I], for left [N, O] and right [N, I]; total may be wider than the others."""
     if total.dtype == left.dtype:
         total.addmm_(left.t(), right)
     elif total.dtype == torch.float32 and adds_wide(left.device.type, left.dtype):
@@ -37,15 +37,18 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         for some_left, some_right in zip(left.split(WIDENED_AT_ONCE), right.split(WIDENED_AT_ONCE), strict=True):
             total.addmm_(some_left.float().t(), some_right.float())
     else:
-        # In pieces, because adding a narrower dtype makes a float32 copy of it first.
+        # A few rows at a time, because adding a narrower dtype makes a float32 copy of it first.
         for rows in range(0, total.shape[0], ROWS_AT_ONCE):
             total[rows : rows + ROWS_AT_ONCE] += left[:, rows : rows + ROWS_AT_ONCE].t() @ right
 
 
 @functools.cache
 def widens(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether factors are widened first: on a CPU without matrix products in their dtype, where float32's are many
-    times faster and round nothing before the sum."""
+    """Return whether factors are widened first.
+
+    A CPU without matrix products in their dtype does that: float32 is many times faster there, and nothing is rounded
+    before the sum.
+    """
     return device_type == "cpu" and dtype == torch.bfloat16 and multiplies_bf16() is False
 
 
@@ -55,7 +58,7 @@ def _add_wide(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> N
 
 @functools.cache
 def adds_wide(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether a matmul of narrow factors adds to a float32 sum here: tried once, and compared with what it should give.
+    """Return whether a matmul of narrow factors adds to a float32 sum here: tried once, and its result compared.
 
     torch's overload with an output dtype is of CUDA's BLAS, and newer than the oldest torch that we run on.
     """

@@ -1,5 +1,6 @@
-"""Checkpoints of a run: what lies in `<run folder>/checkpoint/`, how it is written, verified and read again.
+"""Checkpoints of a run, in `<run folder>/checkpoint/`.
 
-`manifest` names and verifies them (no torch); `read` gives whole weights to one process; `save` and `load` are for the
-ranks of a run, all together.
+`contents` decides what a checkpoint holds, `manager` when one is written and how a run resumes from one. `save` writes,
+`read` reads whole weights in one process, `manifest` verifies files (no torch). `shards` cuts tensors for any layout,
+`storage` is the format on disk, and `engine` names all that these use of Megatron's and torch's inner parts.
 """

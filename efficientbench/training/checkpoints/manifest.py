@@ -1,7 +1,7 @@
-"""Which checkpoints a run has, and whether they are whole: `manifest.json` and what it says of the files beside it.
+"""Find a run's checkpoints and verify them by `manifest.json`, which lists the files beside it with their checksums.
 
-A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`, since a folder is renamed only
-after its manifest, with size and SHA-256 of every file, has been written. No torch here: the parent process asks too.
+A checkpoint is complete when its folder has its final name, `checkpoint/step_00000100`: the folder gets it only after
+the manifest, with size and SHA-256 of every file, is on the disk. No torch here: the parent process reads this too.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """What a checkpoint holds besides tensors (see `contents`), and the list of its files."""
 
     step: int
     """Steps trained before it; the position in the data too, since a step's samples follow from its number."""
     stopped: bool
-    """Whether the run was asked to stop after that step: a validation that is due then comes when it goes on."""
+    """Whether the run was asked to stop after that step: a validation that is due then comes when it resumes."""
     holds: str
-    """'everything', or 'weights': the last one of a run that trained to its end, which nothing goes on from."""
+    """'everything', or 'weights': the last one of a run that trained to its end, from which no run resumes."""
     config: dict[str, Any]
     data: list[str]
     """The fingerprint of each source's tokens."""
@@ -50,7 +50,7 @@ class Manifest:
     formula: str
     """`efficientbench.metrics.definitions.FORMULAS` of the run."""
     steps_left_out: int
-    """Those of the steps whose loss or gradients were not finite."""
+    """Steps that were skipped because loss or gradients were not finite."""
     optimizer_step: float
     """Updates that the optimizer has made: fewer than steps where fp16 skipped some."""
     loss_scale: dict[str, Any] | None
@@ -62,7 +62,7 @@ class Manifest:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Into the checkpoint's folder, and onto the disk."""
+        """Write it into the checkpoint's folder, and force it onto the disk."""
         with (folder / MANIFEST).open("x", encoding="utf-8") as file:
             file.write(_text(asdict(self)))
             file.flush()
@@ -77,7 +77,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one checkpoint, whose own checksum must be right.
+    """Return the manifest of one checkpoint, whose own checksum must be right.
 
     Raises:
         CheckpointError: it is missing, damaged, or of another format; the message names the file.
@@ -104,7 +104,8 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
 
     Args:
         folder: of one checkpoint.
-        part, parts: verify the files of one among several ranks only, all of which together verify all.
+        part: number of this rank among `parts` ranks, each of which verifies some of the files.
+        parts: how many ranks verify all files together.
 
     Raises:
         CheckpointError: a file is missing, surplus or not as it was written; the message names it.
@@ -120,7 +121,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
 
 
 def check_sizes(folder: Path) -> Manifest:
-    """Read the manifest, and see that its files are there, and no others, with their sizes; their content is not read.
+    """Read the manifest, and check that its files exist, and no others, with their sizes; their content is not read.
 
     Raises:
         CheckpointError: one is missing, surplus or of another size; the message names it.
@@ -142,7 +143,11 @@ def check_sizes(folder: Path) -> Manifest:
 
 
 def fingerprint(path: Path) -> File:
-    """Size and SHA-256 of a file. Raises OSError."""
+    """Return size and SHA-256 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(READ_BYTES):
@@ -159,19 +164,19 @@ def _seen(path: Path) -> File:
 
 
 def checkpoint_folder(run_folder: Path, step: int) -> Path:
-    """The folder of the checkpoint after `step` steps."""
+    """Return the folder of the checkpoint after `step` steps."""
     return run_folder / "checkpoint" / f"step_{step:08d}"
 
 
 def complete(run_folder: Path) -> list[Path]:
-    """The folders of the run's complete checkpoints, oldest first, unverified."""
+    """Return the folders of the run's complete checkpoints, oldest first, unverified."""
     return sorted(path for path in (run_folder / "checkpoint").glob("step_*") if path.is_dir())
 
 
 def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and why each newer one is not; None where there is none.
+    """Return the newest checkpoint that is whole (None without one), and why each newer one is not.
 
-    `check`: `verify`, which is the default, or `check_sizes`, which reads no content: that takes minutes for terabytes.
+    `check`: `verify`, which is the default, or `check_sizes`, which reads no content: hashing terabytes takes minutes.
     """
     problems = []
     for folder in reversed(complete(run_folder)):
@@ -184,13 +189,8 @@ def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None)
     return None, problems
 
 
-def latest_good(run_folder: Path) -> Path | None:
-    """The folder of the newest checkpoint whose every file is as it was written; None where there is none."""
-    return find_good(run_folder)[0]
-
-
 def set_damaged_aside(run_folder: Path, good: Path) -> None:
-    """Rename what is newer than the `good` one, which the run goes on from: those numbers will be written again."""
+    """Rename what is newer than the `good` one, from which the run resumes: it will write the same numbers again."""
     for folder in complete(run_folder):
         if folder > good:
             aside = folder.with_name(f"{DAMAGED}{folder.name}")
@@ -199,7 +199,7 @@ def set_damaged_aside(run_folder: Path, good: Path) -> None:
 
 
 def remove_partial(run_folder: Path) -> None:
-    """Remove what attempts that ended in the middle have left."""
+    """Remove what was left by attempts that ended in the middle of a save."""
     for folder in (run_folder / "checkpoint").glob(f"{PARTIAL}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

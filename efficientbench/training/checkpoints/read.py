@@ -1,4 +1,4 @@
-"""Reading without ranks: the metadata, by classes of its own only, and every weight whole on one process."""
+"""Read a checkpoint in one process without ranks: the metadata as plain data, and every weight whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALLOWED = {
     ("torch", "Size"),
     *(("torch", name) for name in ("bfloat16", "float16", "float32", "float64", "int64", "uint8")),
 }
-"""What the pickle of `.metadata` may name; each of them is plain data, or makes such."""
+"""What the pickle of `.metadata` may name: classes of plain data and functions that return it."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -43,7 +43,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class MetadataReader(FileSystemReader):
-    """torch's reader of the distributed format, without its trust."""
+    """torch's reader of the distributed format, which here unpickles nothing but plain data."""
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:
         """`files`: names below the folder that may be read."""
@@ -51,7 +51,7 @@ class MetadataReader(FileSystemReader):
         self.folder, self.files = folder, files
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """`.metadata`, which must describe tensors in the checkpoint's own files and nothing else.
+        """Return `.metadata`, which must describe tensors in the checkpoint's own files and nothing else.
 
         Raises:
             CheckpointError: it does not.
@@ -80,10 +80,14 @@ class MetadataReader(FileSystemReader):
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """A checkpoint's weights as `read_weights` gives them, each read from the disk when it is asked for."""
+    """A checkpoint's weights by global name, each read from the disk when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        """Verify the checkpoint of a folder. Raises CheckpointError, as `read_weights` does."""
+        """Verify the checkpoint of a folder.
+
+        Raises:
+            CheckpointError: as `read_weights`.
+        """
         self.folder, self.manifest = folder, verify(folder)
         metadata = MetadataReader(folder, self.manifest.files).read_metadata()
         self._stored = {
@@ -100,7 +104,7 @@ class Weights(Mapping[str, torch.Tensor]):
         stored = self._stored[name]
         weight = torch.empty(stored.size, dtype=stored.properties.dtype)
         missing = weight.numel()
-        # Not by torch's own planner, which differs between its versions.
+        # Not with torch's own planner, which differs between its versions.
         for offset, part in self._parts[name]:
             tensor = _read_tensor(self.folder / part.relative_path, part.offset, part.length)
             weight[tuple(slice(at, at + size) for at, size in zip(offset, tensor.shape, strict=True))] = tensor
@@ -117,7 +121,7 @@ class Weights(Mapping[str, torch.Tensor]):
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Every weight of a checkpoint, whole and on the host, in the dtype that it was trained in.
+    """Return every weight of a checkpoint, whole and on the host, in the dtype that it was trained in.
 
     Needs no process group. The checkpoint is verified first.
 

@@ -1,7 +1,7 @@
-"""Writing a checkpoint: all ranks together, beside its place and then renamed.
+"""Write a checkpoint: all ranks together, into a folder that gets its final name at the end.
 
-Synchronous: training waits until it lies on the disk. Asynchronous: training goes on after the tensors have been
-fetched from the device, and a forked process writes them.
+After a synchronous save training continues once everything is on the disk. After an asynchronous one it continues once
+the tensors have been fetched from the device, and a forked process writes them.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from torch.distributed.checkpoint import CheckpointException
 
 from efficientbench.training import groups
 from efficientbench.training.checkpoints import manifest
+from efficientbench.training.checkpoints.engine import AsyncCallsQueue, AsyncRequest, default_store, writing_process
 from efficientbench.training.checkpoints.manifest import Manifest
-from efficientbench.training.checkpoints.pieces import Piece
+from efficientbench.training.checkpoints.shards import Shard
 from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
 from efficientbench.training.errors import FULL_BYTES
 
 POLL_S = 0.02
 OTHERS_EXTRA_S = 5.0
-"""How much longer the first rank waits for the others than they may take: who is late shall say so itself."""
+"""How much longer the first rank waits for the others than they may take: a rank that is late reports that itself."""
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; those before it are as they were."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
 
-def sharded(parts: Iterable[Piece]) -> dict[str, Any]:
-    """Rectangles as dist_checkpointing wants them."""
+def sharded_state_dict(shards: Iterable[Shard]) -> dict[str, Any]:
+    """Return rectangles as dist_checkpointing wants them."""
     return {
         str(number): ShardedTensor(
-            key=piece.name,
-            data=piece.tensor,
-            dtype=piece.tensor.dtype,
-            local_shape=tuple(piece.tensor.shape),
-            global_shape=piece.whole,
-            global_offset=piece.offset,
+            key=shard.name,
+            data=shard.tensor,
+            dtype=shard.tensor.dtype,
+            local_shape=tuple(shard.tensor.shape),
+            global_shape=shard.whole,
+            global_offset=shard.offset,
             # No regular grid: what a rank holds of a parameter may be cut anywhere.
             axis_fragmentations=None,
         )
-        for number, piece in enumerate(parts)
+        for number, shard in enumerate(shards)
     }
 
 
@@ -61,7 +61,13 @@ class Saver:
     """Writes checkpoints into a run's folder. Every method is called by all ranks together."""
 
     def __init__(self, run_folder: Path, keep: int, time_limit_s: float) -> None:
-        """`keep`: how many of the last ones stay; `time_limit_s`: what a rank may take to write its part."""
+        """Write nothing yet.
+
+        Args:
+            run_folder: where `checkpoint/` lies.
+            keep: how many of the last checkpoints to keep.
+            time_limit_s: how long a rank may take to write its part.
+        """
         self.run_folder, self.keep, self.time_limit_s = run_folder, keep, time_limit_s
         self.writing: AsyncCallsQueue | None = None
         """The asynchronous save that is under way."""
@@ -69,24 +75,28 @@ class Saver:
         self._folder = run_folder
         self._deadline_s = 0.0
 
-    def save(self, content: Manifest, parts: Iterable[Piece], asynchronous: bool) -> None:
-        """Begin a checkpoint, and end it where it is synchronous.
+    def save(self, content: Manifest, shards: Iterable[Shard], asynchronous: bool) -> None:
+        """Begin a checkpoint; a synchronous one is complete when this returns.
 
         Args:
-            content: of rank 0; the files are still to be named.
-            parts: what this rank writes.
+            content: of rank 0; its list of files is filled here.
+            shards: what this rank writes.
             asynchronous: let a forked process write; `finish` ends it.
 
         Raises:
-            SaveError: a rank did not write its part in time, or could not; the message names it.
+            SaveError: a rank did not write its part in time, or could not; the message names the rank.
             OSError: the disk is full.
         """
-        self.finish(wait=True)
+        self.finish()
         folder = self._make_folder(content.step)
         strategy = SaveStrategy()
-        with self._told(folder):
+        with self._errors_of(folder):
             request = dist_checkpointing.save(
-                sharded(parts), str(folder), strategy, validate_access_integrity=False, async_sharded_save=True
+                sharded_state_dict(shards),
+                str(folder),
+                strategy,
+                validate_access_integrity=False,
+                async_sharded_save=True,
             )
         self._writer = strategy.writer
         request.add_finalize_fn(lambda: self._publish(folder, content))
@@ -95,38 +105,34 @@ class Saver:
             self.writing, self._folder = AsyncCallsQueue(), folder
             self.writing.schedule_async_request(request)
             return
-        with self._told(folder):
+        with self._errors_of(folder):
             self._write_now(request, folder)
             for finalize in request.finalize_fns:
                 finalize()
 
     def is_written(self) -> bool:
-        """Whether an asynchronous save is under way that all ranks have written."""
+        """Return whether an asynchronous save is under way that all ranks have written."""
         if self.writing is None:
             return False
-        process = self.writing.async_calls[0].async_caller.process
+        process = writing_process(self.writing)
         writes = process is not None and process.is_alive()
         if writes and time.monotonic() > self._deadline_s:
             process.kill()
             raise SaveError(self._late([dist.get_rank()], self._folder))
         return not any(groups.gather(writes))
 
-    def finish(self, wait: bool) -> bool:
-        """End the asynchronous save that is under way, if all ranks have written it; `wait` until they have.
-
-        Returns whether a checkpoint was completed.
-        """
-        while not (written := self.is_written()) and wait and self.writing is not None:
+    def finish(self) -> None:
+        """Wait until all ranks have written the asynchronous save that is under way, if any, and complete it."""
+        if self.writing is None:
+            return
+        while not self.is_written():
             time.sleep(POLL_S)
-        if not written or self.writing is None:
-            return False
-        with self._told(self._folder):
+        with self._errors_of(self._folder):
             self.writing.maybe_finalize_async_calls(blocking=True)
         self.writing = None
-        return True
 
     def _make_folder(self, step: int) -> Path:
-        """A folder that no other attempt has written into."""
+        """Make a folder that no other attempt has written into."""
         final = manifest.checkpoint_folder(self.run_folder, step)
         folder = final.with_name(f"{manifest.PARTIAL}{final.name}_{uuid.uuid4().hex[:8]}")
         folder = groups.gather(folder)[0]
@@ -149,8 +155,8 @@ class Saver:
         self._wait_for_all(folder)
 
     def _wait_for_all(self, folder: Path) -> None:
-        """Collectives would wait as well, but could not tell for whom."""
-        store = dist.distributed_c10d._get_default_store()
+        """Wait over the store and not by a collective, which could not name the rank that is late."""
+        store = default_store()
         keys = [f"{folder.name}/{rank}" for rank in range(dist.get_world_size())]
         store.set(keys[dist.get_rank()], "written")
         if dist.get_rank() == 0:
@@ -170,8 +176,8 @@ class Saver:
         )
 
     @contextlib.contextmanager
-    def _told(self, folder: Path) -> Iterator[None]:
-        """Turns megatron's errors into the reason of the rank that failed, and clears away what was written."""
+    def _errors_of(self, folder: Path) -> Iterator[None]:
+        """Turn Megatron's errors into the reason of the rank that failed, and remove what was written."""
         try:
             yield
         except CheckpointException as error:
@@ -187,7 +193,7 @@ class Saver:
         if failure is None:
             return None
         number = failure.errno if isinstance(failure, OSError) else None
-        # torch's zip writer tells a full disk as an error of its own.
+        # torch's zip writer reports a full disk as an error of its own.
         if number is None and shutil.disk_usage(self.run_folder).free < FULL_BYTES:
             number = errno.ENOSPC
         return dist.get_rank(), number, f"{type(failure).__name__}: {failure}"
@@ -197,7 +203,7 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, folder: Path, content: Manifest) -> None:
-        """What makes it a checkpoint: the manifest, and its final name."""
+        """Make it a checkpoint: write the manifest, then give the folder its final name."""
         for written in groups.gather(self._writer.written):
             content.files.update(written)
         if dist.get_rank() == 0:
@@ -208,6 +214,7 @@ class Saver:
                     content.files[name] = manifest.fingerprint(path)
             content.write(folder)
             final = manifest.checkpoint_folder(self.run_folder, content.step)
+            # In this order: a crash at any point leaves either no checkpoint or one whose every byte is on the disk.
             _flush(folder)
             os.rename(folder, final)
             _flush(final.parent)
@@ -223,7 +230,7 @@ def _as_error(failed: tuple[int, int | None, str], folder: Path) -> Exception:
 
 
 def _flush(path: Path) -> None:
-    """Onto the disk: a file's content, or a folder's names."""
+    """Force onto the disk what was written: a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

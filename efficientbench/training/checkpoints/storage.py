@@ -1,7 +1,7 @@
 """megatron.core.dist_checkpointing's format on disk, written and read without a helper process or foreign objects.
 
-megatron's own writer collects results through a manager process, which takes seconds to start, outlives a killed rank,
-and hangs a save whose writer dies; its reader unpickles what the file says. Both are replaced through the strategies
+Megatron's own writer collects results through a manager process, which takes seconds to start, outlives a killed rank,
+and hangs a save whose writer dies. Its reader unpickles whatever a file holds. Both are replaced through the strategies
 that dist_checkpointing asks for.
 """
 
@@ -18,24 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
-from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
-from megatron.core.dist_checkpointing.strategies.torch import (
-    MCoreLoadPlanner,
-    MCoreSavePlanner,
-    TorchDistLoadShardedStrategy,
-    TorchDistSaveShardedStrategy,
-    _replace_state_dict_keys_with_sharded_keys,
-    mcore_to_pyt_state_dict,
-)
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.api import WRAPPED_EXCEPTION, _wrap_exception
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from efficientbench.training.checkpoints import engine
 from efficientbench.training.checkpoints.manifest import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.errors import CheckpointError
@@ -44,40 +31,44 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class SaveStrategy(TorchDistSaveShardedStrategy):
-    """Writes one file a rank; `writer` is the one of the last save."""
+class SaveStrategy(engine.TorchDistSaveShardedStrategy):
+    """Writes one file a rank."""
+
+    writer: Writer
+    """Of the last save."""
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=1)
-        self.writer: Writer
 
-    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> AsyncRequest:
-        """Plan this save with all ranks; the request that comes back writes it."""
-        tensors, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> engine.AsyncRequest:
+        """Plan this save with all ranks and return the request that writes it."""
+        tensors, _, _ = engine.by_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         self.writer = Writer(checkpoint_dir)
-        planned, *_ = save_state_dict_async_plan(
-            mcore_to_pyt_state_dict(tensors, False),
+        planned, *_ = engine.save_state_dict_async_plan(
+            engine.mcore_to_pyt_state_dict(tensors, False),
             self.writer,
-            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+            planner=engine.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
         metadata = planned[1]
         if metadata is not None:
             # For a cache of plans that is not used; it would be the larger part of the file.
             del metadata.all_local_plans
-        return self._get_save_and_finalize_callbacks(self.writer, planned)
+        return engine.save_callbacks(self, self.writer, planned)
 
 
-class Writer(FileSystemWriterAsync):
+class Writer(engine.FileSystemWriterAsync):
     """Writes this rank's tensors into one file and takes its fingerprint; also in a forked process."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, thread_count=1)
         self.written: dict[str, File] = {}
-        """Name of this rank's file → what was written."""
+        """Name of this rank's file → size and checksum of what was written."""
         self.failure: Exception | None = None
+        """Why this rank's part could not be written."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
         """Note what is to be written; nothing is copied yet."""
+        # Bytes would be pickles, which a reader had to trust.
         assert all(item.type != WriteItemType.BYTE_IO for item in plan.items), "a checkpoint holds tensors alone"
         name = f"{plan.storage_data.prefix}0.distcp"
         tensors = [(item, planner.resolve_data(item).detach()) for item in plan.items]
@@ -88,15 +79,15 @@ class Writer(FileSystemWriterAsync):
         self.results = os.fdopen(os.memfd_create("efficientbench_results"), "w+b")
 
     def get_save_function_and_args(self) -> tuple[Any, Any, list[Any]]:
-        """(function that writes, function that fetches the tensors from their device, arguments of the first)."""
+        """Return (function that writes, function that fetches tensors from their device, arguments of the first)."""
         if not self.write_buckets:
             return None, None, []
         transforms = [self.transforms] if hasattr(self, "transforms") else []
         write = partial(_write, os.getpid(), transforms, self.results)
         return write, partial(self.preload_tensors, self.write_buckets, True), [0, self.write_buckets, None]
 
-    def retrieve_write_results(self) -> list[WriteResult] | WRAPPED_EXCEPTION:
-        """What `_write` left, once it is over."""
+    def retrieve_write_results(self) -> list[WriteResult] | engine.WRAPPED_EXCEPTION:
+        """Return what `_write` has left in the shared file, once it has ended."""
         if not self.write_buckets:
             return []
         path, name, _ = self.write_buckets[0]
@@ -108,29 +99,36 @@ class Writer(FileSystemWriterAsync):
         self.results.close()
         if isinstance(outcome, Exception):
             self.failure = outcome
-            return _wrap_exception(outcome)
+            return engine.wrap_exception(outcome)
         self.written = {name: written}
         return outcome
 
 
 def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets: list[Any], unused: None) -> None:
+    """Write this rank's tensors, then leave the outcome in the file `results`; runs in a thread or a forked process.
+
+    `parent` is the process id of the rank, and `results` a file that it reads afterwards; the other arguments are those
+    that Megatron passes on.
+    """
     if os.getpid() != parent:
-        # Forked: it must not outlive its rank, nor answer the rank's signals.
+        # Forked: this process must not outlive its rank, and leaves the rank's signals to the rank.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it was gone already
+            os._exit(1)  # the rank ended before it could be watched
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        # The rank's threads are not here, and what is shared out among them would wait for them for good.
+        # A fork has none of the rank's threads: work that torch shares out among them would wait for good.
         torch.set_num_threads(1)
     ((path, name, (_, tensors)),) = buckets
     # One dense copy at a time: a view would be saved with all the storage that it looks into.
     dense = ((item, tensor.clone()) for item, tensor in tensors)
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
     unfinished: queue.Queue[int] = queue.Queue()
     unfinished.put(0)
-    FileSystemWriterAsync.write_preloaded_data(transforms, 0, (path, name, ([], dense)), told, unfinished, True)
-    _, outcome = told.get()
+    engine.FileSystemWriterAsync.write_preloaded_data(
+        transforms, 0, (path, name, ([], dense)), outcomes, unfinished, True
+    )
+    _, outcome = outcomes.get()
     written = None
     if not isinstance(outcome, Exception):
         try:
@@ -141,28 +139,34 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
     results.flush()
 
 
-class LoadStrategy(TorchDistLoadShardedStrategy):
-    """Reads into the tensors that are given, and unpickles nothing but the metadata's own classes."""
+class LoadStrategy(engine.TorchDistLoadShardedStrategy):
+    """Reads into existing tensors, and unpickles nothing but the metadata's own classes."""
 
     def __init__(self, files: Collection[str]) -> None:
-        """`files`: names that the checkpoint's manifest answers for."""
+        """`files`: names in the checkpoint's manifest, which alone may be read."""
         super().__init__()
         self.files = files
 
     def load(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> dict[str, Any]:
-        """Fill the tensors; nothing is left to return."""
-        tensors, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
-        planner = MCoreLoadPlanner(shapes_validation_sharded_tensors=list(nested_values(sharded_state_dict)))
+        """Fill the tensors in place and return an empty state dict."""
+        tensors, _, _ = engine.by_sharded_keys(sharded_state_dict)
+        planner = engine.MCoreLoadPlanner(
+            shapes_validation_sharded_tensors=list(engine.nested_values(sharded_state_dict))
+        )
         reader = MetadataReader(Path(checkpoint_dir), self.files)
-        checkpoint.load(mcore_to_pyt_state_dict(tensors, True), storage_reader=reader, planner=planner)
+        checkpoint.load(engine.mcore_to_pyt_state_dict(tensors, True), storage_reader=reader, planner=planner)
         return {}
 
 
-class CommonStrategy(TorchCommonLoadStrategy):
-    """`common.pt`, which megatron writes though it holds nothing here."""
+class CommonStrategy(engine.TorchCommonLoadStrategy):
+    """`common.pt`, which Megatron writes though it holds nothing here."""
 
     def load_common(self, checkpoint_dir: str) -> dict[str, Any]:
-        """Read it as plain data. Raises CheckpointError where it holds anything else."""
+        """Read it as plain data.
+
+        Raises:
+            CheckpointError: it holds anything else.
+        """
         path = os.path.join(checkpoint_dir, "common.pt")
         try:
             content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -216,13 +216,13 @@ def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
 def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
     import torch
 
-    from efficientbench.model.gpt import build_stage
+    from efficientbench.model.gpt import build_stages
 
     # So many tokens that what does not grow with them is little beside the rest.
     sequence = "training.seq_len=1024" if name.startswith("nsa") else "training.seq_len=128"
     shapes = ["training.dtype=fp32", "model.vocab_size=512", sequence]
     config = resolve(name, True, [*shapes, f"training.recompute={recompute}"])
-    model = build_stage(config, torch.device("cpu"))
+    [model] = build_stages(config, torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Any] = {}
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from efficientbench.config.load import resolve
-from efficientbench.model.kernels import fallback_kernels, grouped_mm, kernel_names
-from efficientbench.model.kernels.nsa import fla as nsa_fla
+from efficientbench.model.kernels import grouped_mm
+from efficientbench.model.kernels.names import fallback_kernels, kernel_names
+from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
 
 
 @pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_0.5Bx8"])

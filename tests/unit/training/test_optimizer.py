@@ -28,7 +28,7 @@ def optimizer() -> Callable[[str], Any]:
 
 @pytest.mark.parametrize(("dtype", "queued"), [("fp32", True), ("bf16", True), ("fp16", False)])
 def test_the_loss_scaler_alone_needs_the_host(dtype: str, queued: bool, optimizer: Callable[[str], Any]) -> None:
-    from efficientbench.training.optimizer_step import can_queue
+    from efficientbench.training.optimizer import can_queue
 
     assert can_queue(optimizer(dtype), CPU) == queued
 
@@ -48,14 +48,14 @@ _fused_adamw = torch._fused_adamw_
 def test_a_kernel_that_heeds_no_flag_makes_the_host_wait(
     kernel: Callable[..., None], optimizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from efficientbench.training.optimizer_step import can_queue
+    from efficientbench.training.optimizer import can_queue
 
     monkeypatch.setattr(torch, "_fused_adamw_", kernel)
     assert not can_queue(optimizer("fp32"), CPU)
 
 
 def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable[[str], Any]) -> None:
-    from efficientbench.training.optimizer_step import can_queue
+    from efficientbench.training.optimizer import can_queue
 
     class FusedAdam(torch.optim.AdamW):
         """As Apex and Transformer Engine have one."""

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from efficientbench.model.kernels.nsa.choice import Choice, choose_blocks
+from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_blocks
 
 NAME = "torch matmuls over blocks of queries, scores recomputed in backward"
 QUERY_BLOCK = 128
-"""The most queries whose scores exist at once: enough rows for the matmuls' full speed. With a narrow reach they are as
-many as it is wide, or most of the scores would be of keys beyond it."""
+"""The most queries whose scores exist at once: enough rows for the matmuls' full speed. With a narrow reach there
+are as many queries as it is wide, because most scores would otherwise be of keys beyond it."""
 LEAST_QUERY_BLOCK = 32
 
 
@@ -30,15 +30,15 @@ class Reach(NamedTuple):
     """The most keys that a query sees; None: all in its past."""
 
     def last(self, query: int) -> int:
-        """One past the last key that the query at this position sees."""
+        """Return one past the last key that the query at this position sees."""
         return max((query + 1 - self.length) // self.stride + 1, 0)
 
     def first(self, query: int) -> int:
-        """The first key that the query at this position sees."""
+        """Return the first key that the query at this position sees."""
         return 0 if self.width is None else max(self.last(query) - self.width, 0)
 
     def hidden(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """True where a query does not see a key; positions [C] and keys' numbers [K] → [C, K]."""
+        """Return True where a query does not see a key; positions [C] and keys' numbers [K] → [C, K]."""
         last = torch.div(queries + 1 - self.length, self.stride, rounding_mode="floor")[:, None] + 1
         hidden = keys >= last
         return hidden if self.width is None else hidden | (keys < last - self.width)
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 def _blocks(sequence: int, reach: Reach) -> Iterator[Block]:
-    """Blocks of queries, without the first ones that see no key."""
+    """Yield blocks of queries, without the first ones that see no key."""
     size = QUERY_BLOCK if reach.width is None else min(max(reach.width, LEAST_QUERY_BLOCK), QUERY_BLOCK)
     for start in range(reach.length - 1, sequence, size):
         stop = min(start + size, sequence)
@@ -62,7 +62,7 @@ def _blocks(sequence: int, reach: Reach) -> Iterator[Block]:
 
 
 class RangeAttention(torch.autograd.Function):
-    """Softmax attention over each query's reach; chooses NSA's blocks on the way if it is told how."""
+    """Softmax attention over each query's reach; also chooses NSA's blocks where a `choice` is passed."""
 
     @staticmethod
     def forward(
@@ -94,7 +94,7 @@ class RangeAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, out = ctx.saved_tensors
         grad_query = torch.zeros_like(query)
-        # Many blocks of queries add to one key: in float32.
+        # In float32, because many blocks of queries add to one key.
         grad_key = torch.zeros_like(key, dtype=torch.float32)
         grad_value = torch.zeros_like(value, dtype=torch.float32)
         for block in _blocks(query.shape[1], ctx.reach):
@@ -112,7 +112,7 @@ class RangeAttention(torch.autograd.Function):
 
 
 def _probabilities(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach, block: Block) -> torch.Tensor:
-    """Attention probabilities of a block, [N, C · G, K] in float32."""
+    """Return the attention probabilities of a block, [N, C · G, K] in float32."""
     keys = key[:, block.low : block.high]
     scaled = query[:, block.start : block.stop] * scale
     scores = scaled.flatten(1, 2) @ keys.transpose(1, 2)
@@ -125,7 +125,7 @@ def _probabilities(query: torch.Tensor, key: torch.Tensor, scale: float, reach: 
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total [N, K, D] += left [N, K, R] · right [N, R, D]; the total may be wider than the factors."""
+    """Add left [N, K, R] · right [N, R, D] to total [N, K, D], which may be wider than the factors."""
     if total.dtype == left.dtype:
         total.baddbmm_(left, right)
     else:
@@ -140,11 +140,12 @@ def range_attention(
     reach: Reach,
     choice: Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(scale · q kᵀ) v over the keys within each query's reach; 0 for a query that sees none.
+    """Return softmax(scale · q kᵀ) v over the keys within each query's reach; 0 for a query that sees none.
 
     Args:
         query: [N, S, G, D]
-        key, value: [N, K, D], for every query head of a group the same
+        key: [N, K, D], for every query head of a group the same.
+        value: [N, K, D], likewise.
         scale: factor on the scores.
         reach: the keys that a query sees.
         choice: how to choose blocks from the probabilities; None chooses none.

@@ -10,8 +10,8 @@ import torch
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.model.kernels import attention_choice, attention_shape
-from efficientbench.model.kernels.attention_choice import KERNELS, AttentionShape, choose, fastest
+from efficientbench.model.kernels.causal_attention import KERNELS, causal_attention
+from efficientbench.model.kernels.choose_attention import AttentionShape, choose, fastest
 
 CPU = torch.device("cpu")
 GROUPED = AttentionShape(300, 2, 4, 2, 16, 16, torch.float32)
@@ -47,7 +47,7 @@ def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
 
 def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_scale(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        return attention_choice.causal_attention(query, key, value, 1.1 * scale)
+        return causal_attention(query, key, value, 1.1 * scale)
 
     monkeypatch.setitem(KERNELS, "flash", wrong_scale)
     choice = fastest(["flash", "math"], GROUPED, CPU)
@@ -69,7 +69,7 @@ class NoGradient(torch.autograd.Function):
 
 def test_a_kernel_whose_gradient_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        return attention_choice.causal_attention(query, NoGradient.apply(key), value, scale)
+        return causal_attention(query, NoGradient.apply(key), value, scale)
 
     monkeypatch.setitem(KERNELS, "flash", broken)
     assert dict(fastest(["flash", "math"], GROUPED, CPU).refused) == {
@@ -91,14 +91,14 @@ def test_a_library_that_fails_leaves_the_others(error: Exception, monkeypatch: p
 @pytest.mark.parametrize(("name", "tp"), [("mqa_1.5B", 2), ("gqa_1.5B", 4), ("gqa_1.5B", 1)])
 def test_a_rank_of_many_has_a_key_value_head(name: str, tp: int) -> None:
     config = resolve(name, overrides=[f"parallel.tp={tp}"])
-    shape = attention_shape(config)
+    shape = AttentionShape.of(config)
     assert shape is not None
     assert (shape.heads, shape.groups) == (12 // tp, 2 if tp == 1 else 1)
 
 
 def test_without_a_choice_torch_decides() -> None:
-    assert choose("auto", GROUPED, "cpu").kernel is attention_choice.DEFAULT
-    assert fastest(["cudnn"], GROUPED, CPU).kernel is attention_choice.DEFAULT
+    assert choose("auto", GROUPED, "cpu").kernel is causal_attention
+    assert fastest(["cudnn"], GROUPED, CPU).kernel is causal_attention
 
 
 def test_a_kernel_that_is_asked_for_must_serve() -> None:

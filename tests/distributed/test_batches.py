@@ -1,17 +1,22 @@
-"""A blend of corpora: every layout draws the same samples in the same order, each source by its weight."""
+"""Batches: every layout draws the same samples in the same order, reads one ahead, and faster than models train."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.cells import write_tokens
+from support.command_line import until
 from support.configs import tiny
 from support.ranks import Ranks
+from support.reading_speed import reading_and_training_s
 
+from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.corpus import prepare_corpus
 
 STEPS = 25
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -113,3 +118,65 @@ def test_a_small_blend_with_an_extreme_weight(
     overrides = [f"data.path={path}", f"data.cache={tmp_path}", "data.split=[1,1,0]", "training.validation_batches=1"]
     _, training, validation = ranks(1).call(drawn, tiny("gqa_1.5B", *overrides), [most, *prefixes], 1)[0]
     assert training.shape == validation.shape == (1, 8, 17)
+
+
+SIZE, GLOBAL, READ_STEPS = 2, 4, 3
+
+
+def reads(config: RunConfig, prefix: Path) -> tuple[list[list[int]], bool]:
+    """The samples read by the time that each micro-batch is in use; whether each was read once."""
+    import torch
+
+    from efficientbench.training import groups
+    from efficientbench.training.batches import Batches, Samples, Vocabulary
+
+    class Watched:
+        def __init__(self, samples: Samples) -> None:
+            self.samples, self.read = samples, list[int]()
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            self.read.append(index)
+            sample: dict[str, torch.Tensor] = self.samples[index]
+            return sample
+
+    seen = []
+    with groups.model_parallel(config.parallel, config.training.seed):
+        batches = Batches(config, READ_STEPS, [prefix], Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"))
+        batches.training = watched = Watched(batches.training)
+        for step in range(1, READ_STEPS + 1):
+            for index, batch in enumerate(batches.training_step(step)):
+                used = (step - 1) * GLOBAL + (index + 1) * SIZE
+                ahead = min(used + SIZE, READ_STEPS * GLOBAL)
+                until(lambda ahead=ahead: len(watched.read) >= ahead, f"{ahead} samples read", 30)
+                expected = torch.stack([watched.samples[sample]["tokens"] for sample in range(used - SIZE, used)])
+                assert torch.equal(batch.tokens, expected)
+                seen.append(list(watched.read))
+    return seen, len(set(watched.read)) == len(watched.read)
+
+
+def test_the_next_micro_batch_is_read_while_one_is_in_use(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    write_tokens(tmp_path / "text", [random.integers(1, 131, 60) for _ in range(100)])
+    config = tiny(
+        "gqa_1.5B",
+        f"data.path={tmp_path / 'text'}",
+        f"data.cache={tmp_path}",
+        f"training.micro_batch_size={SIZE}",
+        f"training.global_batch_size={GLOBAL}",
+    )
+    ((seen, once),) = ranks(1).call(reads, config, tmp_path / "text")
+    # Across the steps' ends, and not past the last step's.
+    assert seen == [
+        list(range(min(used + SIZE, READ_STEPS * GLOBAL))) for used in range(SIZE, READ_STEPS * GLOBAL + 1, SIZE)
+    ]
+    assert once
+
+
+@pytest.mark.proof
+@pytest.mark.alone
+def test_batches_are_50_times_faster_than_training(ranks: Callable[[int], Ranks], cache: str) -> None:
+    config = resolve("mla_0.5B", smoke=True, overrides=[f"data.cache={cache}"])
+    corpus = prepare_corpus(None, None, Path(cache), config.data.trained_vocab_size)
+    pairs = ranks(1).call(reading_and_training_s, config, corpus.prefix, 20)[0]
+    reading_s, training_s = (statistics.median(times) for times in zip(*pairs, strict=True))
+    assert training_s > 50 * reading_s, f"reading takes {reading_s / training_s:.1%} of a step"

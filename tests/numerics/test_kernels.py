@@ -1,4 +1,4 @@
-"""Kernels that torch.compile makes, and weight gradients, against the same parts as torch runs them in float64."""
+"""Kernels that torch.compile makes, weight gradients and grouped matmuls, against plain torch in float64."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from efficientbench.model.kernels import grouped_mm as kernel
 from efficientbench.model.kernels import norm, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
+from efficientbench.model.kernels.grouped_mm import RowGroups
 
 Function = Callable[..., torch.Tensor]
 
@@ -112,3 +114,93 @@ def test_a_cpu_without_products_in_bf16_adds_them_unrounded(widened: bool, monke
     wanted = total.double() + left.double().t() @ right.double()
     weight_gradient.add_product(total, left, right)
     assert float((total - wanted).norm() / wanted.norm()) < (1e-6 if widened else 5e-3)
+
+
+SIZES = {
+    "ragged": [3, 1, 7, 2, 5],
+    "some empty": [0, 5, 0, 0, 6, 0],
+    "all rows in one": [0, 16, 0],
+    "no rows": [0, 0, 0],
+}
+RELATIVE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference, relative to the expected one's; the difference's own where nothing is expected."""
+    difference, size = (actual.double() - expected).norm(), expected.norm()
+    return float(difference / size) if size > 0 else float(difference)
+
+
+@pytest.mark.parametrize("rows", ["each its own", "one for all, as the gradient of a sum is"])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("counted", ["on the host", "on the device"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("dtype", RELATIVE)
+def test_all_three_products_equal_one_for_each_group(
+    dtype: torch.dtype,
+    sizes: list[int],
+    counted: str,
+    at_once: bool,
+    rows: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(kernel, "has_grouped_mm", lambda device_type: False)
+    elif not kernel.multiplies_at_once(device, dtype):
+        pytest.skip("torch has no such call here")
+    torch.manual_seed(1)
+    x = torch.randn(sum(sizes), 24, device=device, dtype=dtype)
+    grad_out = torch.randn(sum(sizes), 16, device=device, dtype=dtype)
+    if rows != "each its own":
+        grad_out = grad_out[:1].expand(sum(sizes), 16)
+    weight = torch.randn(len(sizes), 16, 24, device=device, dtype=dtype)
+    gradient = torch.randn(len(sizes), 16, 24, device=device)
+    there = gradient.double()
+    groups = RowGroups(torch.tensor(sizes, device=device if counted == "on the device" else "cpu"), x.device)
+    parts = list(zip(x.double().split(sizes), grad_out.double().split(sizes), weight.double(), strict=True))
+
+    out = kernel.grouped_mm(x, weight.transpose(1, 2), groups)
+    assert error(out, torch.cat([own @ w.t() for own, _, w in parts])) < RELATIVE[dtype]
+    grad_x = kernel.grouped_mm(grad_out, weight, groups)
+    assert error(grad_x, torch.cat([grad_rows @ w for _, grad_rows, w in parts])) < RELATIVE[dtype]
+
+    kernel.accumulate_weight_gradient(x, grad_out, groups, gradient)
+    for total, before, (own, grad_rows, _) in zip(gradient, there, parts, strict=True):
+        if len(own):
+            wide = weight_gradient.name(device, dtype) == weight_gradient.WIDE
+            assert error(total, before + grad_rows.t() @ own) < (1e-6 if wide else RELATIVE[dtype])
+        else:
+            assert torch.equal(total.double(), before)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+def test_groups_end_where_the_next_begins(sizes: list[int], device: str) -> None:
+    groups = RowGroups(torch.tensor(sizes, device=device), torch.device(device))
+    assert groups.sizes == sizes
+    assert groups.ends.tolist() == [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    assert groups.ends.dtype == torch.int32
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_an_nvidia_gpu() -> None:
+    if not kernel.multiplies_at_once("cuda", torch.bfloat16) or not torch.cuda.is_available():
+        pytest.skip("no Hopper or Blackwell GPU is here")
+    from efficientbench.model.token_dispatch import permute
+
+    tokens = torch.randn(64, 48, device="cuda", dtype=torch.bfloat16)
+    probs = torch.rand(64, 8, device="cuda")
+    chosen = torch.zeros_like(probs).scatter(1, probs.topk(2).indices, 1).bool()
+    weight, gradient = torch.randn(8, 80, 48, device="cuda").bfloat16(), torch.zeros(8, 80, 48, device="cuda")
+    # Tried once in a process, with its result looked at.
+    weight_gradient.adds_wide("cuda", torch.bfloat16)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows, _, _ = permute(tokens, chosen, probs, 128)
+        groups = RowGroups(chosen.sum(dim=0), rows.device)
+        out = kernel.grouped_mm(rows, weight.transpose(1, 2), groups)
+        kernel.accumulate_weight_gradient(rows, out, groups, gradient)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert gradient.isfinite().all()

@@ -1,4 +1,4 @@
-"""Which blocks a query's selected branch reads (NSA, arXiv 2502.11089, equations 9 to 11).
+"""Choose the blocks that a query's selected branch reads (NSA, arXiv 2502.11089, equations 9 to 11).
 
 N = batch × groups, S = sequence, C = queries of one call, K = compressed keys.
 """
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from efficientbench.config.model import NSAConfig
+from efficientbench.config.schema import RunConfig
+
 LOCAL_BLOCKS = 2
-"""A query's own block and those before it that are always chosen; the first block is, too."""
+"""How many blocks up to a query's own are always chosen; the first block is, too."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Choice:
     """Tokens from one compressed key's start to the next (d)."""
 
     def without_scores(self, batch: int, sequence: int, device: torch.device) -> torch.Tensor:
-        """[N, S, count]: the first block alone, as is right before the first compressed key lies in the past."""
+        """Return [N, S, count]: the first block alone, as is right until the first compressed key lies in the past."""
         chosen = torch.full((batch, sequence, self.count), -1, device=device)
         chosen[..., 0] = 0
         return chosen
@@ -35,7 +38,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class SelectionShape:
-    """What decides which kernel computes the attention to the chosen blocks."""
+    """The sizes on which the kernel of the attention to the chosen blocks depends."""
 
     block: int
     """Tokens in a block."""
@@ -48,9 +51,16 @@ class SelectionShape:
     half: bool
     """Whether the dtype is bf16 or fp16."""
 
+    @classmethod
+    def of(cls, config: RunConfig, nsa: NSAConfig) -> SelectionShape:
+        """Return the shape of a run's selected branch."""
+        model, training = config.model, config.training
+        group, half = model.heads // nsa.query_groups, training.dtype != "fp32"
+        return cls(nsa.select_block, nsa.select_count, model.head_dim, group, training.seq_len, half)
+
 
 def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> torch.Tensor:
-    """The blocks that each query reads, from its probabilities over the compressed keys.
+    """Return the blocks that each query reads, from its probabilities over the compressed keys.
 
     Args:
         probabilities: [N, C, K], summed over the query heads of a group (equation 10).
@@ -73,15 +83,15 @@ def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> to
 
 
 def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
-    """Importance of each block, [N, C, blocks].
+    """Return the importance of each block, [N, C, blocks].
 
-    Equation 9 with indices from zero: tokens come in pieces of one stride; a piece is as important as the compressed
-    keys that cover it together, a block as its pieces together.
+    Equation 9 with indices from zero: tokens come in strides. The importance of a stride is the sum over the compressed
+    keys that cover it, that of a block the sum over its strides.
     """
     per_key, per_block = choice.length // choice.stride, choice.block // choice.stride
-    pieces = blocks * per_block
-    padded = torch.nn.functional.pad(probabilities, (per_key - 1, pieces - probabilities.shape[-1]))
-    covering = padded[..., :pieces].clone()
+    strides = blocks * per_block
+    padded = torch.nn.functional.pad(probabilities, (per_key - 1, strides - probabilities.shape[-1]))
+    covering = padded[..., :strides].clone()
     for offset in range(1, per_key):
-        covering += padded[..., offset : offset + pieces]
+        covering += padded[..., offset : offset + strides]
     return covering.unflatten(-1, (blocks, per_block)).sum(dim=-1)

@@ -1,7 +1,7 @@
 """The selected branch of NSA by torch_npu's kernel, on Ascend NPUs. Not run on an NPU yet.
 
 The kernel reads chosen blocks whole, and its mask is documented as not supported: of its own block, a query would see
-tokens that follow it. So it is given the blocks of the past alone; the own block is computed here, causally, and both
+tokens that follow it. So it gets only the blocks of the past; the own block is computed here, causally, and both
 are joined by their softmax sums (as FlashAttention joins its tiles). Where a query has fewer blocks than the kernel
 insists on, the rest is one empty block whose keys score nothing.
 
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from efficientbench.model.kernels import npu_fused
-from efficientbench.model.kernels.nsa.choice import SelectionShape
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "torch_npu npu_nsa_select_attention (past blocks) with torch matmuls (own block)"
 FAMILY = "A2"
@@ -40,7 +40,7 @@ def _has_kernel() -> bool:
 
 
 def serves(device_type: str, shape: SelectionShape) -> bool:
-    """Whether the kernel computes the selected branch for this shape on this device type."""
+    """Return whether the kernel computes the selected branch for this shape on this device type."""
     fits = (
         (shape.block, shape.count) == (BLOCK, COUNT)
         and shape.head_dim <= VALUE_DIM
@@ -130,7 +130,7 @@ class SelectedAttention(torch.autograd.Function):
 
 
 class _Past(NamedTuple):
-    """What the kernel is given, in its layout [tokens, heads, dimension] with every sequence of N after the other."""
+    """Arguments of the kernel, in its layout [tokens, heads, dimension], one sequence of N after the other."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -161,30 +161,30 @@ class _Past(NamedTuple):
 
 
 def _heads(x: torch.Tensor, width: int) -> torch.Tensor:
-    """[N, S, G, D] → [N · S, G filled up to a power of two, width], new in memory."""
+    """Copy [N, S, G, D] → [N · S, G filled up to a power of two, width]."""
     group = x.shape[2]
     return F.pad(x, (0, width - x.shape[3], 0, (1 << (group - 1).bit_length()) - group)).flatten(0, 1).contiguous()
 
 
 def _statistics(x: torch.Tensor, empty: float = 0.0) -> torch.Tensor:
-    """[N, S, G, 1] → [N · S, G filled up with `empty`, 8], as the kernel lays out what it keeps of the softmax."""
+    """Lay out [N, S, G, 1] → [N · S, G filled up with `empty`, 8], as the kernel keeps its softmax sums."""
     group = x.shape[2]
     filled = F.pad(x, (0, 0, 0, (1 << (group - 1).bit_length()) - group), value=empty)
     return filled.flatten(0, 1).expand(-1, -1, 8).contiguous()
 
 
 def _in_blocks(keys: torch.Tensor) -> torch.Tensor:
-    """[N, S, D] → [N, S / L, L, D]"""
+    """Split keys or values [N, S, D] → [N, S / L, L, D]."""
     return keys.unflatten(1, (-1, BLOCK))
 
 
 def _by_block(x: torch.Tensor) -> torch.Tensor:
-    """[N, S, G, D] → [N, S / L, L · G, D]"""
+    """Split queries [N, S, G, D] → [N, S / L, L · G, D]."""
     return x.unflatten(1, (-1, BLOCK)).flatten(2, 3)
 
 
 def _own_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
-    """Of each query with the keys of its own block up to itself, [N, S / L, L · G, L] in float32, else −∞."""
+    """Return scores of each query with the keys of its own block, [N, S / L, L · G, L] in float32; later ones −∞."""
     scores = (_by_block(query * scale) @ _in_blocks(key).transpose(-1, -2)).float()
     later = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=query.device).triu(1)
     return scores.masked_fill_(later.repeat_interleave(query.shape[2], dim=0), float("-inf"))
@@ -193,6 +193,6 @@ def _own_scores(query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.T
 def selected_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """As nsa_selection.selected_attention, for shapes that `serves`."""
+    """Compute selected_attention.selected_attention, for shapes that `serves` accepts."""
     out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, scale)
     return out

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels.nsa import fla as nsa_fla
-from efficientbench.model.kernels.nsa import npu as nsa_npu
-from efficientbench.model.kernels.nsa.choice import SelectionShape
+from efficientbench.model.kernels.nsa import selected_attention_fla, selected_attention_npu
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "torch matmuls over tiles of queries that share a block, scores recomputed in backward"
 CHUNK_SCORES = 2**18
@@ -32,7 +31,7 @@ class Tiles(NamedTuple):
     block: torch.Tensor
     """[T], the block as a row of [N · blocks]."""
     cut: torch.Tensor
-    """Those of the tiles with keys that some query must not see."""
+    """Numbers of the tiles with keys that some query must not see."""
     hidden: torch.Tensor
     """[len(cut), P, 1, L], True for keys that lie after the query, and all keys where a tile is not full."""
 
@@ -58,7 +57,7 @@ def _tiles(chosen: torch.Tensor, block_size: int, group: int) -> Iterator[Tiles]
         row = torch.where(full, pair // count, 0)
         position = torch.where(full, row % sequence, -1)
         keys = block[part][:, None] % blocks * block_size + torch.arange(block_size, device=chosen.device)
-        # Few: queries of the block itself, which come first, and tiles that are not full.
+        # Only few tiles: those with queries of the block itself, which come first, and those that are not full.
         cut = (position.amin(dim=1) < keys[:, -1]).nonzero().squeeze(1)
         hidden = keys[cut][:, None] > position[cut][:, :, None]
         yield Tiles(pair.flatten(), row.flatten(), block[part], cut, hidden[:, :, None])
@@ -81,7 +80,7 @@ class SelectedAttention(torch.autograd.Function):
         rows = batch * sequence
         queries = query.reshape(rows, group * dim) * scale
         keys, values = _in_blocks(key, block_size), _in_blocks(value, block_size)
-        # One row beyond the pairs takes what comes of tiles that are not full.
+        # Tiles that are not full write their surplus into one row beyond the pairs.
         largest = queries.new_full((chosen.numel() + 1, group), float("-inf"), dtype=torch.float32)
         for tiles in _tiles(chosen, block_size, group):
             largest[tiles.pair] = _scores(queries, keys, tiles, group).amax(dim=-1).flatten(0, 1)
@@ -129,13 +128,13 @@ class SelectedAttention(torch.autograd.Function):
 
 
 def _in_blocks(keys: torch.Tensor, block_size: int) -> torch.Tensor:
-    """[N, S, D] → [N · blocks, L, D], the last block filled up with zeros, which no query sees."""
+    """Split [N, S, D] → [N · blocks, L, D], the last block filled up with zeros, which no query sees."""
     batch, sequence, dim = keys.shape
     return F.pad(keys, (0, 0, 0, -sequence % block_size)).reshape(-1, block_size, dim)
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, tiles: Tiles, group: int) -> torch.Tensor:
-    """[T, P, G, L] in float32, −∞ where hidden; queries are scaled."""
+    """Return scores [T, P, G, L] in float32, −∞ where hidden; queries are scaled."""
     gathered = _of_tiles(queries, tiles, group)
     scores = (gathered @ keys.index_select(0, tiles.block).transpose(1, 2)).float().unflatten(1, (-1, group))
     scores[tiles.cut] = scores[tiles.cut].masked_fill_(tiles.hidden, float("-inf"))
@@ -143,12 +142,12 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor, tiles: Tiles, group: int)
 
 
 def _of_tiles(rows: torch.Tensor, tiles: Tiles, group: int) -> torch.Tensor:
-    """The rows [N · S, G · D] of the tiles' queries, [T, P · G, D]."""
+    """Return those of the rows [N · S, G · D] that are the tiles' queries, [T, P · G, D]."""
     return rows.index_select(0, tiles.row).view(len(tiles.block), -1, rows.shape[1] // group)
 
 
 def _exponentials(queries: torch.Tensor, keys: torch.Tensor, tiles: Tiles, shift: torch.Tensor) -> torch.Tensor:
-    """exp(score − the query's shift), [T, P, G, L]; shift [N · S, G]."""
+    """Return exp(score − the query's shift), [T, P, G, L]; shift [N · S, G]."""
     scores = _scores(queries, keys, tiles, shift.shape[1])
     return scores.sub_(shift.index_select(0, tiles.row).view(*scores.shape[:3], 1)).exp_()
 
@@ -161,11 +160,12 @@ def selected_attention(
     block_size: int,
     scale: float,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v over the keys of each query's chosen blocks that do not lie after it.
+    """Return softmax(scale · q kᵀ) v over the keys of each query's chosen blocks that do not lie after it.
 
     Args:
         query: [N, S, G, D]
-        key, value: [N, S, D], for every query head of a group the same
+        key: [N, S, D], for every query head of a group the same.
+        value: [N, S, D], likewise.
         chosen: [N, S, n], numbers of blocks, none twice and a query's own always among them; -1 for none.
         block_size: tokens in a block.
         scale: factor on the scores.
@@ -175,14 +175,15 @@ def selected_attention(
     """
     _, sequence, group, dim = query.shape
     shape = SelectionShape(block_size, chosen.shape[2], dim, group, sequence, query.dtype.itemsize == 2)
-    if nsa_fla.serves(query.device.type, shape):
-        return nsa_fla.selected_attention(query, key, value, chosen, block_size, scale)
-    if nsa_npu.serves(query.device.type, shape):
-        return nsa_npu.selected_attention(query, key, value, chosen, scale)
+    if selected_attention_fla.serves(query.device.type, shape):
+        return selected_attention_fla.selected_attention(query, key, value, chosen, block_size, scale)
+    if selected_attention_npu.serves(query.device.type, shape):
+        return selected_attention_npu.selected_attention(query, key, value, chosen, scale)
     out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, block_size, scale)
     return out
 
 
 def kernel_name(device_type: str, shape: SelectionShape) -> str:
-    """Which kernel `selected_attention` takes for this shape on this device type."""
-    return next((kernel.NAME for kernel in (nsa_fla, nsa_npu) if kernel.serves(device_type, shape)), NAME)
+    """Return the name of the kernel that `selected_attention` uses for this shape on this device type."""
+    kernels = (selected_attention_fla, selected_attention_npu)
+    return next((kernel.NAME for kernel in kernels if kernel.serves(device_type, shape)), NAME)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efficientbench.training.checkpoints.pieces import rectangles
+from efficientbench.training.checkpoints.shards import rectangles
 
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 

@@ -11,7 +11,7 @@ import importlib
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels.nsa.choice import SelectionShape
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "fla-core parallel_nsa (Triton)"
 LEAST_GROUP = 16
@@ -30,7 +30,7 @@ def _installed() -> bool:
 
 
 def serves(device_type: str, shape: SelectionShape) -> bool:
-    """Whether the kernel computes the selected branch for this shape on this device type."""
+    """Return whether the kernel computes the selected branch for this shape on this device type."""
     power_of_two = shape.block & (shape.block - 1) == 0
     fits = power_of_two and shape.block >= LEAST_BLOCK and shape.head_dim <= LARGEST_HEAD
     return device_type == "cuda" and fits and _installed()
@@ -44,7 +44,7 @@ def selected_attention(
     block_size: int,
     scale: float,
 ) -> torch.Tensor:
-    """As nsa_selection.selected_attention; a group is filled up with query heads of zero."""
+    """Compute selected_attention.selected_attention; a group is filled up with query heads of zero."""
     from fla.ops.nsa import parallel_nsa
 
     group = query.shape[2]
@@ -53,7 +53,7 @@ def selected_attention(
         F.pad(query, (0, 0, 0, width - group)),
         key.unsqueeze(2),
         value.unsqueeze(2),
-        # Some releases multiply by this gate without asking whether it is there.
+        # Some releases multiply by this gate even where it is None.
         g_slc=query.new_ones(*query.shape[:2], width),
         block_indices=chosen.unsqueeze(2),
         block_counts=chosen.shape[2],

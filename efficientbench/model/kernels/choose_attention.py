@@ -1,4 +1,4 @@
-"""Which kernel computes causal attention without a bias: the one asked for, or the fastest of those that are right.
+"""Choose the kernel of causal attention: the one that a run asks for, or the fastest of those that are right.
 
 S = sequence, B = micro-batch, D and E = head dimensions of queries and values.
 """
@@ -6,32 +6,27 @@ S = sequence, B = micro-batch, D and E = head dimensions of queries and values.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.model.kernels import attention, flex
-from efficientbench.model.kernels.attention import causal_attention
-
-AttentionKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""(query [S, B, heads, D], key [S, B, groups, D], value [S, B, groups, E], scale) → [S, B, heads · E], causal."""
-
-DEFAULT: AttentionKernel = causal_attention
+from efficientbench.config.model import MLAConfig, NSAConfig
+from efficientbench.config.schema import RunConfig
+from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex
+from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel
 
 CHECKED_SEQUENCE = 256
 """Length at which a kernel is compared with the formula."""
 DEVIATION = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Largest distance from the float32 formula, relative to its norm: a few roundings of the dtype."""
 REPETITIONS, ROUNDS = 5, 3
+"""Passes in one measurement, and measurements, of which the shortest counts."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +41,35 @@ class AttentionShape:
     value_dim: int
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, config: RunConfig) -> AttentionShape | None:
+        """Return the shape of a run's plain causal attention; None where its scores are sparse or biased."""
+        model, training, tp = config.model, config.training, config.parallel.tp
+        if isinstance(model.attention, NSAConfig) or model.position.kind in ("relative", "alibi"):
+            return None
+        # With fewer key-value heads than ranks, each rank has one whole head.
+        heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
+        widths = model.head_dim, model.head_dim
+        if isinstance(model.attention, MLAConfig):
+            mla = model.attention
+            widths = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
+        dtype = TORCH_DTYPES[training.dtype]
+        return cls(training.seq_len, training.micro_batch_size, heads, groups, *widths, dtype)
+
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """The kernel in use and what the choice rests on."""
+    """The kernel in use, and the measurements behind the choice."""
 
     name: str
     kernel: AttentionKernel
     times_s: tuple[tuple[str, float], ...] = ()
-    """Kernel and its time forward and backward, the fastest first; empty where none was measured."""
+    """Each kernel and its time forward and backward, the fastest first; empty where none was measured."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Kernel and why it does not serve this shape here."""
+    """Each kernel that does not serve this shape here, and why."""
 
     def describe(self) -> str:
-        """For the record."""
+        """Return the choice and its reasons as text for the record."""
         measured = ", ".join(f"{name} {time_s * 1e3:.2f} ms" for name, time_s in self.times_s)
         refused = ", ".join(name for name, _ in self.refused)
         parts = [
@@ -70,77 +80,21 @@ class AttentionChoice:
         return "; ".join(part for part in parts if part)
 
 
-def sdpa(backend: SDPBackend) -> AttentionKernel:
-    """One backend of torch's scaled_dot_product_attention."""
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-        value_dim = value.shape[-1]
-        if backend is SDPBackend.FLASH_ATTENTION and value_dim < query.shape[-1]:
-            # Flash wants values as wide as keys.
-            value = F.pad(value, (0, query.shape[-1] - value_dim))
-        if backend is SDPBackend.EFFICIENT_ATTENTION and key.shape[2] != query.shape[2]:
-            # It knows no grouped heads.
-            key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
-        with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(
-                query.permute(1, 2, 0, 3),
-                key.permute(1, 2, 0, 3),
-                value.permute(1, 2, 0, 3),
-                is_causal=True,
-                scale=scale,
-                enable_gqa=query.shape[2] != key.shape[2],
-            )
-        return out[..., :value_dim].permute(2, 0, 1, 3).flatten(2)
-
-    return attend
-
-
-def transformer_engine(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Transformer Engine's attention, which picks among kernels of its own."""
-    attend = _transformer_engine(query.shape[2], key.shape[2], query.shape[-1], value.shape[-1], scale)
-    return attend(query, key, value)
-
-
-@functools.lru_cache(maxsize=4)
-def _transformer_engine(
-    heads: int, groups: int, key_dim: int, value_dim: int, scale: float
-) -> Callable[..., torch.Tensor]:
-    engine = importlib.import_module("transformer_engine.pytorch")
-    module: Callable[..., torch.Tensor] = engine.DotProductAttention(
-        heads,
-        (key_dim, value_dim),
-        num_gqa_groups=groups,
-        attention_dropout=0.0,
-        qkv_format="sbhd",
-        attn_mask_type="causal",
-        softmax_scale=scale,
-    )
-    return module
-
-
-KERNELS: dict[str, AttentionKernel] = {
-    "flash": sdpa(SDPBackend.FLASH_ATTENTION),
-    "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
-    "efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    "flex": flex.causal_attention,
-    "te": transformer_engine,
-    "math": sdpa(SDPBackend.MATH),
-}
-
-
 @functools.lru_cache(maxsize=16)
 def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoice:
-    """The kernel for a shape on this process's device; measured once in a process.
+    """Return the kernel for a shape on this process's device; measure once in a process.
 
     Args:
         asked: a name of `KERNELS`, or 'auto': by measurement where the device has several that are worth it, else the
             device's own.
+        shape: what a rank computes.
+        device_type: of this process's device.
 
     Raises:
         ConfigError: the kernel asked for does not serve this shape here.
     """
     if asked == "auto" and (device_type != "cuda" or not torch.cuda.is_available()):
-        return AttentionChoice(attention.name(device_type), DEFAULT)
+        return AttentionChoice(causal_attention.name(device_type), causal_attention.causal_attention)
     device = torch.device(device_type)
     if asked != "auto":
         reason = unavailable_reason(asked, shape, device)
@@ -152,7 +106,7 @@ def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoi
 
 
 def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:
-    """The fastest of the kernels that are right on `device`; torch's own choice where none is."""
+    """Return the fastest of the kernels that are right on `device`; torch's own choice where none is."""
     refused, times_s = {}, {}
     for name in names:
         reason = unavailable_reason(name, shape, device)
@@ -165,13 +119,15 @@ def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> At
             refused[name] = reason
     ranked = tuple(sorted(times_s.items(), key=lambda item: item[1]))
     if not ranked:
-        return AttentionChoice("torch scaled_dot_product_attention", DEFAULT, refused=tuple(refused.items()))
+        return AttentionChoice(causal_attention.NAME, causal_attention.causal_attention, refused=tuple(refused.items()))
     return AttentionChoice(ranked[0][0], KERNELS[ranked[0][0]], ranked, tuple(refused.items()))
 
 
 def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -> str | None:
-    """Why a kernel does not serve a shape on a device, or None: it runs on a shorter sequence, forward and backward,
-    and comes to what the formula gives."""
+    """Return why a kernel does not serve a shape on a device, or None.
+
+    It serves if it runs on a shorter sequence, forward and backward, with the results of the formula.
+    """
     if name == "flex" and not flex.runs(device.type):
         return "FlexAttention needs Triton and a GPU"
     if name == "te" and importlib.util.find_spec("transformer_engine") is None:
@@ -184,7 +140,7 @@ def unavailable_reason(name: str, shape: AttentionShape, device: torch.device) -
         return _first_line(error)
     wanted = _results(KERNELS["math"], tuple(x.float() for x in inputs), scale)
     distances = [float((a.float() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
-    # One by one: of numbers and NaN, max gives either.
+    # One by one, since max of numbers and a NaN may return either.
     wrong = [each for each in distances if not each < DEVIATION[shape.dtype]]
     return f"it deviates from the formula by {wrong[0]:.1e} of its norm" if wrong else None
 
@@ -208,7 +164,7 @@ def _inputs(shape: AttentionShape, seq_len: int, device: torch.device) -> Inputs
 
 
 def _results(kernel: AttentionKernel, inputs: tuple[torch.Tensor, ...], scale: float) -> tuple[torch.Tensor, ...]:
-    """The output, and the gradients of query, key and value."""
+    """Return the output, and the gradients of query, key and value."""
     with torch.enable_grad():
         query, key, value = (x.detach().requires_grad_() for x in inputs[:3])
         out = kernel(query, key, value, scale)
@@ -216,7 +172,7 @@ def _results(kernel: AttentionKernel, inputs: tuple[torch.Tensor, ...], scale: f
 
 
 def _time_s(kernel: AttentionKernel, shape: AttentionShape, device: torch.device) -> float:
-    """Of one pass forward and backward: the least of several rounds."""
+    """Return the time of one pass forward and backward, the shortest of several rounds."""
     inputs, scale = _inputs(shape, shape.seq_len, device), 1 / math.sqrt(shape.key_dim)
     _results(kernel, inputs, scale)
     return min(_rounds(kernel, inputs, scale, device))

@@ -1,4 +1,4 @@
-"""A loss or gradients that are not finite on one rank: all ranks stop or leave the step out, and name that rank."""
+"""One step: the host reads the device once, the norm is Megatron's, and numbers that are not finite change nothing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,89 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.configs import tiny
+from support.host_reads import reads_of_a_step
 from support.poison import Poisoned, train_poisoned
 from support.ranks import Ranks
+from support.tiny_training import tiny_training
 
-STEPS = 5
+from efficientbench.config.schema import RunConfig
+
 Pool = Callable[[int], Ranks]
 
 
+@pytest.mark.parametrize(
+    ("size", "overrides"),
+    [
+        (1, ["training.dtype=fp32"]),
+        (1, ["training.dtype=bf16"]),
+        (1, ["training.dtype=bf16", "training.gradient_clip=0"]),
+        (1, ["training.dtype=bf16", "parallel.distributed_optimizer=false"]),
+        (2, ["training.dtype=bf16", "parallel.dp=2"]),
+        (2, ["parallel.pp=2"]),
+        (2, ["parallel.tp=2", "parallel.sp=true"]),
+    ],
+)
+def test_the_host_reads_once_and_after_the_update(size: int, overrides: list[str], ranks: Pool, corpus: Path) -> None:
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", *overrides)
+    for reads in ranks(size).call(reads_of_a_step, config, corpus):
+        assert reads.before_update == []
+        # What is read of the copy is the host's own.
+        assert [read.split()[0] for read in reads.after_update].index("cpu") == 0
+        assert sum(read.startswith("cpu ") for read in reads.after_update) == 1
+
+
+def norms_beside_megatrons(config: RunConfig, prefix: Path, steps: int) -> list[tuple[float, float]]:
+    """(ours, megatron's) of each step, before clipping."""
+    norms = []
+    with tiny_training(config, prefix, steps) as trainer:
+        queued = trainer.queued
+        assert queued is not None
+        ours = queued.norm
+
+        def norm_beside_megatrons() -> torch.Tensor:
+            norm = ours()
+            norms.append((norm.item(), trainer.optimizer.get_grad_norm()))
+            return norm
+
+        queued.norm = norm_beside_megatrons  # type: ignore[method-assign]
+        for step in range(1, steps + 1):
+            trainer.train_step(step)
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("gqa_1.5B", ["parallel.tp=2", "parallel.sp=true"]),
+        ("gqa_1.5B", ["parallel.pp=2", "training.dtype=bf16"]),
+        ("gqa_1.5B", ["parallel.dp=2"]),
+        ("gqa_1.5B", ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
+        ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2"]),
+        ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    ],
+)
+def test_the_norm_is_megatrons(name: str, overrides: list[str], ranks: Pool, corpus: Path) -> None:
+    config = tiny(name, f"data.cache={corpus.parent}", *overrides)
+    outcomes = ranks(2).call(norms_beside_megatrons, config, corpus, 3)
+    for norms in outcomes:
+        assert norms == outcomes[0]
+        for ours, megatrons in norms:
+            assert ours == pytest.approx(megatrons, rel=1e-6)
+
+
+STEPS = 5
+
+
 @pytest.fixture
-def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poisoned]]:
+def trained(ranks: Pool, corpus: Path) -> Callable[..., list[Poisoned]]:
     """`trained(what, rank, at, *overrides)`: the outcome of two ranks."""
 
     def run(
         what: str, rank: int, at: tuple[int, ...], *overrides: str, name: str = "gqa_1.5B", waits: bool = False
     ) -> list[Poisoned]:
-        config = tiny(name, f"data.cache={tmp_path}", f"training.steps={STEPS}", *overrides)
+        config = tiny(name, f"data.cache={corpus.parent}", f"training.steps={STEPS}", *overrides)
         return ranks(2).call(train_poisoned, config, corpus, STEPS, what, rank, at, waits)
 
     return run
@@ -30,10 +97,10 @@ def trained(ranks: Pool, corpus: Path, tmp_path: Path) -> Callable[..., list[Poi
 @pytest.mark.parametrize("what", ["loss", "gradients"])
 def test_the_run_stops_and_names_step_and_rank(trained: Callable[..., list[Poisoned]], what: str) -> None:
     outcomes = trained(what, 1, (3,), "parallel.dp=2")
-    told = "the loss and gradients are" if what == "loss" else "the gradients are"
+    message = "the loss and gradients are" if what == "loss" else "the gradients are"
     for outcome in outcomes:
         assert outcome.error is not None
-        assert outcome.error.startswith(f"step 3: {told} not finite on rank 1; the weights are those of step 2 ")
+        assert outcome.error.startswith(f"step 3: {message} not finite on rank 1; the weights are those of step 2 ")
         assert outcome.culprit == 1
         # Two steps were trained, and the third has changed nothing.
         assert outcome.unchanged == [False, False, True]
@@ -49,8 +116,8 @@ def test_a_step_that_is_left_out_changes_nothing_on_any_rank(
     for outcome in outcomes:
         assert outcome.error is None
         assert outcome.skipped == outcome.unchanged == [False, True, False, True, False]
-        assert outcome.told[1] is not None
-        assert outcome.told[1].endswith("not finite on rank 1")
+        assert outcome.messages[1] is not None
+        assert outcome.messages[1].endswith("not finite on rank 1")
         assert outcome.losses[4] < 10
 
 
@@ -66,9 +133,11 @@ def test_a_norm_that_overflows_though_each_part_is_finite_changes_nothing(
 ) -> None:
     layout = ["parallel.pp=2", f"training.dtype={dtype}", "faults.skip_non_finite_steps=1"]
     for outcome in trained("norm", rank, (2, 4), *layout):
-        assert outcome.told[1] == "the norm of the gradients over all ranks is not finite (inf)"
+        assert outcome.messages[1] == "the norm of the gradients over all ranks is not finite (inf)"
         assert outcome.error is not None
-        assert outcome.error.startswith(f"step 4: {outcome.told[1]}; 1 such steps were left out before; the weights")
+        assert outcome.error.startswith(
+            f"step 4: {outcome.messages[1]}; 1 such steps were left out before; the weights"
+        )
         assert outcome.culprit == rank
         assert outcome.unchanged == [False, True, False, True]
 
@@ -98,7 +167,7 @@ def test_a_stage_that_has_no_loss_stops_too(trained: Callable[..., list[Poisoned
 def test_fp16_gradients_that_overflow_stay_the_loss_scalers_matter(trained: Callable[..., list[Poisoned]]) -> None:
     for outcome in trained("gradients", 1, (2,), "parallel.dp=2", "training.dtype=fp16"):
         assert outcome.error is None
-        assert outcome.told == [None] * STEPS
+        assert outcome.messages == [None] * STEPS
         assert outcome.skipped == [False, True, False, False, False]
 
 

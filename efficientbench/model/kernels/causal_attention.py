@@ -1,0 +1,121 @@
+"""Causal softmax attention without a bias: the kernel of each device, and those that a run can ask for by name.
+
+S = sequence, Q = queries, B = micro-batch, D and E = head dimensions of queries and values.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from efficientbench.model.kernels import flex, npu_fused
+
+AttentionKernel: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""(query [S, B, heads, D], key [S, B, groups, D], value [S, B, groups, E], scale) → [S, B, heads · E], causal."""
+
+NAME = "torch scaled_dot_product_attention"
+
+
+def name(device_type: str) -> str:
+    """Return the name of the kernel that serves a device type."""
+    return npu_fused.ATTENTION if npu_fused.serves(device_type) else NAME
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return softmax(scale · q kᵀ + causal mask) v; query head h reads key/value group h // (heads / groups).
+
+    The queries are those of the last Q of the S tokens.
+
+    Args:
+        query: [Q, B, heads, D]
+        key: [S, B, groups, D]
+        value: [S, B, groups, E], E ≤ D
+        scale: factor on the scores.
+
+    Returns:
+        [Q, B, heads · E]
+    """
+    if npu_fused.serves(query.device.type):
+        return npu_fused.causal_attention(query, key, value, scale)
+    value_dim = value.shape[-1]
+    if value_dim != query.shape[-1] and query.device.type == "cpu":
+        # The CPU's flash kernel wants values as wide as keys. Without it all S × S scores would be in memory.
+        value = F.pad(value, (0, query.shape[-1] - value_dim))
+    mask = None if query.shape[0] == key.shape[0] else causal_lower_right(query.shape[0], key.shape[0])
+    out = F.scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),
+        key.permute(1, 2, 0, 3),
+        value.permute(1, 2, 0, 3),
+        # Not as a Boolean mask, with which the flash kernel computes the hidden half too (1.45 times as long).
+        is_causal=mask is None,
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return out[..., :value_dim].permute(2, 0, 1, 3).flatten(2)
+
+
+def sdpa(backend: SDPBackend) -> AttentionKernel:
+    """Return one backend of torch's scaled_dot_product_attention as a kernel."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        value_dim = value.shape[-1]
+        if backend is SDPBackend.FLASH_ATTENTION and value_dim < query.shape[-1]:
+            # Flash wants values as wide as keys.
+            value = F.pad(value, (0, query.shape[-1] - value_dim))
+        if backend is SDPBackend.EFFICIENT_ATTENTION and key.shape[2] != query.shape[2]:
+            # It does not know grouped heads.
+            key, value = (x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value))
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(
+                query.permute(1, 2, 0, 3),
+                key.permute(1, 2, 0, 3),
+                value.permute(1, 2, 0, 3),
+                is_causal=True,
+                scale=scale,
+                enable_gqa=query.shape[2] != key.shape[2],
+            )
+        return out[..., :value_dim].permute(2, 0, 1, 3).flatten(2)
+
+    return attend
+
+
+def transformer_engine(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Compute it by Transformer Engine's attention, which picks among kernels of its own."""
+    attend = _transformer_engine(query.shape[2], key.shape[2], query.shape[-1], value.shape[-1], scale)
+    return attend(query, key, value)
+
+
+@functools.lru_cache(maxsize=4)
+def _transformer_engine(
+    heads: int, groups: int, key_dim: int, value_dim: int, scale: float
+) -> Callable[..., torch.Tensor]:
+    engine = importlib.import_module("transformer_engine.pytorch")
+    module: Callable[..., torch.Tensor] = engine.DotProductAttention(
+        heads,
+        (key_dim, value_dim),
+        num_gqa_groups=groups,
+        attention_dropout=0.0,
+        qkv_format="sbhd",
+        attn_mask_type="causal",
+        softmax_scale=scale,
+    )
+    return module
+
+
+KERNELS: dict[str, AttentionKernel] = {
+    "flash": sdpa(SDPBackend.FLASH_ATTENTION),
+    "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+    "efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "flex": flex.causal_attention,
+    "te": transformer_engine,
+    "math": sdpa(SDPBackend.MATH),
+}
+"""By the names that `kernels.attention` takes in a configuration."""

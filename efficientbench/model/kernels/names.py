@@ -1,0 +1,70 @@
+"""The names of the kernels that compute a run's model on a device, and which of them are fallbacks."""
+
+from __future__ import annotations
+
+from efficientbench.config.model import NSAConfig
+from efficientbench.config.schema import RunConfig
+from efficientbench.model.kernels import (
+    TORCH_DTYPES,
+    biased_attention,
+    cross_entropy,
+    grouped_mm,
+    norm,
+    npu_fused,
+    rope,
+    swiglu,
+    weight_gradient,
+)
+from efficientbench.model.kernels.choose_attention import AttentionShape, choose
+from efficientbench.model.kernels.nsa import range_attention, selected_attention
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
+
+
+def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
+    """Return, for each part of the model, the kernel that computes it on the device type, for the record."""
+    model = config.model
+    names = _attention(config, device_type)
+    fused = bool(config.kernels.fused)
+    names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
+    on_npu = npu_fused.serves(device_type)
+    parts = ("norm", norm, npu_fused.RMS_NORM), ("swiglu", swiglu, npu_fused.SWIGLU), ("rope", rope, npu_fused.ROTARY)
+    for part, kernel, npu_kernel in parts:
+        if part != "rope" or model.position.kind == "rope":
+            names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
+    dtype = TORCH_DTYPES[config.training.dtype]
+    names["weight_gradient"] = weight_gradient.name(device_type, dtype)
+    if model.moe is not None:
+        names["grouped_mm"] = grouped_mm.name(device_type, dtype)
+        names["grouped_weight_gradient"] = grouped_mm.weight_gradient_name(device_type, dtype)
+    return names
+
+
+def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
+    """Return the parts for which we have a better kernel on this device type, and why it does not run here.
+
+    Two runs of which only one uses a fallback differ in more than their models.
+    """
+    model, names = config.model, kernel_names(config, device_type)
+    found = {}
+    if names.get("nsa_selection") == selected_attention.NAME and device_type in ("cuda", "npu"):
+        found["nsa_selection"] = "the device's own kernel is not installed, or does not take these shapes"
+    if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
+        found["attention"] = "FlexAttention needs Triton"
+    if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
+        found["grouped_mm"] = "this torch has no grouped_mm"
+    if device_type == "npu" and not npu_fused.serves(device_type):
+        reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"
+        found |= {part: reason for part in npu_fused.PARTS if part in names}
+    return found
+
+
+def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
+    model = config.model
+    if isinstance(model.attention, NSAConfig):
+        selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, model.attention))
+        return {"nsa_compression": range_attention.NAME, "nsa_selection": selection, "nsa_window": range_attention.NAME}
+    shape = AttentionShape.of(config)
+    if shape is None:
+        trained = model.position.kind == "relative"
+        return {"attention": biased_attention.name(device_type, trained)}
+    return {"attention": choose(config.kernels.attention, shape, device_type).describe()}

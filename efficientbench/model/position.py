@@ -1,0 +1,210 @@
+"""Positional encodings: what each of them does to embeddings, to queries and keys, and to scores.
+
+A new one needs a class and a case of `build_position` here, its configuration, and its formulas in `costs`.
+S = sequence, B = micro-batch, H = hidden size, D = head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+
+from efficientbench.config.model import (
+    AbsoluteConfig,
+    AlibiConfig,
+    LearnableAbsoluteConfig,
+    ModelConfig,
+    NoPositionConfig,
+    RelativeConfig,
+    RopeConfig,
+)
+from efficientbench.model import context_parallel
+from efficientbench.model.engine_config import EngineConfig
+from efficientbench.model.kernels.rope import rotate
+
+WAVELENGTH = 10_000.0
+"""Wavelengths of sinusoids rise from 2π to this times 2π."""
+
+
+class Position:
+    """No positional encoding (NoPE, arXiv 2305.19466), and what every encoding may do.
+
+    One object serves all layers of a pipeline stage. An encoding may add to the embedding, change queries and keys, and
+    add to the scores; each of the three changes nothing unless a subclass overrides it.
+    """
+
+    table: torch.nn.Parameter | None = None
+    """The encoding's trained parameter on this stage. The model registers it, and no layer does: it has one name."""
+
+    def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Encode embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only."""
+        return embedded
+
+    def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        """Encode queries or keys [S, B, heads, D] of this context-parallel rank → the same shape.
+
+        `stride`: x has every `stride`-th token, of a sequence that one rank holds whole.
+        """
+        return x
+
+    def bias(self, sequence: int) -> torch.Tensor | None:
+        """Return what is added to scores, [heads of this tensor-parallel rank, S]; None adds nothing.
+
+        Entry d is for a query and the key d tokens before it.
+        """
+        return None
+
+
+class Rope(Position):
+    """Rotary position embedding (arXiv 2104.09864, equation 34): rotates by angles that grow with position."""
+
+    def __init__(self, base: float, dim: int, fuse: bool = False) -> None:
+        """Take the frequencies' `base` and the number `dim` of a head's last dimensions that are rotated.
+
+        `fuse`: by a compiled kernel.
+        """
+        self.base = base
+        self.dim = dim
+        self.fuse = fuse
+        self._angles: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        cos, sin = self.angles(x, stride)
+        return rotate(x, cos, sin, self.fuse)
+
+    def angles(self, like: torch.Tensor, stride: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin [S, 1, 1, dim / 2] for the sequence length, dtype and device of `like` [S, ...]."""
+        key = (like.shape[0], stride, like.dtype)
+        if key not in self._angles:
+            # In float32 also for bf16, which cannot tell apart positions above 256.
+            exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=like.device) / self.dim
+            positions = stride * context_parallel.positions(like.shape[0], like.device).float()
+            angles = torch.outer(positions, self.base**-exponents)[:, None, None, :]
+            self._angles[key] = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+        return self._angles[key]
+
+
+class Absolute(Position):
+    """Sinusoids, fixed (arXiv 1706.03762, sections 3.4 and 3.5), added to the embedding.
+
+    In dimension 2k sin(p / WAVELENGTH^(2k / H)) of position p, in 2k + 1 its cosine. The embedding is multiplied by √H
+    first, as in the paper: sinusoids have the size of one, and trained weights of init_std would be lost beside them.
+    """
+
+    def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        width = embedded.shape[-1]
+        exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
+        angles = torch.outer(positions.float(), WAVELENGTH**-exponents)
+        sinusoids = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
+        return embedded * width**0.5 + sinusoids.to(embedded.dtype)[:, None, :]
+
+
+class LearnableAbsolute(Position):
+    """A trained row for each position, as in GPT-2, added to the embedding. For the first stage, which alone embeds."""
+
+    table: torch.nn.Parameter
+
+    def __init__(self, rows: int, config: EngineConfig) -> None:
+        """Make a table [rows, H], whole on every tensor-parallel rank; `rows`: the longest sequence."""
+        self.table = _empty(rows, config.hidden_size, config)
+        # Each rank adds only the rows of its part of the sequence: Megatron sums gradients of parameters marked so.
+        self.table.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return embedded + F.embedding(positions, self.table)[:, None, :]
+
+
+class Relative(Position):
+    """T5's relative bias (arXiv 1910.10683, section 2.1), causal: a trained number for each head and bucket."""
+
+    table: torch.nn.Parameter
+
+    def __init__(self, relative: RelativeConfig, config: EngineConfig, first_stage: bool) -> None:
+        """Make one table [buckets, heads] for all layers.
+
+        Every pipeline stage has a copy, and every tensor-parallel rank the columns of its heads.
+        """
+        self.buckets, self.max_distance = relative.buckets, relative.max_distance
+        heads = config.num_attention_heads // parallel_state.get_tensor_model_parallel_world_size()
+        self.table = _empty(relative.buckets, heads, config)
+        marks: dict[str, object] = {
+            # Split over tensor-parallel ranks.
+            "tensor_model_parallel": True,
+            "partition_dim": 1,
+            "partition_stride": 1,
+            # The stages' copies start equal, get the sum of their gradients, and so stay equal. Megatron needs three
+            # marks for that: the sum over stages (which `has_cond_embedder` turns on), …
+            "pipeline_parallel": True,
+            # … a bucket of its own, so that the distributed optimizer cuts it alike on every stage, …
+            "shared_embedding": True,
+            # … and one copy in the gradient norm.
+            "shared": not first_stage,
+        }
+        for name, value in marks.items():
+            setattr(self.table, name, value)
+        config.has_cond_embedder = True  # type: ignore[attr-defined]
+
+    def bias(self, sequence: int) -> torch.Tensor:
+        distances = torch.arange(sequence, device=self.table.device)
+        return F.embedding(bucket(distances, self.buckets, self.max_distance), self.table).t()
+
+
+def bucket(distances: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """Return the bucket [S] of each distance [S], counted from 0.
+
+    The first half of the buckets has one distance each, the others grow wider up to `max_distance`; all distances
+    beyond share the last.
+    """
+    exact = buckets // 2
+    ratio = (distances.clamp(min=exact).float() / exact).log() / math.log(max_distance / exact)
+    wide = exact + (ratio * (buckets - exact)).long()
+    return torch.where(distances < exact, distances, wide.clamp(max=buckets - 1))
+
+
+class Alibi(Position):
+    """ALiBi (arXiv 2108.12409): lowers each score by the distance times the head's slope. Nothing is trained."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        every = slopes(config.num_attention_heads)
+        heads = len(every) // parallel_state.get_tensor_model_parallel_world_size()
+        first = parallel_state.get_tensor_model_parallel_rank() * heads
+        self.slopes = torch.tensor(every[first : first + heads], device=torch.get_default_device())
+
+    def bias(self, sequence: int) -> torch.Tensor:
+        return -torch.outer(self.slopes, torch.arange(sequence, dtype=torch.float32, device=self.slopes.device))
+
+
+def slopes(heads: int) -> list[float]:
+    """Return a geometric sequence from 2^(-8 / heads).
+
+    For a number of heads that is no power of two the authors take the sequence of the next smaller power, then every
+    other slope of the next larger.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    between = [2 ** (-8 * k / (2 * power)) for k in range(1, 2 * power, 2)]
+    return [2 ** (-8 * k / power) for k in range(1, power + 1)] + between[: heads - power]
+
+
+def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+    """Return the positional encoding that the configuration names, for one pipeline stage."""
+    match model.position:
+        case RopeConfig(base=base):
+            return Rope(base, model.rotated_dim, config.fuse)
+        case AbsoluteConfig():
+            return Absolute()
+        case LearnableAbsoluteConfig(max_seq_len=rows):
+            return LearnableAbsolute(rows, config) if first_stage else Position()
+        case RelativeConfig() as relative:
+            return Relative(relative, config, first_stage)
+        case AlibiConfig():
+            return Alibi(config)
+        case NoPositionConfig():
+            return Position()
+
+
+def _empty(rows: int, columns: int, config: EngineConfig) -> torch.nn.Parameter:
+    device = torch.get_default_device()
+    return torch.nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype, device=device))
