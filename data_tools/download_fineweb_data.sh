@@ -9,4 +9,4 @@ set -euo pipefail
 # shellcheck source=launchers/bootstrap.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../launchers/bootstrap.sh"
 bootstrap
-exec python3 -m data_tools download "$@"
+exec python3 -m efficientbench.data_tools download "$@"

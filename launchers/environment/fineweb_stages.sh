@@ -114,7 +114,7 @@ fineweb_text() {
         return 0
     fi
     fineweb_print "text: downloading $fineweb_files files of FineWeb-Edu"
-    if ! python3 -m data_tools download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
+    if ! python3 -m efficientbench.data_tools download --num-files "$fineweb_files" --output "$fineweb_text_path"; then
         echo "error: the download is not complete; call again to go on, or give text of your own with --data PATH" >&2
         return 1
     fi
@@ -127,7 +127,7 @@ fineweb_tokenizer() {
         return 0
     fi
     fineweb_print "tokenizer: training $FINEWEB_VOCABULARY tokens on the text"
-    python3 -m data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" \
+    python3 -m efficientbench.data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" \
         --output "$fineweb_work/tokenizer"
 }
 
@@ -137,7 +137,7 @@ fineweb_tokens() {
         return 0
     fi
     fineweb_print "tokens: tokenizing the text"
-    python3 -m data_tools tokenize "$fineweb_text_path" --output "$fineweb_work/tokens/fineweb" \
+    python3 -m efficientbench.data_tools tokenize "$fineweb_text_path" --output "$fineweb_work/tokens/fineweb" \
         --tokenizer "$fineweb_work/tokenizer"
 }
 

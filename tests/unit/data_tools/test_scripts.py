@@ -33,4 +33,4 @@ def test_a_script_calls_its_command_with_all_words(tmp_path: Path, script: str) 
     words = ["owner/name", "--num-files", "2", "--output", "a folder"]
     command = ["bash", str(clone / "data_tools" / script), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["-m", "data_tools", SCRIPTS[script], *words]
+    assert done.stdout.splitlines() == ["-m", "efficientbench.data_tools", SCRIPTS[script], *words]

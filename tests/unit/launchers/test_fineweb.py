@@ -92,8 +92,8 @@ def test_every_stage_is_called_once(machine: Machine) -> None:
     assert status == 0, printed
     work = machine.folder / "the work"
     assert calls == [
-        f"-m data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
-        f"-m data_tools tokenize {machine.text} --output {work}/tokens/fineweb --tokenizer {work}/tokenizer",
+        f"-m efficientbench.data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
+        f"-m efficientbench.data_tools tokenize {machine.text} --output {work}/tokens/fineweb --tokenizer {work}/tokenizer",
         f"efficientbench run fineweb_d12 dsw --matrix {machine.clone}/experiments/fineweb.yaml --repeat 1 --data "
         f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
         "evaluate",
@@ -109,7 +109,7 @@ def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) 
     status, printed, calls = machine.run("quick_fineweb_test.sh", failure="download")
     assert status == 1
     assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
-    assert calls == [f"-m data_tools download --num-files 1 --output {machine.folder}/output/fineweb_quick/text"]
+    assert calls == [f"-m efficientbench.data_tools download --num-files 1 --output {machine.folder}/output/fineweb_quick/text"]
     status, _, calls = machine.run("quick_fineweb_test.sh")
     assert status == 0
     assert len(calls) == 5
@@ -197,7 +197,7 @@ def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine)
     status, printed, calls = machine.run("speedrun_npu.sh", *data)
     assert status == 0, printed
     assert [call.split()[:4][-1] for call in calls][:1] == ["npu"]
-    assert [call.split()[1] for call in calls[1:4]] == ["data_tools", "data_tools", "run"]
+    assert [call.split()[1] for call in calls[1:4]] == ["efficientbench.data_tools", "efficientbench.data_tools", "run"]
     assert printed.splitlines()[-1].startswith("== not there yet: mid-training, supervised fine-tuning (SFT)")
     _, printed, calls = machine.run("speedrun_npu.sh", *data)
     assert "== check: complete" in printed
