@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 _ROOT = Path("/")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63; anything of that order is no limit.
 _UNLIMITED = 1 << 60
@@ -13,7 +15,7 @@ _UNLIMITED = 1 << 60
 
 def memory_limit_bytes(root: Path = _ROOT) -> int:
     """Return the memory that this process may use, bytes: the machine's, or the lowest limit of a cgroup around it."""
-    limits = [_machine_memory_bytes(root)]
+    limits = [psutil.virtual_memory().total]
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read(folder / name)
@@ -52,13 +54,6 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             yield folder
             folder = folder.parent
         yield mount
-
-
-def _machine_memory_bytes(root: Path) -> int:
-    for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _read(path: Path) -> str:

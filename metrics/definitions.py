@@ -185,22 +185,19 @@ def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, .
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return the value below which `percent` % of the values lie, interpolated between the two nearest ranks."""
-    return _between(sorted(values), percent)
-
-
-def percentiles(values: Sequence[float]) -> list[float]:
-    """Return the 101 percentiles from the smallest value (0 %) to the largest (100 %)."""
-    ordered = sorted(values)
-    return [_between(ordered, percent) for percent in range(101)]
-
-
-def _between(ordered: Sequence[float], percent: float) -> float:
-    if not ordered:
+    if not values:
         raise MetricsError("a percentile of no value at all is not defined")
+    ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def percentiles(values: Sequence[float]) -> list[float]:
+    """Return the 101 percentiles from the smallest value (0 %) to the largest (100 %)."""
+    ordered = sorted(values)  # once: values in order are sorted again in a single pass
+    return [percentile(ordered, percent) for percent in range(101)]
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:

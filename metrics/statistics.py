@@ -29,20 +29,11 @@ DRIFT_BLOCKS = 8
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A figure and its 95 % confidence interval, in the unit of the values."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class StepTimeNoise:
-    """Mean and median of a run's step times, with their confidence intervals, s."""
+    """95 % confidence intervals (low, high) of the mean and the median of a run's step times, s."""
 
-    mean: Interval
-    median: Interval
+    mean: tuple[float, float]
+    median: tuple[float, float]
     block_steps: int
     """Length of the bootstrap's blocks; steps further apart are taken as independent."""
 
@@ -63,7 +54,7 @@ class Drift:
 
 
 def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
-    """Return mean and median of the step times with their 95 % confidence intervals, s.
+    """Return the 95 % confidence intervals of the mean and the median of the step times, s.
 
     Blocks are as long as mean or median need, and at least n^(1/3) steps, the rate at which they have to grow. The
     mean's interval is the bootstrap's percentile interval. The median's is Woodruff's (1952): the bootstrap finds the
@@ -82,12 +73,11 @@ def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
     block = max(block_length(times), block_length(below))
     means = _resampled_means(np.stack([times, below]), block)
     widening = _widening(times.size, block)
-    low, high = _interval(means[0], float(times.mean()), widening)
     share_low, share_high = np.clip(_interval(means[1], float(below.mean()), widening), 0, 1)
     median_low, median_high = np.quantile(times, [share_low, share_high])
     return StepTimeNoise(
-        Interval(float(times.mean()), low, high),
-        Interval(median, min(float(median_low), median), max(float(median_high), median)),
+        _interval(means[0], float(times.mean()), widening),
+        (min(float(median_low), median), max(float(median_high), median)),
         block,
     )
 

@@ -148,10 +148,8 @@ def noise_floor(metric: str, pairs: Sequence[tuple[Group, Group]]) -> float | No
 
 def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     """Return why the figure has no ratio; None where it has one."""
-    for record in records:
-        if not getattr(record, metric):
-            return f"{record.run}: {record.unavailable.get(metric, 'it is 0')}"
-    return None
+    lacking = next((record for record in records if not getattr(record, metric)), None)
+    return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is 0')}"
 
 
 def ratio_of(metric: str, first: Group, second: Group, floor: float | None = None) -> Ratio:

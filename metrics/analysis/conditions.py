@@ -35,7 +35,7 @@ def _tokens(record: RunRecord) -> str:
 
 
 def _data(record: RunRecord) -> str:
-    section = _section(record, "data")
+    section = record.section("data")
     split = section.get("split")
     if record.data is None:
         return f"{section.get('path') or 'the embedded sample'}, split {split}"
@@ -43,17 +43,11 @@ def _data(record: RunRecord) -> str:
     return f"{sources}, split {split}"
 
 
-def _section(record: RunRecord, name: str) -> dict[str, Any]:
-    """Return a part of the configuration; empty where it has none."""
-    found = record.config.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _layout(record: RunRecord) -> str:
     names = ("tp", "pp", "dp", "ep", "cp", "micro_batch_size")
-    parallel = {key: value for key, value in flat(_section(record, "parallel")).items() if key not in names}
-    recompute = _section(record, "training").get("recompute")
-    given = {name: getattr(record, name) for name in names} | parallel | {"recompute": recompute}
+    parallel = {key: value for key, value in flat(record.section("parallel")).items() if key not in names}
+    given = {name: getattr(record, name) for name in names} | parallel
+    given["recompute"] = record.section("training").get("recompute")
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 

@@ -50,8 +50,10 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     return RunMeasurement(
         ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
-        step_times_s=_slowest_s(ranks),
-        step_numbers=tuple(step.number for step in ranks[0].steps),
+        step_times_s=tuple(
+            max(step.time_s for step in same) for same in zip(*(rank.steps for rank in ranks), strict=True)
+        ),
+        step_numbers=tuple(step.number for step in first.steps),
         tokens=sum(step.tokens for rank in ranks for step in rank.steps),
         device_scope=scope,
         device_names=tuple(device.info.name for device in devices.devices),
@@ -80,12 +82,6 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
-
-
-def _slowest_s(ranks: Sequence[RankMeasurement]) -> tuple[float, ...]:
-    """Return each step's time on the rank that took longest."""
-    by_step = zip(*(rank.steps for rank in ranks), strict=True)
-    return tuple(max(step.time_s for step in same) for same in by_step)
 
 
 def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
-from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
 from efficientbench.metrics.sensors.base import Sample, Sensor
 
 
@@ -65,7 +64,8 @@ class EfficiencyMonitor:
         self._threads: list[SamplingThread] = []
         self._sample_interval_s = sample_interval_s
         self._synchronize = synchronize
-        self._barrier = barrier
+        self._wait_for_device: Callable[[], object] = nothing
+        self._wait_for_ranks = barrier or nothing
         self._warmup_steps = warmup_steps
         self._rank = rank
         self._clock = clock
@@ -199,9 +199,7 @@ class EfficiencyMonitor:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.finish()
         else:
@@ -209,7 +207,7 @@ class EfficiencyMonitor:
 
     def _start_sampling(self) -> None:
         sensors = local_sensors() if self._sensors is None else self._sensors
-        self._synchronize = self._synchronize or local_synchronize()
+        self._wait_for_device = self._synchronize or local_synchronize()
         self._samplers = [SensorSampler(sensor, self._clock) for sensor in sensors]
         for sampler in self._samplers:
             sampler.open()
@@ -239,14 +237,6 @@ class EfficiencyMonitor:
             sampler.end_interval()
         for sampler in self._samplers:
             sampler.sample()
-
-    def _wait_for_device(self) -> None:
-        if self._synchronize is not None:
-            self._synchronize()
-
-    def _wait_for_ranks(self) -> None:
-        if self._barrier is not None:
-            self._barrier()
 
     def _require_started(self) -> None:
         if self._state != "started":

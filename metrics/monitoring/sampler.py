@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from efficientbench.metrics.definitions import Windows
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
-from efficientbench.metrics.sensors.base import QUANTITIES, Counters, Peaks, Sample, Sensor
+from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
 
 MAXIMUM_SHARE_OF_A_CORE = 0.004
 """The threads of all sensors together may take this much of one core: a reading of 0.1 s costs 25 s of rest."""
@@ -32,6 +33,11 @@ PATIENCE_S = 10.0
 OPENING_PATIENCE_S = 60.0
 """The patience for opening a sensor: a driver without persistence mode starts all of its devices first."""
 
+Result = TypeVar("Result")
+
+_UNREAD: tuple[dict[str, Counters], float] = ({}, 0.0)
+"""The counters of a sensor that could not be read, and the time of that."""
+
 
 class SensorSampler:
     """Opens a sensor, samples it at intervals and on demand, and closes it.
@@ -50,7 +56,7 @@ class SensorSampler:
         self._series: dict[str, DeviceSeries] = {}
         self._newest: list[Sample] = []
         self._pending: list[Sample] = []
-        self._begin: tuple[float, dict[str, Counters]] = (0.0, {})
+        self._begin = _UNREAD
         self._searched_s: float | None = None
         self._next_search_s = 0.0
         self._first_s = self._last_s = 0.0
@@ -59,48 +65,30 @@ class SensorSampler:
 
     def open(self) -> None:
         """Open the sensor within `OPENING_PATIENCE_S`, and take the first sample, the idle baseline."""
-
-        def begin_series() -> None:
-            self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in self.sensor.devices()}
-
-        target, name = self._guarded, f"open-{self.sensor.name}"
-        opening = threading.Thread(target=target, args=(self.sensor.open,), name=name, daemon=True)
+        name = f"open-{self.sensor.name}"
+        opening = threading.Thread(target=self._guarded, args=(self.sensor.open, None), name=name, daemon=True)
         opening.start()
         opening.join(OPENING_PATIENCE_S)
         if opening.is_alive():
             self.fail_to_answer(OPENING_PATIENCE_S)
-        self._guarded(begin_series)
+        infos: list[DeviceInfo] = self._guarded(self.sensor.devices, [])
+        self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
         self.sample()
 
     def sample(self) -> None:
         """Take one sample of each device now."""
-        self._guarded(self._sample)
+        self._guarded(self._sample, None)
 
     def begin_interval(self) -> None:
         """Read the counters at the beginning of a measured interval, and restart the peaks."""
-
-        def read() -> None:
-            self.sensor.reset_peaks()
-            counters = self.sensor.counters()
-            self._begin = self._clock(), counters
-
-        self._begin = 0.0, {}
-        self._guarded(read)
+        self._guarded(self.sensor.reset_peaks, None)
+        self._begin = self._guarded(self._read_counters, _UNREAD)
 
     def end_interval(self) -> None:
         """Read the counters and peaks at the end of a measured interval."""
-        read_s = 0.0
-        counters: dict[str, Counters] = {}
-        peaks: dict[str, Peaks] = {}
-
-        def read() -> None:
-            nonlocal read_s, counters, peaks
-            counters = self.sensor.counters()
-            read_s = self._clock()
-            peaks = self.sensor.peaks()
-
-        self._guarded(read)
-        begin_s, begin_counters = self._begin
+        begin_counters, begin_s = self._begin
+        counters, read_s = self._guarded(self._read_counters, _UNREAD)
+        peaks: dict[str, Peaks] = self._guarded(self.sensor.peaks, {})
         for uuid, series in self._series.items():
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
@@ -113,7 +101,7 @@ class SensorSampler:
         """Close the sensor, also one that has failed."""
         self._closed = True
         failure, self.failure = self.failure, None
-        self._guarded(self.sensor.close)
+        self._guarded(self.sensor.close, None)
         self.failure = failure or self.failure
 
     def latest(self) -> list[Sample]:
@@ -156,6 +144,9 @@ class SensorSampler:
         if now_s >= self._next_search_s:
             self._find_other_use(now_s)
 
+    def _read_counters(self) -> tuple[dict[str, Counters], float]:
+        return self.sensor.counters(), self._clock()
+
     def _store(self) -> None:
         pending, self._pending = self._pending, []
         for sample in pending:
@@ -174,16 +165,18 @@ class SensorSampler:
         self._searched_s = now_s
         self._next_search_s = now_s + OTHER_USE_INTERVAL_S
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def _guarded(self, call: Callable[[], Result], otherwise: Result) -> Result:
+        """Return the result of a call to the sensor, or `otherwise` where the sensor has failed or fails at it."""
         if self.failure is not None:
-            return
+            return otherwise
         if not self._lock.acquire(timeout=PATIENCE_S):
             self.fail_to_answer(PATIENCE_S)
-            return
+            return otherwise
         try:
-            call()
+            return call()
         except Exception as error:
             self._fail(str(error) or type(error).__name__)
+            return otherwise
         finally:
             self._lock.release()
 

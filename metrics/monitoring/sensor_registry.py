@@ -56,7 +56,7 @@ def local_sensors(pids: Sequence[int] | None = None) -> list[Sensor]:
 def local_synchronize() -> Callable[[], object]:
     """Return a function that waits until the accelerator has done all its work; without one it does nothing."""
     torch = _torch_with_accelerator()
-    return _nothing if torch is None else torch.accelerator.synchronize
+    return nothing if torch is None else torch.accelerator.synchronize
 
 
 def examine(sensor: Sensor) -> SensorState:
@@ -74,5 +74,5 @@ def _torch_with_accelerator() -> Any:
     return torch if torch is not None and torch.accelerator.is_available() else None
 
 
-def _nothing() -> None:
-    return None
+def nothing() -> None:
+    """Wait for nothing: a processor's work is done when its call returns."""

@@ -16,7 +16,7 @@ from efficientbench.metrics.monitoring.measurement import SensorState
 from efficientbench.metrics.sensors.host import processor_name
 
 
-def collect_environment(packages: Sequence[str], repository: Path | None = None) -> dict[str, Any]:
+def collect_environment(packages: Sequence[str], repository: Path) -> dict[str, Any]:
     """Return the facts that a reader needs to judge or repeat a run.
 
     Args:
@@ -67,9 +67,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(repository: Path | None, *arguments: str) -> str | None:
-    if repository is None:
-        return None
+def _git(repository: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=10, check=True

@@ -42,9 +42,8 @@ def find_outliers(
     median = float(np.median(times))
     sigma = _SIGMA_PER_MAD * float(np.median(np.abs(times - median)))
     bound = median + max(DEVIATIONS * sigma, LEAST_EXCESS * median)
-    known = causes or {}
     return [
-        Outlier(number, time_s, time_s / median, known.get(number))
+        Outlier(number, time_s, time_s / median, (causes or {}).get(number))
         for number, time_s in zip(numbers, step_times_s, strict=True)
         if time_s > bound
     ]

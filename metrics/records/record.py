@@ -199,9 +199,13 @@ class RunRecord(Metrics, Identity):
     @property
     def micro_batch_size_asked(self) -> int:
         """Return the configured micro-batch, which exceeds the one used where memory did not suffice for it."""
-        training = self.config.get("training")
-        asked = training.get("micro_batch_size_asked") if isinstance(training, dict) else None
+        asked = self.section("training").get("micro_batch_size_asked")
         return asked if isinstance(asked, int) else self.micro_batch_size
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a part of the configuration; empty where it has none."""
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
 
     @model_validator(mode="after")
     def _absent_needs_a_reason(self) -> RunRecord:

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
@@ -42,14 +41,9 @@ class StepLog:
             values: names with units, such as step, loss, learning_rate, grad_norm, step_time_s, tokens. A number
                 that is not finite is written as null, its name and text kept under `not_finite`.
         """
-        line: dict[str, Any] = {"kind": kind}
-        not_finite = {}
-        for name, value in values.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                not_finite[name] = str(value)
-                line[name] = None
-            else:
-                line[name] = value
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        not_finite = {name: str(number) for name, number in numbers.items() if not math.isfinite(number)}
+        line = {"kind": kind, **values, **dict.fromkeys(not_finite)}
         if not_finite:
             line["not_finite"] = not_finite
         content = json.dumps(line, allow_nan=False).encode() + b"\n"
@@ -61,14 +55,6 @@ class StepLog:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -169,7 +169,28 @@ def _latency(summary: Summary, run: RunMeasurement) -> None:
     summary.compute("al_s_std", lambda: deviation, too_few)
     summary.compute("al_s_cv", lambda: deviation / definitions.average_latency(times), too_few)
     summary.compute("window_s", lambda: run.window_s, reason)
-    _noise(summary, times, too_few)
+    for names, formula in ((_NOISE, _noise), (_DRIFT, _drift)):
+        values, why = (None,) * len(names), ""
+        try:
+            values = formula(times)
+        except MetricsError as error:
+            why = str(error)
+        for name, value in zip(names, values, strict=True):
+            summary.put(name, value, why)
+
+
+_NOISE = ("al_s_ci_low", "al_s_ci_high", "al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps")
+_DRIFT = ("al_s_drift", "al_s_drift_p", "al_s_drift_flagged")
+
+
+def _noise(times: Sequence[float]) -> tuple[Any, ...]:
+    noise = statistics.step_time_noise(times)
+    return (*noise.mean, *noise.median, noise.block_steps)
+
+
+def _drift(times: Sequence[float]) -> tuple[Any, ...]:
+    drift = statistics.drift(times)
+    return drift.relative, drift.p_value, drift.flagged
 
 
 def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int, str]) -> None:
@@ -177,30 +198,6 @@ def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int,
     disturbed = disturbed_steps(run.step_numbers, run.step_begins_s, times, run.disturbances)
     summary.outliers = find_outliers(run.step_numbers, times, {**interruptions, **disturbed})
     summary.put("outlier_steps", len(summary.outliers) if times else None, NO_STEP)
-
-
-def _noise(summary: Summary, times: Sequence[float], too_few: str | None) -> None:
-    figures: dict[str, Any] = {}
-    no_drift = too_few or ""
-    if too_few is None:
-        noise = statistics.step_time_noise(times)
-        for name, interval in (("al_s", noise.mean), ("al_s_p50", noise.median)):
-            figures |= {f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
-        figures["al_s_block_steps"] = noise.block_steps
-        try:
-            drift = statistics.drift(times)
-        except MetricsError as error:
-            no_drift = str(error)
-        else:
-            figures |= {
-                "al_s_drift": drift.relative,
-                "al_s_drift_p": drift.p_value,
-                "al_s_drift_flagged": drift.flagged,
-            }
-    for name in ("al_s_ci_low", "al_s_ci_high", "al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps"):
-        summary.put(name, figures.get(name), too_few or "")
-    for name in ("al_s_drift", "al_s_drift_p", "al_s_drift_flagged"):
-        summary.put(name, figures.get(name), no_drift)
 
 
 def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:

@@ -30,15 +30,12 @@ def cut_scalars(folder: Path, step: int, tokens: int) -> None:
     Raises:
         MetricsError: tensorboard is not installed, or the folder cannot be written.
     """
-    earlier = sorted(folder.glob("events.out.tfevents.*"))
-    if not earlier:
-        return
     try:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
-    for path in earlier:
+    for path in sorted(folder.glob("events.out.tfevents.*")):
         with whole_file(path) as file:
             writer = RecordWriter(file)
             for event in LegacyEventFileLoader(str(path)).Load():
@@ -57,12 +54,9 @@ class TensorBoardLog:
 
     def __init__(self, folder: Path) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
             raise MetricsError("TensorBoard is not installed: pip install 'efficientbench[metrics]'") from None
-        self._event = event_pb2.Event
-        self._summary = summary_pb2.Summary
         try:
             self._writer = EventFileWriter(str(folder), flush_secs=10)
         except OSError as error:
@@ -70,12 +64,11 @@ class TensorBoardLog:
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write values by name at a step; None is left out."""
-        summary = self._summary(
-            value=[
-                self._summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None
-            ]
-        )
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        given = [Summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=given)))
 
     def close(self) -> None:
         self._writer.close()

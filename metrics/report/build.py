@@ -83,9 +83,9 @@ def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Seq
     if energy:
         parts += ["## Energy: J/token against AEC", "\n".join(f"- {escape(line)}" for line in dict.fromkeys(energy))]
     parts.append("## Where the runs happened")
-    for found in environments(records):
-        facts = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in found.facts.items())
-        parts += [f"**{escape(', '.join(found.runs))}**", facts]
+    for runs, facts in environments(records):
+        listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
+        parts += [f"**{escape(', '.join(runs))}**", listed]
     if damaged:
         parts += ["## Records that could not be read", "\n".join(f"- {escape(line)}" for line in damaged)]
     return "\n\n".join(parts) + "\n"

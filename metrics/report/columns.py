@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,14 +165,13 @@ def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the figures that other projects' tables have, and the record's figure that each one needs."""
-    training = record.config.get("training")
     step_sequences = record.micro_batch_size * record.dp
     accumulation = record.global_batch_size // step_sequences if step_sequences else None
     values = {
         "model": f"{record.variant}_{record.size}",
         "gradient_accumulation_steps": accumulation,
         "global_batch_size_tokens": record.global_batch_size * record.seq_len,
-        "recompute": training.get("recompute") if isinstance(training, dict) else None,
+        "recompute": record.section("training").get("recompute"),
         "elapsed_time_per_iteration_ms": _times(record.al_s, 1e3),
         "samples_per_s": _times(record.tokens_per_s, 1 / record.seq_len) if record.seq_len else None,
         "model_tflops_per_device": _times(record.tokens_per_s_per_device, record.flops_per_token / 1e12),
@@ -189,12 +189,7 @@ def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _times(*factors: float | None) -> float | None:
-    product = 1.0
-    for factor in factors:
-        if factor is None:
-            return None
-        product *= factor
-    return product
+    return None if None in factors else math.prod(factor for factor in factors if factor is not None)
 
 
 def write_csv(records: Iterable[RunRecord], path: Path) -> None:

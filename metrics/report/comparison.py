@@ -48,8 +48,7 @@ def unit_scale(metric: str) -> float:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the differences, the ratio of each figure, the cost to a quality, and each reason for an n/a once."""
-    first, second = _titles(comparison)
-    for line in _introduction(comparison, first, second):
+    for line in _introduction(comparison):
         console.print(Text(line))
     console.print()
     print_table(_table(comparison.ratios), console, gap=1)
@@ -68,17 +67,14 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"n/a {'; '.join(names)}: {reason}"), style="dim")
 
 
-def _titles(comparison: Comparison) -> tuple[str, str]:
-    return _title(comparison.first), _title(comparison.second)
-
-
 def _title(group: Group) -> str:
     repeats = f" × {len(group.records)}" if len(group.records) > 1 else ""
     return f"{group.name}{' (smoke)' if group.first.smoke else ''}{repeats}"
 
 
-def _introduction(comparison: Comparison, first: str, second: str) -> list[str]:
-    lines = [f"A: {first}, B: {second}, on {comparison.first.first.device_name}, {comparison.first.first.dtype}"]
+def _introduction(comparison: Comparison) -> list[str]:
+    where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
+    lines = [f"A: {_title(comparison.first)}, B: {_title(comparison.second)}, on {where}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise.")
     elif comparison.model_changes:

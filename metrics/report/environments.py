@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import name
 
 
-@dataclass(frozen=True)
-class Environment:
-    """One place and its software, and the runs that happened there."""
-
-    runs: tuple[str, ...]
-    facts: dict[str, str]
-
-
-def environments(records: Sequence[RunRecord]) -> list[Environment]:
-    """Return the different environments, in the order of the runs."""
+def environments(records: Sequence[RunRecord]) -> list[tuple[list[str], dict[str, str]]]:
+    """Return the different environments, in the order of the runs: the runs' names, and the facts by name."""
     runs_by_facts: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
     for record in records:
         runs_by_facts.setdefault(tuple(_facts(record).items()), {})[name(record)] = None
-    return [Environment(tuple(runs), dict(facts)) for facts, runs in runs_by_facts.items()]
+    return [(list(runs), dict(facts)) for facts, runs in runs_by_facts.items()]
 
 
 def _facts(record: RunRecord) -> dict[str, str]:
@@ -38,6 +29,5 @@ def _facts(record: RunRecord) -> dict[str, str]:
         elif value is not None:
             facts[key.replace("_", " ")] = str(value)
     facts["kernels"] = "; ".join(f"{part}: {kernel}" for part, kernel in record.kernels.items())
-    fallbacks = [f"{part}: {why}" for part, why in record.fallback_kernels.items()]
-    facts["fallbacks"] = "; ".join(fallbacks)
+    facts["fallbacks"] = "; ".join(f"{part}: {why}" for part, why in record.fallback_kernels.items())
     return {key: value for key, value in facts.items() if value}

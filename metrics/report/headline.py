@@ -181,7 +181,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
             f"and {dense:,.0f} in dense causal attention."
         )
-    drifting = [f"{name(record)} ({record.al_s_drift:+.1%})" for record in records if _drifts(record)]
+    drifting = [f"{name(record)} ({record.al_s_drift:+.1%})" for record in records if record.al_s_drift_flagged]
     if drifting:
         found.append(f"Steps slowed down or sped up over the measured window: {', '.join(drifting)}.")
     disturbed = [name(record) for record in records if record.disturbances]
@@ -192,10 +192,6 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     if len(editions) > 1:
         found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")
     return found
-
-
-def _drifts(record: RunRecord) -> bool:
-    return bool(record.al_s_drift_flagged) and record.al_s_drift is not None
 
 
 def slow_steps(records: Sequence[RunRecord]) -> list[str]:
@@ -235,13 +231,14 @@ def speed_only(records: Sequence[RunRecord]) -> list[str]:
     found = []
     for members in sets.values():
         best = min(members, key=lambda record: record.validation_loss or 0.0)
-        alike = [record.run for record in members if record is best or _is_noise(best, record)]
+        lowest = Group((best,))
+        alike = [
+            record.run
+            for record in members
+            if record is best or ratio_of("validation_loss", lowest, Group((record,))).measurable is False
+        ]
         if len(alike) > 1:
             repeated = all(record.repeats > 1 for record in members if record.run in alike)
             noise = "the noise between seeds" if repeated else "the validation loss's own standard error"
             found.append(f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by {noise}.")
     return found
-
-
-def _is_noise(best: RunRecord, other: RunRecord) -> bool:
-    return ratio_of("validation_loss", Group((best,)), Group((other,))).measurable is False

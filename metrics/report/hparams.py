@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord
@@ -65,7 +64,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     values, _ = row(record)
-    begin_s = _seconds(record.started_at)
+    begin_s = datetime.fromisoformat(record.started_at).timestamp()
     end_s = begin_s + record.duration_s
     settings = {name: values[name] for name in SETTINGS if values[name] is not None}
     state = {"completed": "STATUS_SUCCESS", "stopped": "STATUS_UNKNOWN", "failed": "STATUS_FAILURE"}[record.status]
@@ -81,7 +80,9 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         metadata=metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=end)),
         tensor=metadata.NULL_TENSOR,
     )
-    figures = Summary(value=[_scalar(Summary, name, values[name]) for name in FIGURES if values[name] is not None])
+    figures = Summary(
+        value=[Summary.Value(tag=name, simple_value=values[name]) for name in FIGURES if values[name] is not None]
+    )
     folder.mkdir(parents=True)
     with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("wb") as file:
         writer = RecordWriter(file)
@@ -89,14 +90,3 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         for summary in (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended):
             writer.write(Event(wall_time=end_s, step=record.tokens, summary=summary).SerializeToString())
         writer.flush()
-
-
-def _scalar(summary: Any, name: str, value: float) -> Any:
-    return summary.Value(tag=name, simple_value=value)
-
-
-def _seconds(started_at: str) -> float:
-    try:
-        return datetime.fromisoformat(started_at).timestamp()
-    except ValueError:
-        return 0.0

@@ -35,8 +35,7 @@ class _Layout:
 
 
 def _top_k(record: RunRecord) -> str:
-    model = record.config.get("model")
-    moe = model.get("moe") if isinstance(model, dict) else None
+    moe = record.section("model").get("moe")
     return str(moe.get("top_k", ABSENT)) if isinstance(moe, dict) else "–"
 
 

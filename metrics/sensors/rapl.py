@@ -40,14 +40,15 @@ class Zone:
     last_uj: int
     total_uj: int = 0
 
-    def read(self) -> None:
-        """Add the energy used since the last reading."""
+    def read_uj(self) -> int:
+        """Return the energy used since the zone was opened, µJ."""
         # A register that wraps around twice between readings cannot be told from one that wraps once. Samples in
         # between prevent it: a register of 32 bits lasts about an hour at 60 W.
         now_uj = int(os.pread(self.energy, 64, 0))
         used_uj = now_uj - self.last_uj
         self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj
         self.last_uj = now_uj
+        return self.total_uj
 
 
 class RaplSensor(Sensor):
@@ -65,8 +66,7 @@ class RaplSensor(Sensor):
     figures = POWER_AND_ENERGY
 
     def __init__(self, root: Path = _ROOT) -> None:
-        others = [name for name in QUANTITIES if name not in self.figures]
-        self.unavailable = dict.fromkeys(others, "RAPL knows energy only")
+        self.unavailable = {name: "RAPL knows energy only" for name in QUANTITIES if name not in self.figures}
         self._root = root
         self._uuid = f"RAPL-{machine_uuid()}"
         self._zones: list[Zone] = []
@@ -120,11 +120,7 @@ class RaplSensor(Sensor):
         self._zones, self._last = [], None
 
     def _energy_j(self) -> float:
-        total_uj = 0
-        for zone in self._zones:
-            zone.read()
-            total_uj += zone.total_uj
-        return total_uj * _MICRO
+        return sum(zone.read_uj() for zone in self._zones) * _MICRO
 
 
 def _zone(folder: Path, name: str) -> Zone:

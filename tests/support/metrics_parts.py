@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -18,6 +18,7 @@ from efficientbench.metrics.records.summarize import nothing_measured
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, Peaks, Sample, Scope, Sensor
 
 GB = 10**9
+AnySensor = TypeVar("AnySensor", bound=Sensor)
 
 
 @dataclass
@@ -31,6 +32,33 @@ class HandClock:
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+def opened(sensor: AnySensor) -> AnySensor:
+    """Open a sensor and return it."""
+    sensor.open()
+    return sensor
+
+
+def monitor_of(clock: HandClock, *sensors: Sensor, **options: Any) -> EfficiencyMonitor:
+    """Return a monitor on a clock moved by hand, whose threads take no sample during a test."""
+    return EfficiencyMonitor(sensors, sample_interval_s=1e6, clock=clock, **options)
+
+
+def run_steps(monitor: EfficiencyMonitor, clock: HandClock, *times_s: float, tokens: int = 100) -> None:
+    """Run one step of each of these times."""
+    for time_s in times_s:
+        with monitor.step(tokens):
+            clock.pass_time(time_s)
+
+
+def measure_steps(
+    clock: HandClock, *sensors: Sensor, times_s: Iterable[float] = (1,), tokens: int = 100, **options: Any
+) -> RunMeasurement:
+    """Measure steps of these times on one rank."""
+    with monitor_of(clock, *sensors, **options) as monitor:
+        run_steps(monitor, clock, *times_s, tokens=tokens)
+    return merge([monitor.finish()])
 
 
 def measure_step(*sensors: Sensor, work: Callable[[], object] = lambda: None, **options: Any) -> RunMeasurement:

@@ -119,14 +119,6 @@ def _stairs(best: Sequence[Point], x: Scale, y: Scale) -> list[tuple[float, floa
     return corners
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """One run's validations, as (cost, loss)."""
-
-    run: Run
-    points: Sequence[tuple[float, float]]
-
-
 def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot the validation losses of each run against its tokens, seconds and joules until then."""
     figures = []
@@ -137,30 +129,31 @@ def curve_figures(runs: Sequence[Run]) -> list[Figure]:
     ):
         # A resumed run has measured its last attempt alone: its curve would begin in the middle.
         known = [run for run in runs if field == "tokens" or not run.record.resumed_after_steps]
-        curves = [curve for curve in (_curve(run, field) for run in known) if len(curve.points) > 1]
+        curves = [(run, points) for run in known if len(points := _curve(run, field)) > 1]
         if curves:
             figures.append(Figure(title, _curves(title, label, curves)))
     return figures
 
 
-def _curve(run: Run, field: str) -> _Curve:
+def _curve(run: Run, field: str) -> list[tuple[float, float]]:
+    """Return the run's validations as (cost, loss)."""
     points = [(getattr(point, field), point.loss) for point in run.record.quality_curve]
-    return _Curve(run, [(cost, loss) for cost, loss in points if cost is not None and loss is not None])
+    return [(cost, loss) for cost, loss in points if cost is not None and loss is not None]
 
 
-def _curves(title: str, label: str, curves: Sequence[_Curve]) -> Markup:
+def _curves(title: str, label: str, curves: Sequence[tuple[Run, list[tuple[float, float]]]]) -> Markup:
     """Plot a line for each run, with its name at the end where there is room."""
     bottom = 256
-    points = [point for curve in curves for point in curve.points]
-    ends = [curve.points[-1][0] for curve in curves]
+    points = [point for _, curve in curves for point in curve]
+    ends = [curve[-1][0] for _, curve in curves]
     wide = min(cost for cost, _ in points) > 0 and max(ends) / min(ends) > _WIDE_CURVES
     x = Scale.over([cost for cost, _ in points], LEFT, RIGHT - 56, log=wide, margin=0.03)
     y = Scale.over([loss for _, loss in points], bottom, TOP, margin=0.08)
     parts = [axis_x(x, TOP, bottom, label), axis_y(y, LEFT, RIGHT, "validation loss")]
     labels = Labels((LEFT, TOP, WIDTH, bottom))
-    for curve in sorted(curves, key=lambda curve: curve.points[-1][1]):
-        run, (cost, loss) = curve.run, curve.points[-1]
-        drawn = path([(x(at), y(value)) for at, value in curve.points], f"line c{run.look.colour}")
+    for run, curve in sorted(curves, key=lambda run_and_curve: run_and_curve[1][-1][1]):
+        cost, loss = curve[-1]
+        drawn = path([(x(at), y(value)) for at, value in curve], f"line c{run.look.colour}")
         name = labels.place(run.name, x(cost), y(loss), beside_only=True)
         parts.append(marks_of(run, f"{run.name}: loss {loss:.3f} at {short(cost)}", drawn, name))
     return svg(WIDTH, 300, f"{title}, one line a run", parts)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -32,33 +31,6 @@ from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, 
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.table import ABSENT, Table
-
-_MOST_OUTLIERS = 4
-"""Outlying steps that are listed for a run."""
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One figure in the table of results."""
-
-    text: str
-    order: float | None
-    """The number that the column is sorted by; None for an n/a, which stays below."""
-    reason: str = ""
-    """Why it is n/a."""
-    place: int = 0
-    """Number of the reason in the list of all reasons, from 1."""
-
-
-@dataclass(frozen=True)
-class _Plots:
-    """A section of plots of the first MOST_RUNS of `runs`."""
-
-    figures: Sequence[Figure]
-    runs: Sequence[Run]
-
-    def __bool__(self) -> bool:
-        return bool(self.figures)
 
 
 def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
@@ -99,16 +71,15 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "legend": {run.record.variant: run for run in runs}.values(),
         "differing": differing(records),
         "cost": cost_figures(runs),
-        "metrics": _Plots(metric_figures(runs[:MOST_RUNS]), runs),
-        "steps": _Plots(step_time_figures(timed[:MOST_RUNS]), timed),
-        "outliers": _outliers(timed[:MOST_RUNS]),
-        "curves": _Plots(curve_figures(validated[:MOST_RUNS]), validated),
+        "metrics": _plots(metric_figures, runs),
+        "steps": _plots(step_time_figures, timed),
+        "curves": _plots(curve_figures, validated),
         "resumed": [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps],
         "cost_tables": cost_tables(records),
         "noise": noise_floors(records),
-        "time": _Plots(over_time(sampled[:MOST_RUNS]), sampled),
+        "time": _plots(over_time, sampled),
         "paper": paper_tables(records),
-        "experts": _Plots(expert_figures(mixtures[:MOST_RUNS]), mixtures),
+        "experts": _plots(expert_figures, mixtures),
         "settings": _settings(runs),
         "environments": environments(records),
         "absences": reasons,
@@ -118,6 +89,12 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
             (0, 1, 2),
         ),
     }
+
+
+def _plots(draw: Callable[[Sequence[Run]], list[Figure]], runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the figures of the first MOST_RUNS runs, and the number of all; empty where nothing is drawn."""
+    figures = draw(runs[:MOST_RUNS])
+    return {"figures": figures, "runs": len(runs)} if figures else {}
 
 
 def _summary(records: Sequence[RunRecord]) -> str:
@@ -136,25 +113,15 @@ def _meaning(metric: str) -> str:
     return f"{metric}: {column.meaning}" + (f" ({column.unit})" if column.unit else "")
 
 
-def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> _Cell:
+def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
+    """Return a figure's text and the number that its column is sorted by; for an n/a its reason and that one's place."""
     value = getattr(run.record, column.metric)
     if value is None:
         reason = run.record.unavailable[column.metric]
         places = [absence.reason for absence in reasons]
-        return _Cell(ABSENT, None, reason, places.index(reason) + 1)
-    return _Cell(cell(column, run.record), relative_interval(run.record) if column.metric == "al_s_ci_high" else value)
-
-
-def _outliers(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the slowest steps of each run that has some, with their cause where it is known."""
-    found = []
-    for run in runs:
-        slowest = sorted(run.record.outliers, key=lambda outlier: -outlier.times_median)[:_MOST_OUTLIERS]
-        steps = [f"step {each.step} × {each.times_median:.1f} ({each.cause or 'cause unknown'})" for each in slowest]
-        more = (run.record.outlier_steps or 0) - len(slowest)
-        if steps:
-            found.append((run.name, ", ".join(steps) + (f", and {more:,} more" if more > 0 else "")))
-    return found
+        return {"text": ABSENT, "reason": reason, "place": places.index(reason) + 1}
+    order = relative_interval(run.record) if column.metric == "al_s_ci_high" else value
+    return {"text": cell(column, run.record), "reason": "", "order": order}
 
 
 def _settings(runs: Sequence[Run]) -> Table:

@@ -77,8 +77,7 @@ def _over_time(run: Run) -> Figure | None:
     bottom = GAP + (PANEL + GAP) * (len(drawn) - 1) + PANEL
     parts = []
     for window in record.windows:
-        begin = x(window.begin_s)
-        parts.append(rect(begin, GAP, x(window.end_s) - begin, bottom - GAP, "window"))
+        parts.append(rect(x(window.begin_s), GAP, x(window.end_s) - x(window.begin_s), bottom - GAP, "window"))
     # A record of repeats draws the first of them, and does not say which of them a disturbance befell.
     for other in record.disturbances if record.repeats == 1 else ():
         begin = x(other.begin_s)
@@ -108,8 +107,6 @@ def _panel(run: Run, quantity: _Quantity, moments: Sequence[_Moment], x: Scale, 
 def _moments(record: RunRecord, quantity: _Quantity) -> list[_Moment]:
     """Return the devices' mean, smallest and largest value in at most MOST_BUCKETS buckets."""
     lines = [line for line in record.timelines if _serves(line, record, quantity)]
-    if not lines:
-        return []
     times = [time for line in lines for time in line.time_s]
     if not times:
         return []
@@ -131,9 +128,8 @@ def _moments(record: RunRecord, quantity: _Quantity) -> list[_Moment]:
 
 
 def _serves(line: Timeline, record: RunRecord, quantity: _Quantity) -> bool:
-    if not any(value is not None for value in getattr(line, quantity.mean)):
-        return False
-    return line.scope == record.device_scope or quantity.of_any_scope
+    is_read = any(value is not None for value in getattr(line, quantity.mean))
+    return is_read and (line.scope == record.device_scope or quantity.of_any_scope)
 
 
 def _without_gaps(moments: Sequence[_Moment]) -> list[list[_Moment]]:

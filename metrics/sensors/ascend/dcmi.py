@@ -45,34 +45,6 @@ _MAXIMUM_POWER_W = 5000.0
 """No Ascend card takes as much."""
 
 
-class PlausibilityCheck:
-    """Rejects impossible readings; a quantity is unavailable, with the value as the reason, until a possible one comes.
-
-    Args:
-        unavailable: the sensor's own reasons by quantity, which the check adds to and removes from.
-    """
-
-    def __init__(self, unavailable: dict[str, str]) -> None:
-        self._unavailable = unavailable
-        self._rejected: set[str] = set()
-
-    def accept(self, quantity: str, value: float | None, highest: float, device: str) -> float | None:
-        """Return `value` if it lies between 0 and `highest`, in the quantity's own unit, else None."""
-        if value is not None and 0 <= value <= highest:
-            if quantity in self._rejected:
-                self._rejected.remove(quantity)
-                del self._unavailable[quantity]
-            return value
-        if value is not None and quantity not in self._unavailable:
-            self._rejected.add(quantity)
-            self._unavailable[quantity] = f"the driver's answer for {device} cannot be: {value:g} (at most {highest:g})"
-        return None
-
-    def is_missing(self, quantity: str) -> bool:
-        """Return whether the sensor cannot read a quantity at all, so that it need not try."""
-        return quantity in self._unavailable and quantity not in self._rejected
-
-
 class DcmiSensor(Sensor):
     """Memory, AI core utilization and power of Ascend NPUs; energy is integrated power, for lack of a counter.
 
@@ -110,7 +82,7 @@ class DcmiSensor(Sensor):
         self._chips: dict[str, Chip] = {}
         self._names: dict[Chip, str] = {}
         self._devices: list[DeviceInfo] = []
-        self._plausibility = PlausibilityCheck(self.unavailable)
+        self._unreadable: frozenset[str] = frozenset()
 
     def open(self) -> None:
         """Load the library, find the chips and what each can report.
@@ -136,30 +108,43 @@ class DcmiSensor(Sensor):
                     read(chip)
                 except MetricsError as error:
                     self.unavailable[quantity] = f"none for {uuid}: {error}"
+        self._unreadable = frozenset(self.unavailable)
 
     def devices(self) -> list[DeviceInfo]:
         return list(self._devices)
 
     def sample(self, time_s: float) -> list[Sample]:
         samples = []
-        check = self._plausibility
         for uuid, chip in self._chips.items():
             used, capacity = self._memory_bytes(chip)
-            percent = None if check.is_missing("utilization") else self._percent(chip)
-            power_w = None if check.is_missing("power_w") else self._power_w(chip)
-            # Some drivers return success together with a value that is no percentage, or no power.
-            percent = check.accept("utilization", percent, 100, uuid)
-            power_w = check.accept("power_w", power_w, _MAXIMUM_POWER_W, uuid)
+            percent = None if "utilization" in self._unreadable else self._percent(chip)
+            power_w = None if "power_w" in self._unreadable else self._power_w(chip)
+            percent = self._possible("utilization", percent, 100, uuid)
+            power_w = self._possible("power_w", power_w, _MAXIMUM_POWER_W, uuid)
             samples.append(
                 Sample(
                     time_s,
                     uuid,
-                    check.accept("memory_used_bytes", used, capacity or math.inf, uuid),
+                    self._possible("memory_used_bytes", used, capacity or math.inf, uuid),
                     None if percent is None else percent / 100,
                     power_w or None,  # a power of 0 is a missing reading: an idle NPU takes tens of watts
                 )
             )
         return samples
+
+    def _possible(self, quantity: str, value: float | None, highest: float, device: str) -> float | None:
+        """Return `value` if it lies between 0 and `highest`, in the quantity's own unit, else None.
+
+        The quantity is unavailable, with an impossible value as the reason, until a possible one comes.
+        """
+        if value is None:
+            return None
+        # Some drivers return success together with a value that is no percentage, or no power.
+        if not 0 <= value <= highest:
+            self.unavailable[quantity] = f"the driver's answer for {device} cannot be: {value:g} (at most {highest:g})"
+            return None
+        self.unavailable.pop(quantity, None)
+        return value
 
     def other_use(self) -> dict[str, OtherUse]:
         """Return the processes on each device that do not belong to the run."""

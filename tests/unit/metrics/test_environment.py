@@ -19,18 +19,16 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_versions_and_absent_packages() -> None:
-    environment = collect_environment(["pydantic", "no-such-package"])
+def test_versions_and_absent_packages(tmp_path: Path) -> None:
+    environment = collect_environment(["pydantic", "no-such-package"], tmp_path)
     assert environment["packages"] == {"pydantic": version("pydantic"), "no-such-package": None}
     assert environment["python"] == ".".join(map(str, sys.version_info[:3]))
     assert environment["processor"]
-    assert environment["commit"] is None
-    assert environment["uncommitted_changes"] is None
+    assert (environment["commit"], environment["uncommitted_changes"]) == (None, None)  # no working tree
     assert json.loads(json.dumps(environment)) == environment
 
 
 def test_the_commit_and_whether_the_tree_differs_from_it(tmp_path: Path) -> None:
-    assert collect_environment([], tmp_path)["commit"] is None  # no working tree
     git(tmp_path, "init", "-q")
     (tmp_path / "file").write_text("one")
     git(tmp_path, "add", "file")
@@ -46,9 +44,8 @@ def test_equal_sensors_share_an_entry() -> None:
     fine = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.1)
     slow = SensorState("nvml", "gpu", None, ("power_w",), {"energy_j": "too old"}, 0.4)
     dead = SensorState("nvml", "gpu", "nvml: GPU is lost", ("power_w",), {"energy_j": "too old"})
-    entries = sensor_states([fine, slow, dead])
-    assert [entry["ranks"] for entry in entries] == [2, 1]
-    assert entries[0]["sample_interval_s"] == 0.4
-    assert entries[0]["unavailable"] == {"energy_j": "too old"}
-    assert (entries[1]["failure"], entries[1]["sample_interval_s"]) == ("nvml: GPU is lost", None)
-    assert json.loads(json.dumps(entries)) == entries
+    same = {"name": "nvml", "scope": "gpu", "measures": ["power_w"], "unavailable": {"energy_j": "too old"}}
+    assert sensor_states([fine, slow, dead]) == [
+        {**same, "failure": None, "ranks": 2, "sample_interval_s": 0.4},
+        {**same, "failure": "nvml: GPU is lost", "ranks": 1, "sample_interval_s": None},
+    ]

@@ -5,24 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_steps, monitor_of, run_steps
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
 from efficientbench.metrics.monitoring.sampler import SamplingThread
-from efficientbench.metrics.sensors.base import Counters, Sensor
-
-NEVER_S = 1e6
-"""An interval at which the sampling thread takes no sample during a test."""
-
-
-def monitor_of(clock: HandClock, *sensors: Sensor, warmup_steps: int = 0) -> EfficiencyMonitor:
-    return EfficiencyMonitor(sensors, warmup_steps=warmup_steps, sample_interval_s=NEVER_S, clock=clock)
-
-
-def run_steps(monitor: EfficiencyMonitor, clock: HandClock, *times_s: float, tokens: int = 100) -> None:
-    for time_s in times_s:
-        with monitor.step(tokens):
-            clock.pass_time(time_s)
+from efficientbench.metrics.sensors.base import Counters
 
 
 def test_warm_up_lies_outside_the_window() -> None:
@@ -30,10 +17,8 @@ def test_warm_up_lies_outside_the_window() -> None:
     with monitor_of(clock, warmup_steps=2) as monitor:
         run_steps(monitor, clock, 50, 40, 1, 2, 3)
     measured = monitor.finish()
-    assert [step.number for step in measured.steps] == [3, 4, 5]
-    assert [step.time_s for step in measured.steps] == [1, 2, 3]
-    assert measured.windows == ((190, 196),)
-    assert merge([measured]).tokens == 300
+    assert [(step.number, step.time_s) for step in measured.steps] == [(3, 1), (4, 2), (5, 3)]
+    assert (measured.windows, merge([measured]).tokens) == (((190, 196),), 300)
 
 
 def test_pauses_are_cut_out_and_the_window_waits_for_the_next_step() -> None:
@@ -72,19 +57,14 @@ def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
         power=lambda t: 400 if in_window(t) else 50,
     )
     with monitor_of(clock, sensor, warmup_steps=1) as monitor:
-        run_steps(monitor, clock, 10)
-        run_steps(monitor, clock, 10)
+        run_steps(monitor, clock, 10, 10)
         with monitor.paused():
             clock.pass_time(40)
         run_steps(monitor, clock, 10)
     run = merge([monitor.finish()])
-    assert run.window_s == 20
-    assert run.amu_gb == pytest.approx(30)
-    assert run.memory_idle_gb == pytest.approx(70)
-    assert run.pcu == pytest.approx(0.75)
-    assert run.aec_w == pytest.approx(400)
-    assert run.energy_j == pytest.approx(8000)
+    assert (run.window_s, run.aec_w, run.energy_j) == pytest.approx((20, 400, 8000))
     assert run.energy_source == "integrated power"
+    assert (run.memory_idle_gb, run.amu_gb, run.pcu) == pytest.approx((70, 30, 0.75))
     assert run.peak_used_bytes == 30 * GB
 
 
@@ -99,52 +79,32 @@ def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:
             clock.pass_time(30)
         run_steps(monitor, clock, 10)
     run = merge([monitor.finish()])
-    assert run.energy_j == pytest.approx(6000)
-    assert run.aec_w == pytest.approx(300)
-    assert run.energy_source == "counter"
+    assert (run.energy_j, run.aec_w, run.energy_source) == (pytest.approx(6000), pytest.approx(300), "counter")
 
 
 def test_a_counter_that_ran_backwards_gives_way_to_power() -> None:
     clock = HandClock(0)
-    sensor = TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t)
-    with monitor_of(clock, sensor) as monitor:
-        run_steps(monitor, clock, 10)
-    device = monitor.finish().devices[0]
-    assert (device.energy_j, device.energy_source) == (pytest.approx(200), "integrated power")
+    run = measure_steps(clock, TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t), times_s=[10])
+    assert (run.energy_j, run.energy_source) == (pytest.approx(200), "integrated power")
 
 
-def test_each_step_and_both_edges_wait_for_the_device_and_only_edges_for_the_ranks() -> None:
+def test_steps_wait_for_the_device_and_edges_for_the_ranks_too_before_counters_are_read() -> None:
     calls: list[str] = []
-    clock = HandClock()
-    monitor = EfficiencyMonitor(
-        synchronize=lambda: calls.append("device"), barrier=lambda: calls.append("ranks"), clock=clock
-    )
-    with monitor:
-        for _ in range(2):
-            with monitor.step(tokens=1):
-                calls.append("work")
-    edge = ["device", "ranks"]
-    step = ["device", "work", "device"]
-    assert calls == [*edge, *step, *step, *edge]
-
-
-def test_the_counters_are_read_after_the_device_has_settled() -> None:
-    order: list[str] = []
     clock = HandClock()
 
     class Counting(TraceSensor):
         def counters(self) -> dict[str, Counters]:
-            order.append("counters")
+            calls.append("counters")
             return super().counters()
 
-    sensor = Counting(clock, energy=lambda t: t)
-    monitor = EfficiencyMonitor(
-        [sensor], lambda: order.append("device"), lambda: order.append("ranks"), sample_interval_s=NEVER_S, clock=clock
-    )
-    with monitor:
-        run_steps(monitor, clock, 1)
-    assert order[:3] == ["device", "ranks", "counters"]
-    assert order[-3:] == ["device", "ranks", "counters"]
+    waits = {"synchronize": lambda: calls.append("device"), "barrier": lambda: calls.append("ranks")}
+    with monitor_of(clock, Counting(clock), **waits) as monitor:
+        for _ in range(2):
+            with monitor.step(tokens=1):
+                calls.append("work")
+    edge = ["device", "ranks", "counters"]
+    step = ["device", "work", "device"]
+    assert calls == [*edge, *step, *step, *edge]
 
 
 def test_a_sensor_that_dies_ends_its_own_series_and_training_goes_on() -> None:
@@ -159,11 +119,10 @@ def test_a_sensor_that_dies_ends_its_own_series_and_training_goes_on() -> None:
     measured = monitor.finish()
     assert len(measured.steps) == 3
     lost, kept = measured.devices
-    assert (lost.amu_gb, lost.energy_j) == (None, None)
+    assert (lost.amu_gb, lost.energy_j, kept.amu_gb) == (None, None, pytest.approx(2))
     assert lost.unavailable["amu_gb"] == lost.unavailable["energy_j"] == "trace: GPU is lost"
-    assert kept.amu_gb == pytest.approx(2)
-    assert dying.calls == ["open", "close"]
     assert [sensor.failure for sensor in measured.sensors] == ["trace: GPU is lost", None]
+    assert dying.calls == ["open", "close"]
 
 
 def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
@@ -172,9 +131,7 @@ def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
             raise MetricsError("no driver answers")
 
     clock = HandClock()
-    with monitor_of(clock, Missing(clock)) as monitor:
-        run_steps(monitor, clock, 1)
-    run = merge([monitor.finish()])
+    run = measure_steps(clock, Missing(clock))
     assert (run.amu_gb, run.pcu, run.energy_j) == (None, None, None)
     assert run.unavailable["pcu"] == run.unavailable["aec_w"] == "trace: no driver answers"
 
@@ -182,11 +139,8 @@ def test_a_sensor_that_cannot_open_says_why_in_every_figure() -> None:
 def test_a_run_without_a_measured_step_says_so() -> None:
     clock = HandClock()
     sensor = TraceSensor(clock, memory=lambda t: GB, power=lambda t: 5)
-    with monitor_of(clock, sensor, warmup_steps=5) as monitor:
-        run_steps(monitor, clock, 1, 1)
-    run = merge([monitor.finish()])
-    assert (run.window_s, run.step_times_s, run.tokens) == (0, (), 0)
-    assert (run.amu_gb, run.aec_w) == (None, None)
+    run = measure_steps(clock, sensor, times_s=[1, 1], warmup_steps=5)
+    assert (run.window_s, run.step_times_s, run.tokens, run.amu_gb, run.aec_w) == (0, (), 0, None, None)
     assert run.unavailable["amu_gb"] == "no step was measured"
 
 

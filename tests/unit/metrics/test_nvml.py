@@ -5,13 +5,14 @@ What only a GPU can prove (that the real driver answers so, and how fine its cou
 
 from __future__ import annotations
 
-import builtins
 import os
+import sys
 import time
 
+import psutil
 import pynvml
 import pytest
-from support.metrics_parts import measure_step
+from support.metrics_parts import measure_step, opened
 from support.nvml_replica import GB, Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
@@ -26,9 +27,8 @@ def found(driver: Driver, visible: str | None, **environment: str) -> str:
     """The first letters of the devices that the sensor watches under CUDA_VISIBLE_DEVICES."""
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    sensor = NvmlSensor(environment=environment, nvml=driver)
-    sensor.open()
-    return "".join(device.uuid.split("-")[-1 if device.uuid.startswith("MIG") else 1][0] for device in sensor.devices())
+    uuids = [device.uuid for device in opened(NvmlSensor(environment=environment, nvml=driver)).devices()]
+    return "".join(uuid.split("-")[-1 if uuid.startswith("MIG") else 1][0] for uuid in uuids)
 
 
 def test_every_function_that_we_call_exists_in_pynvml() -> None:
@@ -98,10 +98,8 @@ def test_mig_slices(visible: str | None, letters: str | None) -> None:
 
 
 def test_a_slice_has_memory_of_its_own_and_no_power() -> None:
-    sensor = NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced())
-    run = measure_step(sensor)
-    assert run.amu_gb == pytest.approx(10)
-    assert (run.pcu, run.energy_j) == (None, None)
+    run = measure_step(NvmlSensor(environment={"CUDA_VISIBLE_DEVICES": "0"}, nvml=sliced()))
+    assert (run.amu_gb, run.pcu, run.energy_j) == (pytest.approx(10), None, None)
     assert "MIG-00000001" in run.unavailable["energy_j"]
     assert "Not Supported" in run.unavailable["pcu"]
 
@@ -116,12 +114,10 @@ def test_indices_of_unlike_gpus_are_ambiguous_until_the_order_is_fixed() -> None
 
 def test_devices_by_torchs_uuid_and_index() -> None:
     # torch gives UUIDs without the prefix.
-    sensor = NvmlSensor(uuids=["cccccccc-0000-0000-0000-000000000000"], nvml=four())
-    sensor.open()
-    assert [device.uuid[4] for device in sensor.devices()] == ["c"]
-    sensor = NvmlSensor(indices=[1], environment={"CUDA_VISIBLE_DEVICES": "3,2"}, nvml=four())
-    sensor.open()
-    assert [device.uuid[4] for device in sensor.devices()] == ["c"]
+    by_uuid = NvmlSensor(uuids=["cccccccc-0000-0000-0000-000000000000"], nvml=four())
+    by_index = NvmlSensor(indices=[1], environment={"CUDA_VISIBLE_DEVICES": "3,2"}, nvml=four())
+    for sensor in (by_uuid, by_index):
+        assert [device.uuid[4] for device in opened(sensor).devices()] == ["c"]
     with pytest.raises(MetricsError, match="device 5 is not among the 4 visible"):
         NvmlSensor(indices=[5], environment={}, nvml=four()).open()
     with pytest.raises(MetricsError, match="no GPU has the UUID nope"):
@@ -129,9 +125,7 @@ def test_devices_by_torchs_uuid_and_index() -> None:
 
 
 def test_readings_come_in_our_units() -> None:
-    driver = Driver(Gpu("GPU-a"))
-    sensor = NvmlSensor(environment={}, nvml=driver)
-    sensor.open()
+    sensor = opened(NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"))))
     assert sensor.sample(5.0) == [Sample(5.0, "GPU-a", 10 * GB, 0.5, 250.0)]
     assert sensor.counters()["GPU-a"].energy_j == 7000
     assert sensor.devices()[0].memory_capacity_bytes == 80 * GB
@@ -155,9 +149,7 @@ def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str,
 
 @pytest.mark.parametrize("lacks", ["utilization", "power", "energy", "mig"])
 def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
-    driver = Driver(Gpu("GPU-a"), Gpu("GPU-b", lacks=(lacks,)))
-    sensor = NvmlSensor(environment={}, nvml=driver)
-    sensor.open()
+    sensor = opened(NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"), Gpu("GPU-b", lacks=(lacks,)))))
     quantity = {"utilization": "utilization", "power": "power_w", "energy": "energy_j"}.get(lacks)
     missing = set(sensor.unavailable) - {"allocated_bytes", "reserved_bytes", "busy_s", "used_bytes"}
     assert missing == ({quantity} if quantity else set())
@@ -172,8 +164,7 @@ def test_a_gpu_lost_in_the_run_ends_the_series_alone() -> None:
         with monitor.step(tokens=1):
             pass
     run = merge([monitor.finish()])
-    assert len(run.step_times_s) == 2
-    assert run.amu_gb is None
+    assert (len(run.step_times_s), run.amu_gb) == (2, None)
     assert "GPU is lost" in run.unavailable["amu_gb"]
     assert driver.initialized == 0
 
@@ -186,14 +177,7 @@ def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.
     with pytest.raises(MetricsError, match="no NVIDIA driver answers .Driver Not Loaded"):
         NvmlSensor(nvml=NoDriver()).open()
 
-    real_import = builtins.__import__
-
-    def without_pynvml(name: str, *rest: object, **named: object) -> object:
-        if name == "pynvml":
-            raise ImportError(name)
-        return real_import(name, *rest, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", without_pynvml)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # any import of it fails
     with pytest.raises(MetricsError, match="pip install nvidia-ml-py"):
         NvmlSensor().open()
 
@@ -201,23 +185,18 @@ def test_without_the_package_or_a_driver_the_reason_is_said(monkeypatch: pytest.
 def test_another_process_on_a_gpu_is_seen_and_the_runs_own_is_none() -> None:
     own = os.getpid()
     driver = Driver(Gpu("GPU-a", pids=(own,)), Gpu("GPU-b", pids=(own, os.getppid(), 2**22 + 1)))
-    sensor = NvmlSensor(environment={}, nvml=driver)
-    sensor.open()
-    assert set(sensor.other_use()) == {"GPU-b"}
-    description = sensor.other_use()["GPU-b"].description
-    assert f"process {os.getppid()} (" in description
-    assert f"process {2**22 + 1}" in description
-    assert f"process {own}" not in description
+    ((uuid, use),) = opened(NvmlSensor(environment={}, nvml=driver)).other_use().items()
+    parent = psutil.Process(os.getppid()).name()
+    named = [f"process {os.getppid()} ({parent})", f"process {2**22 + 1}"]
+    assert (uuid, use.description) == ("GPU-b", f"on the device too: {', '.join(named)}")
     both = NvmlSensor(environment={}, nvml=driver, pids=[own, os.getppid(), 2**22 + 1])
-    both.open()
-    assert both.other_use() == {}
+    assert opened(both).other_use() == {}
 
 
 @pytest.mark.parametrize("gpu", [Gpu("GPU-a", pids=(2**22 + 1,)), Gpu("GPU-a", lacks=("processes",))])
 def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> None:
     # The run's own process is not listed: its ids are of another namespace, or NVML lists none.
-    sensor = NvmlSensor(environment={}, nvml=Driver(gpu))
-    sensor.open()
+    sensor = opened(NvmlSensor(environment={}, nvml=Driver(gpu)))
     assert sensor.other_use() == {}
     assert len(sensor.sample(0.0)) == 1
 

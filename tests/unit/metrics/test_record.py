@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_stays_readable_json(tmp_path: Path) -> None:
-    with StepLog(tmp_path / "steps.jsonl") as log:
+    with closing(StepLog(tmp_path / "steps.jsonl")) as log:
         log.write("step", {"step": 3, "loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
     text = (tmp_path / "steps.jsonl").read_text()
     assert "NaN" not in text
@@ -135,12 +136,12 @@ def test_a_loss_that_is_no_number_stays_readable_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 30))
 def test_a_torn_last_line_is_left_out_and_cut_off_by_the_next_run(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    with StepLog(path) as log:
+    with closing(StepLog(path)) as log:
         log.write("step", {"step": 1})
         log.write("step", {"step": 2, "note": "x" * 20})
     path.write_bytes(path.read_bytes()[:-cut])
     assert [line["step"] for line in read_steps(path)] == [1]
-    with StepLog(path) as log:
+    with closing(StepLog(path)) as log:
         log.write("step", {"step": 2})
     assert [line["step"] for line in read_steps(path)] == [1, 2]
 

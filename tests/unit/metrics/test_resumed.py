@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scala
 
 def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    with StepLog(path) as log:
+    with closing(StepLog(path)) as log:
         for step in range(1, 8):
             log.write("step", {"step": step, "loss": 9.0 - step})
             if step % 2 == 0:
@@ -42,7 +43,7 @@ def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
 
 def test_costs_of_a_stopped_run_are_cut_even_where_no_step_follows(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    with StepLog(path) as log:
+    with closing(StepLog(path)) as log:
         log.write("step", {"step": 1})
         log.write("quality", {"step": 1, "train_s": 0.5})
     cut_steps(path, 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from unittest.mock import patch
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.metrics_parts import opened
 from support.nvml_replica import Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
@@ -26,12 +28,10 @@ def machine(sliced: frozenset[int] = frozenset()) -> Driver:
 
 def seen(driver: Driver, listed: str | None) -> list[str]:
     environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
-    sensor = NvmlSensor(environment=environment, nvml=driver)
     try:
-        sensor.open()
+        return [device.uuid for device in opened(NvmlSensor(environment=environment, nvml=driver)).devices()]
     except MetricsError:
         return []
-    return [device.uuid for device in sensor.devices()]
 
 
 def torchs_reading(listed: str) -> list[str]:
@@ -40,12 +40,7 @@ def torchs_reading(listed: str) -> list[str]:
         parsed = torch.cuda._parse_visible_devices()
     if parsed and isinstance(parsed[0], str):
         parsed = torch.cuda._transform_uuid_to_ordinals(parsed, list(WHOLE))
-    numbers: list[int] = []
-    for number in parsed:
-        if number >= len(WHOLE):
-            break
-        numbers.append(number)
-    return [WHOLE[number] for number in numbers]
+    return [WHOLE[number] for number in itertools.takewhile(lambda number: number < len(WHOLE), parsed)]
 
 
 texts = st.sampled_from(
