@@ -114,7 +114,7 @@ def _meaning(metric: str) -> str:
 
 
 def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
-    """Return a figure's text and the number that its column is sorted by; for an n/a its reason and that one's place."""
+    """Return a figure's text and the number that its column is sorted by; for an n/a the number of its reason, too."""
     value = getattr(run.record, column.metric)
     if value is None:
         reason = run.record.unavailable[column.metric]

@@ -10,9 +10,10 @@ import itertools
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor, make_record, read_csv
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps, read_csv
 from support.nvml_replica import Driver, Gpu
 
 from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
@@ -20,23 +21,15 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
-from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
 from efficientbench.metrics.report.columns import write_csv
 
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")
 
 
-def run_of(
-    steps: int, clock: HandClock, sensor: TraceSensor | None = None, first_s: float = 0.1, warmup_steps: int = 0
-) -> RunMeasurement:
-    sensors = [sensor] if sensor else []
-    monitor = EfficiencyMonitor(sensors, warmup_steps=warmup_steps, sample_interval_s=1e6, clock=clock)
-    with monitor:
-        for step in range(steps):
-            with monitor.step(tokens=64):
-                clock.pass_time(first_s if step == 0 else 0.1)
-    return merge([monitor.finish()])
+def figures(*times_s: float, warmup_steps: int = 0) -> dict[str, Any]:
+    """Return the figures of a run of such steps, without a sensor."""
+    return summarize(measure_steps(HandClock(), times_s=times_s, warmup_steps=warmup_steps), FACTS, Quality()).values
 
 
 def test_all_devices_are_measured_not_device_0_alone() -> None:
@@ -49,11 +42,9 @@ def test_all_devices_are_measured_not_device_0_alone() -> None:
                 for i, s in enumerate(super().sample(time_s))
             ]
 
-    run = run_of(5, clock, Uneven(clock, ("A", "B", "C", "D")))
-    assert run.amu_gb == pytest.approx(25)
-    assert run.amu_gb_max == pytest.approx(40)
-    assert run.pcu == pytest.approx(0.625)
-    assert (run.aec_w, run.power_w_sum) == (pytest.approx(250), pytest.approx(1000))
+    run = measure_steps(clock, Uneven(clock, ("A", "B", "C", "D")))
+    found = run.amu_gb, run.amu_gb_max, run.pcu, run.aec_w, run.power_w_sum
+    assert found == pytest.approx((25, 40, 0.625, 250, 1000))
 
 
 def test_no_process_is_started_for_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +68,7 @@ def test_a_step_is_timed_to_the_end_of_its_work() -> None:
         clock.pass_time(queue_s[0])
         queue_s[0] = 0.0
 
-    monitor = EfficiencyMonitor([], drain, clock=clock)
-    with monitor:
+    with EfficiencyMonitor([], drain, clock=clock) as monitor:
         for _ in range(3):
             with monitor.step(tokens=1):
                 queue_s[0] += 0.5
@@ -86,15 +76,13 @@ def test_a_step_is_timed_to_the_end_of_its_work() -> None:
 
 
 def test_warm_up_changes_no_figure() -> None:
-    slow = summarize(run_of(12, HandClock(), first_s=60, warmup_steps=2), FACTS, Quality()).values
-    even = summarize(run_of(12, HandClock(), first_s=0.1, warmup_steps=2), FACTS, Quality()).values
+    slow, even = (figures(first_s, *[0.1] * 11, warmup_steps=2) for first_s in (60, 0.1))
     for name in ("al_s", "al_s_p99", "tokens_per_s", "tt_tokens_per_param_s", "window_s", "tokens"):
         assert slow[name] == pytest.approx(even[name]), name
 
 
 def test_throughput_does_not_grow_with_the_length_of_a_run() -> None:
-    short = summarize(run_of(100, HandClock()), FACTS, Quality()).values
-    long = summarize(run_of(5000, HandClock()), FACTS, Quality()).values
+    short, long = figures(*[0.1] * 100), figures(*[0.1] * 5000)
     for name in ("tt_tokens_per_param_s", "tokens_per_s", "al_s"):
         assert long[name] == pytest.approx(short[name], rel=1e-6), name
 

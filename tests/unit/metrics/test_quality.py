@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.metrics_parts import HandClock, TraceSensor, make_record
+from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps, monitor_of
 
-from efficientbench.metrics import EfficiencyMonitor, MetricsError, merge
+from efficientbench.metrics import MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import QualityPoint
@@ -32,8 +32,7 @@ def run_of(*tokens: int, watts: float | None = 50.0, warmup: int = 1000, loss_se
         )
         for count in tokens
     ]
-    measured = tokens[-1] - warmup
-    figures = {"tokens": measured, "steps_measured": measured // 100, "al_s": 0.1}
+    figures = {"tokens": tokens[-1] - warmup, "steps_measured": (tokens[-1] - warmup) // 100, "al_s": 0.1}
     energy = {} if watts is None else {"energy_j_per_token": watts / 1000}
     return make_record({**figures, **energy, "quality_curve": points})
 
@@ -47,9 +46,8 @@ def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
         return sum(100 * max(min(t, end) - begin, 0) for begin, end in ((0, 9), (30, 32), (60, 65)))
 
     sensor = TraceSensor(clock, power=lambda t: 100.0, energy=joules if energy == "counter" else None)
-    monitor = EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6, clock=clock)
     closed = []
-    with monitor:
+    with monitor_of(clock, sensor, warmup_steps=1) as monitor:
         for duration_s, pause_s in ((5, 0), (2, 0), (2, 21), (2, 28), (5, 0)):
             with monitor.step(tokens=100):
                 clock.pass_time(duration_s)
@@ -68,21 +66,17 @@ def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
         for step, windows in ((3, 1), (4, 2), (5, 3))
     ]
     curve = quality_curve(run, validations)
-    assert [point.train_s for point in curve] == [4, 6, 11]
-    assert [point.energy_j for point in curve] == pytest.approx([400, 600, 1100])
-    assert [point.measured_tokens for point in curve] == [200, 300, 400]
+    found = [(point.train_s, point.energy_j, point.measured_tokens) for point in curve]
+    assert found == [(4, pytest.approx(400), 200), (6, pytest.approx(600), 300), (11, pytest.approx(1100), 400)]
     assert curve[-1].energy_j == pytest.approx(run.energy_j)
 
 
-def test_without_a_meter_the_curve_has_no_energy() -> None:
+def test_without_a_meter_the_curve_has_no_energy_and_without_a_number_no_loss() -> None:
     clock = HandClock(0)
-    monitor = EfficiencyMonitor([TraceSensor(clock)], sample_interval_s=1e6, clock=clock)
-    with monitor, monitor.step(tokens=100):
-        clock.pass_time(2)
-    run = merge([monitor.finish()])
-    validation = Validation(1, 100, 100, float("inf"), None, 0)
+    run = measure_steps(clock, TraceSensor(clock), times_s=[2])
+    validation = Validation(1, 100, 100, float("nan"), float("nan"), 0)  # a run that diverged
     (point,) = quality_curve(run, [validation])
-    assert (point.energy_j, point.loss, point.train_s) == (None, None, 2)
+    assert (point.energy_j, point.loss, point.loss_se, point.train_s) == (None, None, None, 2)
     (point,) = quality_curve(dataclasses.replace(run, energy_j=5.0), [dataclasses.replace(validation, windows=1)])
     assert point.energy_j is None
 
@@ -91,17 +85,14 @@ def test_the_cost_to_a_loss_is_a_power_laws() -> None:
     record = run_of(*range(2000, 40_001, 2000))
     target = power_law(13_000)
     cost = cost_to_loss(record, target)
-    assert cost.tokens == pytest.approx(13_000, rel=2e-3)
     # 1,000 tokens/s and 50 W, the 1,000 tokens of warm-up charged like the others.
-    assert cost.time_s == pytest.approx(13.0, rel=2e-3)
-    assert cost.energy_j == pytest.approx(650, rel=2e-3)
+    assert dataclasses.astuple(cost) == pytest.approx((13_000, 13.0, 650), rel=2e-3)
     assert cost_to_loss(run_of(2000, 40_000, watts=None), target).energy_j is None
 
 
 def test_a_loss_that_a_validation_hits_costs_what_it_says() -> None:
-    record = run_of(2000, 4000, 8000)
-    assert cost_to_loss(record, power_law(4000)).tokens == 4000
-    assert cost_to_loss(record, power_law(2000)).tokens == 2000
+    for tokens in (2000, 4000):
+        assert cost_to_loss(run_of(2000, 4000, 8000), power_law(tokens)).tokens == tokens
 
 
 def test_the_losss_own_error_moves_the_cost() -> None:
@@ -123,13 +114,3 @@ def test_a_loss_out_of_reach_is_refused() -> None:
 
 def test_the_lowest_loss_that_all_got_to() -> None:
     assert lowest_common_loss([run_of(2000, 4000), run_of(2000, 9000)]) == power_law(4000)
-
-
-def test_a_run_that_diverged_has_a_curve_without_a_loss() -> None:
-    clock = HandClock(0)
-    monitor = EfficiencyMonitor([TraceSensor(clock)], sample_interval_s=1e6, clock=clock)
-    with monitor, monitor.step(tokens=100):
-        clock.pass_time(1)
-    nan = float("nan")
-    [point] = quality_curve(merge([monitor.finish()]), [Validation(1, 100, 100, nan, nan, 1)])
-    assert (point.loss, point.loss_se) == (None, None)

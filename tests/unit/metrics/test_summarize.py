@@ -8,9 +8,8 @@ import re
 
 import numpy as np
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor, make_record
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps
 
-from efficientbench.metrics import EfficiencyMonitor, merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
@@ -32,19 +31,15 @@ FACTS = RunFacts(
 QUALITY = Quality(train_loss=2.5, validation_loss=math.log(16), validation_tokens=300, validation_bytes=1200)
 
 
-def measured(times_s: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0), tokens: int = 100) -> RunMeasurement:
+def measured(*times_s: float) -> RunMeasurement:
     """Two GPUs at 30 GB, 50 % and 200 W each, over one window."""
     clock = HandClock(0)
     sensor = TraceSensor(clock, ("A", "B"), lambda t: 30 * GB, lambda t: 0.5, lambda t: 200.0)
-    with EfficiencyMonitor([sensor], sample_interval_s=1e6, clock=clock) as monitor:
-        for time_s in times_s:
-            with monitor.step(tokens):
-                clock.pass_time(time_s)
-    return merge([monitor.finish()])
+    return measure_steps(clock, sensor, times_s=times_s)
 
 
 def test_every_figure_by_hand() -> None:
-    summary = summarize(measured(), FACTS, QUALITY)
+    summary = summarize(measured(1, 2, 3, 4), FACTS, QUALITY)
     assert set(summary.values) - {"tokens", "steps_measured"} == set(Metrics.model_fields)
     expected = {
         "tokens": 400,
@@ -80,12 +75,8 @@ def test_every_figure_by_hand() -> None:
         "train_loss": 2.5,
         "peak_memory_device_bytes": 30 * GB,
     }
-    for name, value in expected.items():
-        assert summary.values[name] == (value if isinstance(value, str) else pytest.approx(value)), name
+    assert {name: summary.values[name] for name in expected} == pytest.approx(expected)
 
-
-def test_the_summary_makes_a_record() -> None:
-    summary = summarize(measured(), FACTS, QUALITY)
     record = make_record({**summary.values, "unavailable": summary.unavailable})
     assert record.unavailable.keys() == {n for n in Metrics.model_fields if getattr(record, n) is None}
     assert record.unavailable["peak_memory_allocated_bytes"] == "no allocator sensor was in use"
@@ -93,34 +84,26 @@ def test_the_summary_makes_a_record() -> None:
 
 def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
     facts = dataclasses.replace(FACTS, peak_flops=None, peak_flops_source="a CPU has no row in the table")
-    summary = summarize(measured(), facts, QUALITY)
+    summary = summarize(measured(10), facts, QUALITY)
     for name in ("mfu", "mfu_full_square", "hfu", "peak_flops"):
         assert summary.values[name] is None
         assert summary.unavailable[name] == "a CPU has no row in the table"
-    assert summary.values["tokens_per_s"] == pytest.approx(40)
+    assert summary.values["tokens_per_s"] == pytest.approx(10)
 
 
 def test_one_step_has_a_time_and_no_spread() -> None:
-    summary = summarize(measured((2.0,)), FACTS, QUALITY)
-    assert summary.values["al_s"] == 2
-    assert summary.values["al_s_ci_low"] is None
-    assert summary.unavailable["al_s_std"] == "a spread needs two measured steps"
+    summary = summarize(measured(2), FACTS, QUALITY)
+    assert (summary.values["al_s"], summary.values["al_s_ci_low"]) == (2, None)
+    assert summary.unavailable["al_s_std"] == summary.unavailable["al_s_ci_low"] == "a spread needs two measured steps"
 
 
 def test_no_step_leaves_nothing_but_quality() -> None:
-    summary = summarize(measured(()), FACTS, QUALITY)
-    assert (summary.values["tokens"], summary.values["steps_measured"]) == (0, 0)
-    present = {name for name, value in summary.values.items() if value is not None} - {"tokens", "steps_measured"}
-    assert present == {
-        "train_loss",
-        "validation_loss",
-        "perplexity",
-        "bits_per_byte",
-        "device_scope",
-        "memory_kind",
-        "memory_idle_gb",
-        "peak_flops",
-        "peak_flops_source",
+    summary = summarize(measured(), FACTS, QUALITY)
+    present = {name: value for name, value in summary.values.items() if value is not None}
+    assert (present.pop("tokens"), present.pop("steps_measured")) == (0, 0)
+    assert set(present) == {
+        *("train_loss", "validation_loss", "perplexity", "bits_per_byte", "device_scope", "memory_kind"),
+        *("memory_idle_gb", "peak_flops", "peak_flops_source"),
     }
     assert summary.unavailable["mfu"] == summary.unavailable["al_s"] == "no step was measured"
 
@@ -145,9 +128,8 @@ def test_a_quality_that_is_no_number_has_a_reason(quality: Quality, reasons: dic
 
 
 def test_experts_differ_from_a_model_without() -> None:
-    given = summarize(
-        measured(), FACTS, Quality(auxiliary_loss=1.25, tokens_per_expert=((2, 2), (3, 1), (4, 0)))
-    ).values
+    experts = Quality(auxiliary_loss=1.25, tokens_per_expert=((2, 2), (3, 1), (4, 0)))
+    given = summarize(measured(), FACTS, experts).values
     assert (given["auxiliary_loss"], given["expert_load_imbalance"]) == (1.25, 1.5)
     absent = summarize(measured(), FACTS, Quality()).unavailable
     assert absent["auxiliary_loss"] == absent["expert_load_imbalance"] == "the model has no experts"
@@ -158,7 +140,6 @@ def test_experts_differ_from_a_model_without() -> None:
 def test_a_run_that_failed_early_has_a_record_all_the_same() -> None:
     summary = nothing_measured("rank 1 ended: out of memory")
     record = make_record({**summary.values, "unavailable": summary.unavailable, "status": "failed"})
-    assert record.al_s is None
     assert set(record.unavailable.values()) == {"rank 1 ended: out of memory"}
 
 
@@ -166,21 +147,16 @@ def test_slow_steps_are_named_with_what_is_known() -> None:
     times = list(np.random.default_rng(3).normal(0.2, 0.004, 200))
     times[10], times[150] = 0.5, 1.0
     found = find_outliers(range(6, 206), times, {16: "the first step after an evaluation", 17: "no matter"})
-    assert [(outlier.step, outlier.cause) for outlier in found] == [
-        (16, "the first step after an evaluation"),
-        (156, None),
+    assert [(outlier.step, outlier.step_time_s, outlier.times_median, outlier.cause) for outlier in found] == [
+        (16, 0.5, pytest.approx(2.5, rel=0.01), "the first step after an evaluation"),
+        (156, 1.0, pytest.approx(5, rel=0.01), None),
     ]
-    assert found[1].step_time_s == 1.0
-    assert found[1].times_median == pytest.approx(5, rel=0.01)
 
 
 def test_small_excesses_and_fast_steps_are_none() -> None:
     assert find_outliers(range(7), [1.0, 1.0, 1.0, 1.0, 1.09, 1.0, 0.2]) == []
     assert find_outliers(range(5), [1.0, 1.0, 1.0, 1.0, 1.2]) == [Outlier(4, 1.2, 1.2, None)]
     assert find_outliers([], []) == []
-
-
-def test_numbers_belong_to_steps() -> None:
     with pytest.raises(MetricsError, match="2 numbers for 1 steps"):
         find_outliers([1, 2], [1.0])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_steps, monitor_of, run_steps
 
-from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics import merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.timeline import MAXIMUM_POINTS, make_timeline
-from efficientbench.metrics.sensors.base import OtherUse
+from efficientbench.metrics.sensors.base import QUANTITIES, OtherUse
 
 NOTHING: tuple[list[float], list[float]] = ([], [])
 
@@ -53,32 +53,26 @@ class Visited(TraceSensor):
 def test_course_windows_and_disturbances_count_from_the_opening_of_the_window() -> None:
     clock = HandClock(0)
     sensor = Visited(clock, memory=lambda t: GB * (1 + t), power=lambda t: t)
-    with EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6, clock=clock) as monitor:
+    with monitor_of(clock, sensor, warmup_steps=1) as monitor:
         for time_s in (10.0, 5.0, 15.0):
-            with monitor.step(tokens=1):
-                clock.pass_time(time_s)
+            run_steps(monitor, clock, time_s)
             with monitor.paused():
                 clock.pass_time(1)
     run = merge([monitor.finish()])
     # Samples fall at 0 (start), 11 and 16, 17 and 32 (the edges of both windows).
-    assert run.windows == ((0, 5), (6, 21))
-    assert run.step_begins_s == (0, 6)
+    assert (run.windows, run.step_begins_s) == (((0, 5), (6, 21)), (0, 6))
     (line,) = run.timelines
     assert line.time_s == pytest.approx([-11, 0, 5, 6, 21], abs=0.04)
-    assert line.memory_used_gb_mean == [1, 12, 17, 18, 33]
-    assert line.power_w_max == [0, 11, 16, 17, 32]
-    (disturbance,) = run.disturbances
+    assert (line.memory_used_gb_mean, line.power_w_max) == ([1, 12, 17, 18, 33], [0, 11, 16, 17, 32])
     # The looks at 11 and 16 saw nobody, that at 17 comes too soon after.
-    assert (disturbance.begin_s, disturbance.end_s, disturbance.share) == (5, 21, 0.32)
-    assert disturbance.description == "process 7 (other)"
+    assert run.disturbances == (Disturbance("GPU-0", 5, 21, "process 7 (other)", 0.32),)
 
 
 def test_a_sensor_says_what_it_measures_and_at_which_interval() -> None:
     clock = HandClock(0)
     sensor = TraceSensor(clock, power=lambda t: 5, unavailable={"utilization": "it has no meter"})
-    (state,) = measure_step(sensor, work=lambda: clock.pass_time(4), sample_interval_s=1e6, clock=clock).sensors
-    assert "power_w" in state.measures
-    assert "utilization" not in state.measures
+    (state,) = measure_steps(clock, sensor, times_s=[4]).sensors
+    assert set(QUANTITIES) - set(state.measures) == {"utilization"}
     assert state.unavailable == {"utilization": "it has no meter"}
     assert state.sample_interval_s == 2  # at the start, at 0 and at 4: two intervals
 
@@ -87,6 +81,5 @@ def test_of_many_disturbances_the_longest_are_kept_in_order() -> None:
     many = [Disturbance("A", 10.0 * i, 10.0 * i + 1 + i % 4, "others") for i in range(1000)]
     kept = longest(many, 500)
     assert [each.begin_s for each in kept] == sorted(each.begin_s for each in kept)
-    assert len(kept) == 500
-    assert {each.end_s - each.begin_s for each in kept} == {3, 4}
+    assert (len(kept), {each.end_s - each.begin_s for each in kept}) == (500, {3, 4})
     assert longest(many[:3], 500) == many[:3]
