@@ -13,12 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metrics_parts import GB, HandClock, TraceSensor, measure_step
-from support.traces import measure_trace
+from support.metrics_parts import GB, HandClock, TraceSensor, measure_steps, monitor_of, run_steps
 
-from efficientbench.metrics import EfficiencyMonitor, MetricsError, RecordingSensor, ReplaySensor, merge
-from efficientbench.metrics.monitoring.measurement import RankMeasurement, SensorState, StepTime
+from efficientbench.metrics import MetricsError, RecordingSensor, ReplaySensor, merge
+from efficientbench.metrics.definitions import Windows
+from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
+from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.records.summarize import Quality, RunFacts, Summary, summarize
+from efficientbench.metrics.sensors.base import Counters, Peaks, Sample
+from efficientbench.metrics.sensors.replay import read_trace
 
 FACTS = RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, None, "not part of this test")
 WINDOWS = ((20.0, 50.0), (70.0, 110.0))
@@ -98,6 +101,21 @@ def stamps(seed: int) -> list[float]:
     return sorted({*times_s, *edges})
 
 
+def measure_trace(path: Path, windows: Windows) -> list[DeviceMeasurement]:
+    """Return what the devices of a trace did over windows on its own clock, without a monitor's clock or thread."""
+    measured = []
+    for recorded in read_trace(path):
+        series = DeviceSeries(recorded.info, recorded.scope)
+        for time_s in recorded.times_s["power_w"]:
+            values = [recorded.at(name, time_s) for name in ("memory_used_bytes", "utilization", "power_w")]
+            series.add(Sample(time_s, recorded.info.uuid, *values))
+        for begin_s, end_s in windows:
+            begin, end = (Counters(energy_j=recorded.at("energy_j", at_s)) for at_s in (begin_s, end_s))
+            series.add_interval(Interval(begin, end, end_s - begin_s, Peaks()))
+        measured.append(series.measure(windows, {}, None))
+    return measured
+
+
 def figures(path: Path) -> Summary:
     steps = tuple(StepTime(i + 1, LENGTH_S / STEPS, TOKENS) for i in range(STEPS))
     devices = tuple(measure_trace(path, WINDOWS))
@@ -112,11 +130,14 @@ def test_every_figure_is_right_to_a_thousandth(
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     values = figures(write(path, ("A", "B"), stamps(seed), counter)).values
-    assert values["amu_gb"] == pytest.approx(MEMORY.integral() / LENGTH_S / GB, rel=1e-3)
-    assert values["pcu"] == pytest.approx(BUSY.integral() / LENGTH_S, rel=1e-3)
-    assert values["aec_w"] == pytest.approx(POWER.integral() / LENGTH_S, rel=1e-3)
-    assert values["energy_j"] == pytest.approx(2 * POWER.integral(), rel=1e-3)
-    assert values["energy_j_per_token"] == pytest.approx(2 * POWER.integral() / (STEPS * TOKENS), rel=1e-3)
+    expected = {
+        "amu_gb": MEMORY.integral() / LENGTH_S / GB,
+        "pcu": BUSY.integral() / LENGTH_S,
+        "aec_w": POWER.integral() / LENGTH_S,
+        "energy_j": 2 * POWER.integral(),
+        "energy_j_per_token": 2 * POWER.integral() / (STEPS * TOKENS),
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert values["energy_source"] == ("counter" if counter else "integrated power")
 
 
@@ -140,11 +161,8 @@ def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
     )
 
     def measured(sensor: TraceSensor | RecordingSensor | ReplaySensor) -> RankMeasurement:
-        monitor = EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6, clock=clock)
-        with monitor:
-            for _ in range(4):
-                with monitor.step(tokens=5):
-                    clock.pass_time(2.5)
+        with monitor_of(clock, sensor, warmup_steps=1) as monitor:
+            run_steps(monitor, clock, *[2.5] * 4)
         return monitor.finish()
 
     path = tmp_path / "trace.jsonl"
@@ -161,7 +179,7 @@ def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
 def test_a_trace_that_ends_ends_the_series_with_a_reason(tmp_path: Path) -> None:
     clock = HandClock(0)
     path = write(tmp_path / "trace.jsonl", ("A",), [0.0, 1.0, 2.0], counter=False)
-    run = measure_step(ReplaySensor(path, clock), work=lambda: clock.pass_time(10), sample_interval_s=1e6, clock=clock)
+    run = measure_steps(clock, ReplaySensor(path, clock), times_s=[10])
     assert run.unavailable["amu_gb"] == "replay: the trace trace.jsonl has ended"
 
 

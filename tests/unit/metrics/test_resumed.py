@@ -7,12 +7,13 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.metrics_parts import HandClock, measure_steps
 
-from efficientbench.metrics import EfficiencyMonitor
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
 from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
 
@@ -28,14 +29,12 @@ def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
         log.write("quality", {"step": 2, "train_s": 0.5})
     with path.open("ab") as file:
         file.write(b'{"kind": "step", "st')
-    cut_steps(path, 4)
-    assert [(line["kind"], line["step"]) for line in read_steps(path)] == [
-        *(("step", 1), ("step", 2), ("evaluation", 2), ("step", 3), ("step", 4), ("evaluation", 4)),
-    ]
+    for _ in range(2):
+        cut_steps(path, 4)
+        assert [(line["kind"], line["step"]) for line in read_steps(path)] == [
+            *(("step", 1), ("step", 2), ("evaluation", 2), ("step", 3), ("step", 4), ("evaluation", 4)),
+        ]
     assert path.read_bytes().endswith(b"\n")
-    content = path.read_bytes()
-    cut_steps(path, 4)
-    assert path.read_bytes() == content
     cut_steps(tmp_path / "none.jsonl", 4)
     cut_steps(path, 0)
     assert read_steps(path) == []
@@ -61,21 +60,23 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
+def log_scalars(folder: Path, steps: Iterable[int]) -> None:
+    """Log a run's attempt of these steps, which has a file of its own."""
+    with closing(TensorBoardLog(folder)) as log:
+        for step in steps:
+            log.scalars(step, {"train/loss": step / 2})
+            log.scalars(step * 100, {"by_tokens/train_loss": step / 2})
+
+
 def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:
-    log = TensorBoardLog(tmp_path)
-    for step in range(1, 8):
-        log.scalars(step, {"train/loss": step / 2})
-        log.scalars(step * 100, {"by_tokens/train_loss": step / 2})
-    log.close()
+    log_scalars(tmp_path, range(1, 8))
     before = scalars(tmp_path)
     (path,) = tmp_path.iterdir()
     # As a killed process leaves it.
     path.write_bytes(path.read_bytes()[:-7])
     cut_scalars(tmp_path, 3, 300)
     assert scalars(tmp_path) == {tag: values[:3] for tag, values in before.items()}
-    log = TensorBoardLog(tmp_path)
-    log.scalars(4, {"train/loss": 2.0})
-    log.close()
+    log_scalars(tmp_path, [4])
     assert [event[:2] for event in scalars(tmp_path)["train/loss"]] == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
     cut_scalars(tmp_path / "none", 3, 300)
 
@@ -102,12 +103,7 @@ def killed_at(change: int, folder: Path) -> bool:
 def test_a_cut_that_is_killed_doubles_nothing(tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     for steps in (range(1, 3), range(3, 8)):
-        # Two attempts, each with its file.
-        log = TensorBoardLog(earlier)
-        for step in steps:
-            log.scalars(step, {"train/loss": step / 2})
-            log.scalars(step * 100, {"by_tokens/train_loss": step / 2})
-        log.close()
+        log_scalars(earlier, steps)
     last = {"train/loss": 3, "by_tokens/train_loss": 300}
     expected = {tag: [each for each in values if each[0] <= last[tag]] for tag, values in scalars(earlier).items()}
     for change in itertools.count(1):
@@ -123,10 +119,6 @@ def test_a_cut_that_is_killed_doubles_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [0, 100])
 def test_measured_steps_are_numbered_after_those_of_earlier_attempts(before: int) -> None:
-    monitor = EfficiencyMonitor([], warmup_steps=2, steps_before=before)
-    with monitor:
-        for _ in range(4):
-            with monitor.step(tokens=1):
-                pass
+    run = measure_steps(HandClock(), times_s=[1, 1, 1, 1], warmup_steps=2, steps_before=before)
     # Each attempt has its warm-up: caches are cold again.
-    assert [step.number for step in monitor.finish().steps] == [before + 3, before + 4]
+    assert run.step_numbers == (before + 3, before + 4)
