@@ -24,8 +24,7 @@ def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[st
     assert marked == ["1", "2", "3", "4", "5"]  # all that the measurement adds
     monitor = runpy.run_path(str(example))["monitor"]
     run = merge([monitor.finish()])
-    assert len(run.step_times_s) == 10
-    assert run.tokens == 10 * 8 * 64
+    assert (len(run.step_times_s), run.tokens) == (10, 10 * 8 * 64)
     assert math.fsum(run.step_times_s) <= run.window_s
     assert run.amu_gb > 0.05  # torch alone is larger
     shown = capsys.readouterr().out
@@ -36,48 +35,43 @@ def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[st
 
 def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
-    measured = runpy.run_path(str(EXAMPLES / "transformers_trainer.py"))["measured"]
-    assert measured.run.tokens == 10 * 4 * 32
-    assert len(measured.run.step_times_s) == 10
+    run = runpy.run_path(str(EXAMPLES / "transformers_trainer.py"))["measured"].run
+    assert (len(run.step_times_s), run.tokens) == (10, 10 * 4 * 32)
     shown = capsys.readouterr().out
     assert "10 measured" in shown
     # The evaluation after step 6 lies between two windows, and the checkpoint's writing after them.
-    (_, end_s), (begin_s, _) = measured.run.windows
+    (_, end_s), (begin_s, _) = run.windows
     evaluation_s = re.search(r"'eval_runtime': '?([0-9.e-]+)", shown)
     assert begin_s - end_s >= float(evaluation_s[1]) > 0
 
 
+TRAINER = (
+    SimpleNamespace(include_num_input_tokens_seen="no", process_index=0),
+    SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True),
+    SimpleNamespace(should_evaluate=False, should_save=False),
+)
+"""What a Trainer passes to its callbacks."""
+
+
 def test_a_trainer_that_counts_no_tokens_is_refused() -> None:
     callback = EfficiencyCallback(sensors=[])
-    arguments = SimpleNamespace(include_num_input_tokens_seen="no", process_index=0)
-    state = SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True)
-    control = SimpleNamespace(should_evaluate=False, should_save=False)
     with pytest.raises(MetricsError, match="include_num_input_tokens_seen='all'"):
-        callback.on_train_begin(arguments, state, control)
+        callback.on_train_begin(*TRAINER)
     with pytest.raises(MetricsError, match="before training has ended"):
         callback.summary()
-    counted = EfficiencyCallback(tokens_per_step=7, warmup_steps=0, sensors=[])
-    counted.on_train_begin(arguments, state, control)
-    for _ in range(3):
-        counted.on_step_begin(arguments, state, control)
-        counted.on_step_end(arguments, state, control)
-    counted.on_train_end(arguments, state, control)
-    assert counted.run.tokens == 21
 
 
 def test_a_trainer_that_begins_anew_samples_once() -> None:
     """As with `auto_find_batch_size`, which breaks a training off and begins another."""
-    arguments = SimpleNamespace(process_index=0)
-    state = SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True)
-    control = SimpleNamespace(should_evaluate=False, should_save=False)
     callback = EfficiencyCallback(tokens_per_step=7, warmup_steps=0, sensors=[HostSensor()])
-    for _ in range(2):
-        callback.on_train_begin(arguments, state, control)
-        callback.on_step_begin(arguments, state, control)
-        callback.on_step_end(arguments, state, control)
+    for steps in (1, 3):
+        callback.on_train_begin(*TRAINER)
+        for _ in range(steps):
+            callback.on_step_begin(*TRAINER)
+            callback.on_step_end(*TRAINER)
     begun = [thread for thread in threading.enumerate() if thread.name == "metrics-host"]
-    callback.on_train_end(arguments, state, control)
-    assert len(begun) == 1
+    callback.on_train_end(*TRAINER)
+    assert (len(begun), callback.run.tokens) == (1, 21)
     assert callback.run.amu_gb > 0.01
 
 

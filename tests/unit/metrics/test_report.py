@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from efficientbench.metrics.records.record import RECORD_NAME, load_records, wri
 from efficientbench.metrics.records.tensorboard import TensorBoardLog
 from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import DESCRIPTIONS, names, write_csv
-from efficientbench.metrics.report.headline import print_results
+from efficientbench.metrics.report.headline import HEADLINE, print_results
 
 SETTLED_COLUMNS = """
 run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
@@ -39,13 +41,10 @@ def test_one_row_a_run_with_full_precision_and_reasons(tmp_path: Path) -> None:
     first = make_record({"energy_j": energy, "smoke": True}, reason="no sensor, it says, was there")
     second = make_record({"run": "mqa_1.5B", "al_s": 0.5})
     write_csv([first, second], tmp_path / "out" / "report.csv")
-    rows = read_csv(tmp_path / "out" / "report.csv")
-    assert [row["run"] for row in rows] == ["gqa_1.5B", "mqa_1.5B"]
-    assert float(rows[0]["energy_j"]) == energy
-    assert rows[0]["smoke"] == "true"
-    assert rows[0]["pcu"] == "n/a"
-    assert "pcu: no sensor, it says, was there" in rows[0]["unavailable"].split(" | ")
-    assert rows[1]["al_s"] == "0.5"
+    one, other = read_csv(tmp_path / "out" / "report.csv")
+    assert (one["run"], one["smoke"], one["pcu"], float(one["energy_j"])) == ("gqa_1.5B", "true", "n/a", energy)
+    assert "pcu: no sensor, it says, was there" in one["unavailable"].split(" | ")
+    assert (other["run"], other["al_s"]) == ("mqa_1.5B", "0.5")
 
 
 def test_the_table_has_na_and_each_reason_once() -> None:
@@ -55,20 +54,12 @@ def test_the_table_has_na_and_each_reason_once() -> None:
         make_record({**measured, "run": "mqa_1.5B", "mfu": 0.413}, reason="no power sensor"),
     ]
     text = printed(print_results, records, width=100)
-    assert "250.0" in text
-    assert "±2.0%" in text
-    assert "41.3%" in text
-    assert text.count("no power sensor") == 1
-    reason = next(line for line in text.splitlines() if "no power sensor" in line)
-    assert reason.startswith("n/a ")
-    assert "AEC W" in reason
-
-
-def test_a_reason_that_holds_for_some_runs_names_them() -> None:
-    text = printed(
-        print_results, [make_record({"mfu": 0.5}, "nothing"), make_record({"run": "mqa_1.5B"}, "other")], width=200
-    )
-    assert "(mqa_1.5B): other" in text
+    for figure in ("250.0", "±2.0%", "41.3%"):
+        assert figure in text
+    [reason] = [line for line in text.splitlines() if "no power sensor" in line]
+    assert re.match("n/a .*AEC W", reason)
+    some = printed(print_results, [make_record({}, "nothing"), make_record({"run": "mqa_1.5B"}, "other")], width=200)
+    assert "(mqa_1.5B): other" in some
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -76,45 +67,35 @@ def test_every_column_is_there_whole_at_any_width(width: int) -> None:
     record = make_record({"al_s": 12.5, "validation_loss": 3.25, "perplexity": 25.8, "smoke": True})
     text = printed(print_results, [record], width=width)
     assert max(map(len, text.splitlines())) <= width
-    for title in ("tokens/s", "AL ms", "TT tok/param/s", "AMU GB", "PCU", "AEC W", "J/token", "MFU", "val loss", "ppl"):
-        assert title in text
-    for value in ("12,500.0", "3.250", "25.8", "1.54B"):
-        assert value in text
+    for shown in (*(column.title for column in HEADLINE), "12,500.0", "3.250", "25.8", "1.54B"):
+        assert shown in text
     assert "…" not in text
 
 
 def test_smoke_and_unfinished_runs_are_named_as_such() -> None:
-    text = printed(
-        print_results, [make_record({"smoke": True}), make_record({"run": "mqa", "status": "stopped"})], width=120
-    )
-    assert "gqa_1.5B (smoke)" in text
-    assert "mqa (stopped)" in text
-    assert "do not stand for the named one's" in text
+    records = [make_record({"smoke": True}), make_record({"run": "[red]mqa[/red]", "status": "stopped"})]
+    text = printed(print_results, records, width=120)
+    for shown in ("gqa_1.5B (smoke)", "[red]mqa[/red] (stopped)", "do not stand for the named one's"):
+        assert shown in text
     assert "do not stand" not in printed(print_results, [make_record()], width=120)
-
-
-def test_markup_in_a_name_is_printed_as_it_is() -> None:
-    assert "[red]gqa[/red]" in printed(print_results, [make_record({"run": "[red]gqa[/red]"})], width=120)
-
-
-def test_without_a_record_the_table_is_one_sentence() -> None:
-    assert "No run has a record yet" in printed(print_results, [], width=80)
 
 
 def test_records_are_found_below_and_damaged_ones_named(tmp_path: Path) -> None:
     write_record(make_record({"run": "b"}), tmp_path / "suite" / "b" / "record.json")
     write_record(make_record({"run": "a"}), tmp_path / "suite" / "deep" / "er" / "a" / "record.json")
-    (tmp_path / "suite" / "c").mkdir()
-    (tmp_path / "suite" / "c" / "record.json").write_text("{")
-    records, damaged = load_records(tmp_path)
+    broken = tmp_path / "suite" / "c" / "record.json"
+    broken.parent.mkdir()
+    broken.write_text("{")
+    records, [damaged] = load_records(tmp_path)
     assert [record.run for record in records] == ["a", "b"]
-    assert len(damaged) == 1
-    assert str(tmp_path / "suite" / "c" / "record.json") in damaged[0]
-    with pytest.raises(MetricsError, match="no such folder"):
-        load_records(tmp_path / "nowhere")
-    # As for a folder that others may not enter.
-    with pytest.raises(MetricsError, match="cannot be read .File name too long"):
-        load_records(tmp_path / ("x" * 300))
+    assert damaged.startswith(f"{broken}: ")
+    for place, message in (
+        (tmp_path / "nowhere", "no such folder"),
+        (broken, "is a file; give the folder"),
+        (tmp_path / ("x" * 300), "cannot be read .File name too long"),  # as for a folder that others may not enter
+    ):
+        with pytest.raises(MetricsError, match=message):
+            load_records(place)
 
 
 def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_when_asked_for(tmp_path: Path) -> None:
@@ -130,10 +111,9 @@ def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_
 def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = TensorBoardLog(tmp_path)
-    log.scalars(1, {"train/loss": 2.5, "efficiency/mfu": None})
-    log.scalars(2, {"train/loss": 2.25})
-    log.close()
+    with closing(TensorBoardLog(tmp_path)) as log:
+        log.scalars(1, {"train/loss": 2.5, "efficiency/mfu": None})
+        log.scalars(2, {"train/loss": 2.25})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert events.Tags()["scalars"] == ["train/loss"]
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 2.5), (2, 2.25)]
@@ -179,15 +159,16 @@ def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) 
     }
     write_csv([make_record(measured), make_record(reason="no step was measured")], tmp_path / "report.csv")
     full, bare = read_csv(tmp_path / "report.csv")
-    assert full["model"] == "gqa_1.5B"
-    assert full["gradient_accumulation_steps"] == "2"
-    assert full["global_batch_size_tokens"] == "16384"
-    assert full["recompute"] == "full"
-    assert float(full["elapsed_time_per_iteration_ms"]) == 250.0
-    assert float(full["samples_per_s"]) == 16.0
-    assert float(full["model_tflops_per_device"]) == pytest.approx(9.0e9 * 4096 / 1e12)
-    assert float(full["hardware_tflops_per_device"]) == pytest.approx(150.0)
-    assert full["formula_id"] == bare["formula_id"] == "efficientllm-2505.13840/1"
+    texts = {"model": "gqa_1.5B", "recompute": "full", "formula_id": "efficientllm-2505.13840/1"}
+    counts = {"gradient_accumulation_steps": "2", "global_batch_size_tokens": "16384"}
+    assert full.items() >= (texts | counts).items()
+    expected = {
+        "elapsed_time_per_iteration_ms": 250.0,
+        "samples_per_s": 16.0,
+        "model_tflops_per_device": 9.0e9 * 4096 / 1e12,
+        "hardware_tflops_per_device": 150.0,
+    }
+    assert {name: float(full[name]) for name in expected} == pytest.approx(expected)
     reasons = bare["unavailable"].split(" | ")
     absent = [name for name, value in bare.items() if value == "n/a"]
     assert len(absent) > 40
@@ -201,8 +182,7 @@ def test_a_sparse_attention_that_reads_more_than_dense_is_flagged() -> None:
     dense = make_record({"run": "gqa_3B", "keys_read_per_query": 1024.5, "dense_keys_per_query": 1024.5})
     text = printed(print_results, [more, fewer, dense], width=200)
     assert "nsa_1.5B: sparse in name alone at sequence 2,048, where a query reads 1,295 keys" in text
-    assert "nsa_3B:" not in text
-    assert "gqa_3B:" not in text
+    assert text.count("sparse in name") == 1
 
 
 def test_all_reports_are_written_and_made_again(tmp_path: Path) -> None:
@@ -229,19 +209,13 @@ def test_a_folder_without_a_readable_record_is_refused(content: str | None, mess
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    write_record(make_record(), tmp_path / "record.json")
-    with pytest.raises(MetricsError, match="is a file; give the folder"):
-        build_report(tmp_path / "record.json")
-
-
 def test_markdown_keeps_a_records_text_in_its_cell() -> None:
     text = markdown([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")], ["c`d"])
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.replace(r"\|", "").count("|") == table[0].count("|") for line in table)
     assert "<script>" not in text
-    assert r"it \| broke # off" in text
-    assert r"c\`d" in text
+    for escaped in (r"it \| broke # off", r"c\`d"):
+        assert escaped in text
 
 
 def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
@@ -257,8 +231,7 @@ def test_hparams_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("al_s")] == [0.5]
     tags = events.PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(tags[metadata.SESSION_START_INFO_TAG])
-    assert start.hparams["variant"].string_value == "gqa"
-    assert start.hparams["seq_len"].number_value == 2048
+    assert (start.hparams["variant"].string_value, start.hparams["seq_len"].number_value) == ("gqa", 2048)
     end = metadata.parse_session_end_info_plugin_data(tags[metadata.SESSION_END_INFO_TAG])
     assert end.end_time_secs - start.start_time_secs == pytest.approx(12.5)
     assert "al_s" not in EventAccumulator(str(tmp_path / "hparams" / "a_b_2")).Reload().Tags()["scalars"]

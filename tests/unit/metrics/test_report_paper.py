@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,7 @@ def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
 def test_differences_within_the_noise_of_the_steps_are_no_disagreement_and_share_a_place() -> None:
     runs = [cell("gqa", 600.0, 0.100, interval=0.02), cell("mqa", 598.0, 0.101, interval=0.02)]
     assert disagreements(runs) == []
-    first, second = rank(runs)
-    assert not first.tied_by_token
-    assert second.tied_by_token
+    assert [run.tied_by_token for run in rank(runs)] == [False, True]
     [table] = paper_tables(runs)
     assert table.notes[0] == AGREE
     assert [row[-2:] for row in table.rows] == [("≈ 2", "1"), ("1", "≈ 2")]
@@ -70,7 +69,6 @@ def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
     assert [row[0].partition(" (")[0] for row in attention.rows] == ["MQA", "GQA", "MLA", "NSA"] * 3
     assert [row[1] for row in attention.rows[::4]] == ["0.5B", "1.5B", "3B"]
     positions = tables["Positional encodings"]
-    assert positions.header[2] == "Context Length"
     assert [row[0] for row in positions.rows] == ["RoPE", "Absolute", "Learnable Absolute", "Relate", "None"]
     moe = tables["Mixture of experts"]
     assert {(row[0], row[1], row[2]) for row in moe.rows} >= {("MoE Model", "0.5B×8", "2"), ("Dense Model", "3B", "–")}
@@ -79,17 +77,14 @@ def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
 @pytest.mark.parametrize("variant", ["gqa", "my_own"])
 def test_runs_without_energy_are_laid_out_and_not_ranked(variant: str) -> None:
     [table] = paper_tables([make_record({"variant": variant, "perplexity": 8.09})])
-    assert table.rows[0][3] == "8.09"
-    assert set(table.rows[0][-3:]) == {"n/a"}
-    assert table.notes == (NO_ENERGY,)
+    assert (table.rows[0][3], table.rows[0][-3:], table.notes) == ("8.09", ("n/a",) * 3, (NO_ENERGY,))
 
 
 def test_it_is_printed_whole_and_written_as_markdown() -> None:
     text = printed(print_paper, matrix_runs(), width=90)
     assert "AEC ranks nsa_1.5B" in " ".join(text.split())
     assert "…" not in text
-    text = paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
-    assert r"gqa\|&lt;b&gt;" in text
+    assert r"gqa\|&lt;b&gt;" in paper_markdown([cell("gqa|<b>", 600.0, 0.1)])
 
 
 def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
@@ -134,7 +129,6 @@ def test_a_smaller_micro_batch_is_noted(tmp_path: Path) -> None:
     write_record(record, tmp_path / RECORD_NAME)
     build_report(tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "(micro-batch 1 for 4)" in text
-    assert "memory did not suffice" in text
+    assert re.search(r"\(micro-batch 1 for 4\)(.|\n)*memory did not suffice", text)
     (row,) = read_csv(tmp_path / "report.csv")
     assert (row["micro_batch_size"], row["micro_batch_size_asked"]) == ("1", "4")
