@@ -40,29 +40,24 @@ def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
     memory.allocate(0, 50 * GB)  # another process's business
     sensor = AllocatorSensor(memory, 1, "Trace 9000")
     with EfficiencyMonitor([sensor], warmup_steps=1, sample_interval_s=1e6) as monitor:
-        with monitor.step(tokens=1):
-            memory.allocate(1, 30 * GB)
-            memory.allocate(1, -26 * GB)
-        with monitor.step(tokens=1):
-            memory.allocate(1, 6 * GB)  # between two samples
-            memory.allocate(1, -6 * GB)
-        with monitor.paused():
-            memory.allocate(1, 20 * GB)
-            memory.allocate(1, -20 * GB)
-        with monitor.step(tokens=1):
-            memory.allocate(1, 5 * GB)
-            memory.allocate(1, -5 * GB)
+        for phase, allocated_gb, kept_gb in (
+            (monitor.step(tokens=1), 30, 4),
+            (monitor.step(tokens=1), 6, 0),  # freed between two samples
+            (monitor.paused(), 20, 0),
+            (monitor.step(tokens=1), 5, 0),
+        ):
+            with phase:
+                memory.allocate(1, allocated_gb * GB)
+                memory.allocate(1, (kept_gb - allocated_gb) * GB)
     run = merge([monitor.finish()])
-    assert run.peak_allocated_bytes == 10 * GB
-    assert run.peak_reserved_bytes == 20 * GB
+    assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (10 * GB, 20 * GB)
     assert run.allocated_mean_gb == pytest.approx(4)
 
 
 def test_an_allocator_alone_stands_for_no_device() -> None:
     memory = Memory()
     run = measure_step(AllocatorSensor(memory, 0, "x"), work=lambda: memory.allocate(0, GB))
-    assert run.peak_allocated_bytes == GB
-    assert (run.amu_gb, run.device_scope, run.device_names) == (None, None, ())
+    assert (run.peak_allocated_bytes, run.amu_gb, run.device_scope, run.device_names) == (GB, None, None, ())
     assert run.unavailable["amu_gb"] == "no sensor for it was in use"
 
 

@@ -62,11 +62,9 @@ def test_repeats_differ_in_their_seed_alone() -> None:
 
 def test_the_spread_of_repeats_is_students() -> None:
     spread = group_of(*(run_of(seed=seed, al_s=al_s) for seed, al_s in enumerate((1.0, 2.0, 3.0)))).spread("al_s")
-    assert spread is not None
     assert (spread.mean, spread.std, spread.runs) == (2.0, 1.0, 3)
     assert spread.high == pytest.approx(2 + 4.3027 / math.sqrt(3))
     single = group_of(run_of()).spread("al_s")
-    assert single is not None
     assert (single.low, single.std) == (None, None)
     assert group_of(run_of()).spread("mfu") is None
 
@@ -112,14 +110,15 @@ def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> No
         "nsa_selection": "fla-core is not installed"
     })  # fmt: skip
     other_norm = run_of("mla", attention="mla", kernels={"attention": "flex", "norm": "slow"})
-    assert differences(dense, relative) == []
-    assert differences(dense, sparse) == []
-    (difference,) = differences(dense, slow)
-    assert str(difference) == (
-        "kernels: nsa_selection: no such part against tiles (a fallback: fla-core is not installed)"
-    )
-    assert [str(each) for each in differences(dense, other_norm)] == ["kernels: norm: torch against slow"]
-    assert differences(slow, slow) == []
+    fallback = "kernels: nsa_selection: no such part against tiles (a fallback: fla-core is not installed)"
+    for one, other, expected in (
+        (dense, relative, []),
+        (dense, sparse, []),
+        (dense, slow, [fallback]),
+        (dense, other_norm, ["kernels: norm: torch against slow"]),
+        (slow, slow, []),
+    ):
+        assert [str(difference) for difference in differences(one, other)] == expected
 
 
 def test_the_ratio_of_repeats_is_welchs() -> None:
@@ -148,8 +147,7 @@ def test_single_runs_have_the_interval_of_their_steps_and_nothing_else() -> None
     by_name = {ratio.metric: ratio for ratio in comparison.ratios}
     steps = by_name["al_s"]
     error = math.hypot(math.log(0.102 / 0.098) / 2, math.log(0.112 / 0.108) / 2)
-    assert steps.ratio == pytest.approx(1.1)
-    assert steps.low == pytest.approx(1.1 * math.exp(-error))
+    assert (steps.ratio, steps.low) == pytest.approx((1.1, 1.1 * math.exp(-error)))
     assert (steps.verdict, steps.basis) == ("10.0% more", "the spread within a run")
     assert by_name["tokens_per_s"].verdict == NO_DIFFERENCE
     assert by_name["amu_gb"].verdict == NO_INTERVAL
@@ -223,20 +221,22 @@ def test_folders_of_runs_and_of_repeats_are_read(tmp_path: Path) -> None:
         write_record(run_of(seed=seed), suite / "gqa_1.5B" / f"seed_{seed}" / "record.json")
     write_record(run_of("rope"), suite / "rope_1.5B" / "record.json")
     write_record(run_of("rope", seed=9), suite / "rope_1.5B" / "previous" / "then" / "record.json")
-    (suite / "broken").mkdir()
-    (suite / "broken" / "record.json").write_text("{")
+    broken = suite / "broken" / "record.json"
+    broken.parent.mkdir()
+    broken.write_text("{")
     assert [record.seed for record in load_group(suite / "gqa_1.5B").records] == [1, 2]
     assert load_group(suite / "rope_1.5B").name == "rope_1.5B"
     assert [group.name for group in load_neighbours(suite / "gqa_1.5B")] == ["rope_1.5B"]
     with pytest.raises(MetricsError, match="broken/record.json: damaged"):
         load_group(suite)
-    (suite / "broken" / "record.json").unlink()
-    with pytest.raises(MetricsError, match=r"holds 2 groups of runs that .* \(gqa_1.5B, rope_1.5B\): name the folder"):
-        load_group(suite)
-    with pytest.raises(MetricsError, match="holds no run's record yet"):
-        load_group(suite / "broken")
-    with pytest.raises(MetricsError, match="there is no such folder"):
-        load_group(suite / "nowhere")
+    broken.unlink()
+    for folder, message in (
+        (suite, r"holds 2 groups of runs that .* \(gqa_1.5B, rope_1.5B\): name the folder"),
+        (broken.parent, "holds no run's record yet"),
+        (suite / "nowhere", "there is no such folder"),
+    ):
+        with pytest.raises(MetricsError, match=message):
+            load_group(folder)
 
 
 def test_a_printed_comparison_names_everything() -> None:

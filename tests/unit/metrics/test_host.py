@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from support.metrics_parts import measure_step
+from support.metrics_parts import measure_step, opened
 
 from efficientbench.metrics import HostSensor, MetricsError
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
@@ -40,14 +41,8 @@ def hold_memory(size: int, ready: object, done: object) -> None:
     del block
 
 
-def opened(pids: list[int] | None = None) -> HostSensor:
-    sensor = HostSensor(pids)
-    sensor.open()
-    return sensor
-
-
 def test_memory_rises_by_what_is_allocated() -> None:
-    sensor = opened()
+    sensor = opened(HostSensor())
     before = sensor.sample(0.0)[0].memory_used_bytes
     block = bytearray(b"x") * (500 * MB)
     after = sensor.sample(1.0)[0].memory_used_bytes
@@ -70,13 +65,13 @@ def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
     ballast = bytearray(b"x") * (200 * MB)
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
-    alone = opened().sample(0.0)[0].memory_used_bytes
+    alone = opened(HostSensor()).sample(0.0)[0].memory_used_bytes
     child = context.Process(target=hold_memory, args=(100 * MB, ready, done))
     child.start()
     try:
         assert ready.wait(20)
-        together = opened().sample(0.0)[0].memory_used_bytes
-        named = opened([os.getpid(), child.pid]).sample(0.0)[0].memory_used_bytes
+        together = opened(HostSensor()).sample(0.0)[0].memory_used_bytes
+        named = opened(HostSensor([os.getpid(), child.pid])).sample(0.0)[0].memory_used_bytes
     finally:
         done.set()
         child.join()
@@ -108,7 +103,7 @@ def test_others_on_the_cores_are_seen_and_the_run_itself_is_not() -> None:
     other = psutil.Process(int(shell.stdout.readline()))
     try:
         os.sched_setaffinity(0, [core])
-        with_other, alone = opened([os.getpid()]), opened([os.getpid(), other.pid])
+        with_other, alone = opened(HostSensor()), opened(HostSensor([os.getpid(), other.pid]))
         with_other.other_use(), alone.other_use()
         begin_s, other_begin_s = time.monotonic(), other.cpu_times().user
         burn_s(0.7)
@@ -133,19 +128,17 @@ def busy_child() -> subprocess.Popen[bytes]:
 
 def test_what_a_process_did_before_it_was_found_is_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.metrics.sensors.host.usable_cores", lambda pids: 1.0)
-    sensor = opened([os.getpid()])
-    with busy_child() as child:
+    with closing(opened(HostSensor())) as sensor, busy_child() as child:
         sensor.sample(time.monotonic())
         sensor.counters()  # which finds it
         (sample,) = sensor.sample(time.monotonic())
         child.kill()
-    sensor.close()
     assert 0 <= (sample.utilization or 0) < 2
 
 
 def test_a_process_of_the_run_that_has_ended_is_no_other() -> None:
     with busy_child() as child:
-        sensor = opened([child.pid])
+        sensor = opened(HostSensor([child.pid]))
         sensor.other_use()
         child.kill()
     time.sleep(0.2)  # what it took is missing from what the run has taken, and is not what others took
@@ -165,9 +158,8 @@ def test_time_of_children_that_came_and_went_counts() -> None:
 
 def test_what_the_host_cannot_say_has_a_reason() -> None:
     run = measure_step(HostSensor())
-    assert run.device_scope == "host"
+    assert (run.device_scope, run.energy_j, run.peak_allocated_bytes) == ("host", None, None)
     assert run.memory_kind in ("pss", "rss")
-    assert (run.energy_j, run.peak_allocated_bytes) == (None, None)
     assert "power" in run.unavailable["energy_j"]
     assert "no device allocator" in run.unavailable["peak_allocated_bytes"]
 
@@ -176,7 +168,7 @@ def test_a_process_that_does_not_run_is_refused() -> None:
     finished = subprocess.Popen([sys.executable, "-c", ""])
     finished.wait()
     with pytest.raises(MetricsError, match=f"no process {finished.pid} runs"):
-        opened([os.getpid(), finished.pid])
+        opened(HostSensor([os.getpid(), finished.pid]))
 
 
 def test_the_capacity_is_this_machines_or_less() -> None:
@@ -259,13 +251,13 @@ def test_without_a_quota_the_affinity_counts(text: str, tmp_path: Path) -> None:
 
 
 def test_processors_that_are_not_listed_end_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    sensor = opened([os.getpid()])
+    sensor = opened(HostSensor())
     monkeypatch.setattr("psutil.cpu_times", lambda percpu: [])
     assert sensor.other_use() == {}
 
 
 def test_a_child_that_has_just_begun_is_no_other() -> None:
-    sensor = opened([os.getpid()])
+    sensor = opened(HostSensor())
     sensor.other_use()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -50,9 +51,7 @@ def rank(
 
 def test_steps_are_those_of_the_slowest_rank_and_tokens_add_up() -> None:
     run = merge([rank(0, [device(0)], (0.5, 0.9), 100), rank(1, [device(1)], (0.7, 0.6), 28)])
-    assert run.step_times_s == (0.7, 0.9)
-    assert run.tokens == 256
-    assert run.ranks == 2
+    assert (run.ranks, run.step_times_s, run.tokens) == (2, (0.7, 0.9), 256)
 
 
 @settings(deadline=None)
@@ -60,14 +59,11 @@ def test_steps_are_those_of_the_slowest_rank_and_tokens_add_up() -> None:
 def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> None:
     run = merge([rank(i, [device(number) for number in sorted(numbers)]) for i, numbers in enumerate(seen)])
     physical = sorted(set().union(*seen))
+    power_w, largest = sum(100 * (number + 1) for number in physical), physical[-1]
     assert run.device_names == tuple(f"Device {number}" for number in physical)
-    assert run.energy_j == pytest.approx(sum(1000 * (number + 1) for number in physical))
-    assert run.power_w_sum == pytest.approx(sum(100 * (number + 1) for number in physical))
-    assert run.aec_w == pytest.approx(sum(100 * (number + 1) for number in physical) / len(physical))
-    assert run.amu_gb == pytest.approx(10 + sum(physical) / len(physical))
-    assert run.amu_gb_max == 10 + physical[-1]
-    assert run.amu_fraction_max == pytest.approx((10 + physical[-1]) / 100)
-    assert run.peak_used_bytes == (20 + physical[-1]) * GB
+    assert (run.energy_j, run.power_w_sum, run.aec_w) == pytest.approx((10 * power_w, power_w, power_w / len(physical)))
+    assert (run.amu_gb, run.amu_gb_max) == pytest.approx((10 + sum(physical) / len(physical), 10 + largest))
+    assert (run.amu_fraction_max, run.peak_used_bytes) == pytest.approx(((10 + largest) / 100, (20 + largest) * GB))
 
 
 def test_the_reading_with_fewest_gaps_stands_for_a_device() -> None:
@@ -80,32 +76,22 @@ def test_the_reading_with_fewest_gaps_stands_for_a_device() -> None:
 def test_a_sum_over_devices_is_never_one_in_part() -> None:
     broken = device(1, energy_j=None, aec_w=None, unavailable={"energy_j": "not supported", "aec_w": "not supported"})
     run = merge([rank(0, [device(0)]), rank(1, [broken])])
-    assert (run.energy_j, run.aec_w, run.power_w_sum) == (None, None, None)
+    assert (run.energy_j, run.aec_w, run.power_w_sum, run.amu_gb) == (None, None, None, pytest.approx(10.5))
     assert run.unavailable["energy_j"] == run.unavailable["power_w_sum"] == "GPU-1: not supported"
-    assert run.amu_gb == pytest.approx(10.5)
-
-
-def test_a_rank_whose_sensor_found_nothing_leaves_no_sum_in_part() -> None:
-    run = merge([rank(0, [device(0)]), rank(1, [], failure="nvml: no driver")])
-    assert run.energy_j is None
-    assert run.unavailable["energy_j"] == "rank 1: nvml: no driver"
+    found_nothing = merge([rank(0, [device(0)]), rank(1, [], failure="nvml: no driver")])
+    assert (found_nothing.energy_j, found_nothing.unavailable["energy_j"]) == (None, "rank 1: nvml: no driver")
 
 
 def test_a_rank_without_a_sensor_needs_none() -> None:
-    silent = RankMeasurement(1, ((0.0, 10.0),), rank(1, []).steps, (), ())
+    silent = replace(rank(1, []), sensors=())
     assert merge([rank(0, [device(0)]), silent]).energy_j == 1000
 
 
 def test_the_host_never_stands_in_for_an_accelerator() -> None:
     host = device(0, "host")
     both = rank(0, [host], failure="nvml: no driver")
-    both = RankMeasurement(
-        0, both.windows, both.steps, both.devices, (*both.sensors, SensorState("host", "host", None))
-    )
-    run = merge([both])
-    assert run.device_scope == "gpu"
-    assert run.amu_gb is None
-    assert run.unavailable["amu_gb"] == "nvml: no driver"
+    run = merge([replace(both, sensors=(*both.sensors, SensorState("host", "host", None)))])
+    assert (run.device_scope, run.amu_gb, run.unavailable["amu_gb"]) == ("gpu", None, "nvml: no driver")
     assert merge([rank(0, [host], scope="host")]).amu_gb == 10
 
 
@@ -119,15 +105,10 @@ def test_allocators_are_of_ranks_not_of_devices() -> None:
         device(i, "allocator", peak_allocated_bytes=(5 + i) * GB, peak_reserved_bytes=(9 - i) * GB, amu_gb=4.0 + i)
         for i in range(2)
     ]
-    ranks = []
-    for i, allocator in enumerate(allocators):
-        one = rank(i, [device(0), allocator])
-        sensors = (*one.sensors, SensorState("allocator", "allocator", None))
-        ranks.append(RankMeasurement(i, one.windows, one.steps, one.devices, sensors))
-    run = merge(ranks)
+    sensors = SensorState("nvml", "gpu", None), SensorState("allocator", "allocator", None)
+    run = merge([replace(rank(i, [device(0), each]), sensors=sensors) for i, each in enumerate(allocators)])
     assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (6 * GB, 9 * GB)
-    assert run.allocated_mean_gb == pytest.approx(4.5)
-    assert run.energy_j == 1000
+    assert (run.allocated_mean_gb, run.energy_j) == pytest.approx((4.5, 1000))
 
 
 def test_ranks_that_measured_different_processes_of_a_host_are_refused() -> None:
@@ -148,8 +129,7 @@ def test_ranks_that_measured_different_steps_are_refused() -> None:
 
 def test_a_capacity_that_nobody_knows_leaves_the_fraction_out() -> None:
     run = merge([rank(0, [device(0, info=DeviceInfo("GPU-0", "x", None, "driver"))])])
-    assert run.amu_gb == 10
-    assert run.amu_fraction is None
+    assert (run.amu_gb, run.amu_fraction) == (10, None)
     assert "capacity" in run.unavailable["amu_fraction"]
 
 

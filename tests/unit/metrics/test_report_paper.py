@@ -69,7 +69,8 @@ def test_the_columns_are_the_papers_with_pcu_and_energy_beside() -> None:
     assert [row[0].partition(" (")[0] for row in attention.rows] == ["MQA", "GQA", "MLA", "NSA"] * 3
     assert [row[1] for row in attention.rows[::4]] == ["0.5B", "1.5B", "3B"]
     positions = tables["Positional encodings"]
-    assert [row[0] for row in positions.rows] == ["RoPE", "Absolute", "Learnable Absolute", "Relate", "None"]
+    methods = ["RoPE", "Absolute", "Learnable Absolute", "Relate", "None"]
+    assert (positions.header[2], [row[0] for row in positions.rows]) == ("Context Length", methods)
     moe = tables["Mixture of experts"]
     assert {(row[0], row[1], row[2]) for row in moe.rows} >= {("MoE Model", "0.5B×8", "2"), ("Dense Model", "3B", "–")}
 

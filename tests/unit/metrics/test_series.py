@@ -18,8 +18,7 @@ def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
         series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
     series.add_interval(Interval(Counters(), Counters(), 10.0, Peaks()))
     device = series.measure([(0.0, 10.0)], {}, None)
-    assert device.amu_gb is None
-    assert device.unavailable["amu_gb"] == "readings cover 6 s of the 10 s measured"
+    assert (device.amu_gb, device.unavailable["amu_gb"]) == (None, "readings cover 6 s of the 10 s measured")
     assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
 
 
@@ -29,8 +28,7 @@ def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
         Interval(Counters(energy_j=0.0, busy_s=0.0), Counters(energy_j=1100, busy_s=5.5), 11.0, Peaks())
     )
     device = series.measure([(0.0, 10.0)], {}, None)
-    assert device.energy_j == pytest.approx(1000)
-    assert device.pcu == pytest.approx(0.5)
+    assert (device.energy_j, device.pcu) == pytest.approx((1000, 0.5))
 
 
 def test_peaks_that_the_device_keeps_beat_samples() -> None:
