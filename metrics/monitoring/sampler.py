@@ -91,7 +91,7 @@ class SensorSampler:
         peaks: dict[str, Peaks] = self._guarded(self.sensor.peaks, {})
         for uuid, series in self._series.items():
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
-            series.add_interval(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
+            series.intervals.append(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
     def fail_to_answer(self, patience_s: float) -> None:
         """End the series of a sensor that hangs."""
@@ -190,14 +190,13 @@ class SamplingThread:
 
     Args:
         samplers: of sensors that are open at the call of `start`.
-        interval_s: time between rounds; longer if the sensors have nothing new so often, or a round costs much.
+        interval_s: time between rounds; longer if a round costs much.
         share_of_a_core: the mean share of one core that the thread may take.
     """
 
     def __init__(self, samplers: Sequence[SensorSampler], interval_s: float, share_of_a_core: float) -> None:
-        self.interval_s = max(interval_s, *(sampler.sensor.fastest_interval_s for sampler in samplers))
+        self.interval_s = self._asked_interval_s = interval_s
         """The interval in use."""
-        self._asked_interval_s = self.interval_s
         self._share_of_a_core = share_of_a_core
         self._samplers = samplers
         self._reading: tuple[SensorSampler, float] | None = None

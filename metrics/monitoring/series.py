@@ -73,7 +73,8 @@ class DeviceSeries:
         self._memory = Signal()
         self._utilization = Signal()
         self._power = Signal()
-        self._intervals: list[Interval] = []
+        self.intervals: list[Interval] = []
+        """The measured intervals; append one for each."""
         self._other_use: list[tuple[float, float, OtherUse]] = []
         self._origin_s: float | None = None
 
@@ -85,9 +86,6 @@ class DeviceSeries:
         self._memory.add(sample.time_s, sample.memory_used_bytes)
         self._utilization.add(sample.time_s, sample.utilization)
         self._power.add(sample.time_s, sample.power_w)
-
-    def add_interval(self, interval: Interval) -> None:
-        self._intervals.append(interval)
 
     def add_other_use(self, begin_s: float, end_s: float, use: OtherUse) -> None:
         """Record that others used the device in that time; the same use without a gap extends the last entry."""
@@ -103,7 +101,7 @@ class DeviceSeries:
         """Return the device's figures over the windows.
 
         Args:
-            windows: the measured intervals, with one added `Interval` for each.
+            windows: the measured intervals, with one of `intervals` for each.
             unavailable: the sensor's own reasons, by field of Sample, Counters or Peaks.
             failure: why the sensor stopped early, if it did.
         """
@@ -220,7 +218,7 @@ class DeviceSeries:
     def _growths(self, counter: str, windows: Windows) -> list[float] | None:
         """Return a counter's growth inside each window, or None as `_growth` does."""
         grown = []
-        for (begin_s, end_s), interval in zip(windows, self._intervals, strict=True):
+        for (begin_s, end_s), interval in zip(windows, self.intervals, strict=True):
             first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
             if first is None or last is None or last < first or interval.apart_s <= 0:
                 return None
@@ -239,5 +237,5 @@ class DeviceSeries:
 
     def _peak(self, name: str) -> int | None:
         """Return the largest peak over the intervals; None if one was not read."""
-        peaks = [getattr(interval.peaks, name) for interval in self._intervals]
+        peaks = [getattr(interval.peaks, name) for interval in self.intervals]
         return None if not peaks or None in peaks else max(peaks)

@@ -12,8 +12,6 @@ from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
 
-STEPS_NAME = "steps.jsonl"
-
 
 class StepLog:
     """Appends lines; each is in the file when `write` returns, so that a killed run loses at most the last one.

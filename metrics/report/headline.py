@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -35,7 +34,6 @@ class HeadlineColumn:
     metric: str
     """The record's name for it, whose reason explains an n/a."""
     text: Callable[[float], str]
-    better: Literal["lower", "higher", ""] = ""
 
 
 def count(value: float) -> str:
@@ -56,18 +54,18 @@ def _percent(value: float) -> str:
 
 HEADLINE = (
     HeadlineColumn("params", "parameters", count),
-    HeadlineColumn("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}", "higher"),
-    HeadlineColumn("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}", "lower"),
+    HeadlineColumn("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}"),
+    HeadlineColumn("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}"),
     HeadlineColumn("±95%", "al_s_ci_high", _percent),
-    HeadlineColumn("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}", "higher"),
-    HeadlineColumn("AMU GB", "amu_gb", lambda value: f"{value:,.2f}", "lower"),
-    HeadlineColumn("PCU", "pcu", _percent, "higher"),
+    HeadlineColumn("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}"),
+    HeadlineColumn("AMU GB", "amu_gb", lambda value: f"{value:,.2f}"),
+    HeadlineColumn("PCU", "pcu", _percent),
     HeadlineColumn("AEC W", "aec_w", lambda value: f"{value:,.0f}"),
-    HeadlineColumn("J/token", "energy_j_per_token", _three_digits, "lower"),
-    HeadlineColumn("MFU", "mfu", _percent, "higher"),
-    HeadlineColumn("val loss", "validation_loss", lambda value: f"{value:.3f}", "lower"),
-    HeadlineColumn("ppl", "perplexity", lambda value: f"{value:,.1f}", "lower"),
-    HeadlineColumn("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}", "lower"),
+    HeadlineColumn("J/token", "energy_j_per_token", _three_digits),
+    HeadlineColumn("MFU", "mfu", _percent),
+    HeadlineColumn("val loss", "validation_loss", lambda value: f"{value:.3f}"),
+    HeadlineColumn("ppl", "perplexity", lambda value: f"{value:,.1f}"),
+    HeadlineColumn("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}"),
 )
 
 

@@ -94,8 +94,6 @@ class Sensor(ABC):
     """Quantity that such a sensor usually reads → the figures that it serves, for `efficientbench doctor`."""
     remedy = ""
     """What would make missing quantities readable, where the reasons do not say it."""
-    fastest_interval_s = 0.0
-    """The source has nothing new more often than this."""
     is_slow = True
     """Whether a reading may take longer than a few milliseconds; slow sensors get a sampling thread of their own."""
     unavailable: dict[str, str]

@@ -150,7 +150,6 @@ class RecordingSensor(Sensor):
 
     def __init__(self, sensor: Sensor, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = sensor.name
-        self.fastest_interval_s = sensor.fastest_interval_s
         self.is_slow = sensor.is_slow
         self._sensor = sensor
         self._path = path

@@ -47,18 +47,19 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot the validation loss against energy, throughput and memory."""
     columns = {column.metric: column for column in HEADLINE}
     figures = []
-    for metric, title, label in (
-        ("energy_j_per_token", "Loss against energy", "J/token"),
-        ("tokens_per_s", "Loss against throughput", "tokens/s"),
-        ("amu_gb", "Loss against memory", "AMU, GB"),
-    ):
+    plots: Sequence[tuple[str, str, str, Better]] = (
+        ("energy_j_per_token", "Loss against energy", "J/token", "lower"),
+        ("tokens_per_s", "Loss against throughput", "tokens/s", "higher"),
+        ("amu_gb", "Loss against memory", "AMU, GB", "lower"),
+    )
+    for metric, title, label, better in plots:
         points = _points(runs, columns[metric])
         missing = len(runs) - len(points)
         if not points:
-            reasons = dict.fromkeys(_reason(run, metric) for run in runs)
+            lacking = [run.record.unavailable for run in runs]
+            reasons = dict.fromkeys(why.get(metric) or why.get("validation_loss", "") for why in lacking)
             figures.append(Figure(title, Markup(""), f"n/a: {'; '.join(reasons)}"))
             continue
-        better: Better = "higher" if columns[metric].better == "higher" else "lower"
         note = f"{missing} of {len(runs)} runs have no such figure." if missing else ""
         figures.append(Figure(title, _pareto(title, label, points, better, columns[metric].text), note))
     return figures
@@ -71,10 +72,6 @@ def _points(runs: Sequence[Run], column: HeadlineColumn) -> list[Point]:
         if cost is not None and loss is not None:
             points.append(Point(run, cost, loss, group(run.record, energy=column.metric == "energy_j_per_token")))
     return points
-
-
-def _reason(run: Run, metric: str) -> str:
-    return run.record.unavailable.get(metric) or run.record.unavailable.get("validation_loss", "")
 
 
 def _pareto(title: str, label: str, points: Sequence[Point], better: Better, form: Callable[[float], str]) -> Markup:

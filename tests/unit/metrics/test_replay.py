@@ -111,7 +111,7 @@ def measure_trace(path: Path, windows: Windows) -> list[DeviceMeasurement]:
             series.add(Sample(time_s, recorded.info.uuid, *values))
         for begin_s, end_s in windows:
             begin, end = (Counters(energy_j=recorded.at("energy_j", at_s)) for at_s in (begin_s, end_s))
-            series.add_interval(Interval(begin, end, end_s - begin_s, Peaks()))
+            series.intervals.append(Interval(begin, end, end_s - begin_s, Peaks()))
         measured.append(series.measure(windows, {}, None))
     return measured
 

@@ -16,7 +16,7 @@ def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
     series = DeviceSeries(INFO, SCOPE)
     for second in range(7):
         series.add(Sample(float(second), "GPU-0", memory_used_bytes=10.0 * GB))
-    series.add_interval(Interval(Counters(), Counters(), 10.0, Peaks()))
+    series.intervals.append(Interval(Counters(), Counters(), 10.0, Peaks()))
     device = series.measure([(0.0, 10.0)], {}, None)
     assert (device.amu_gb, device.unavailable["amu_gb"]) == (None, "readings cover 6 s of the 10 s measured")
     assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
@@ -24,7 +24,7 @@ def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
 
 def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
     series = DeviceSeries(INFO, SCOPE)
-    series.add_interval(
+    series.intervals.append(
         Interval(Counters(energy_j=0.0, busy_s=0.0), Counters(energy_j=1100, busy_s=5.5), 11.0, Peaks())
     )
     device = series.measure([(0.0, 10.0)], {}, None)
@@ -37,5 +37,5 @@ def test_peaks_that_the_device_keeps_beat_samples() -> None:
         series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))
     windows = [(0.0, 4.0), (6.0, 10.0)]
     for used in (12 * GB, 11 * GB):
-        series.add_interval(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
+        series.intervals.append(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
     assert series.measure(windows, {}, None).peak_used_bytes == 12 * GB
