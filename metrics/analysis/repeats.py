@@ -46,7 +46,6 @@ class Spread:
     """Upper end of the same interval."""
     std: float | None
     """Sample standard deviation over the repeats: the noise between runs and seeds."""
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Group:
         if not values:
             return None
         low, high = mean_confidence_interval(values) or (None, None)
-        return Spread(math.fsum(values) / len(values), low, high, standard_deviation(values), len(values))
+        return Spread(math.fsum(values) / len(values), low, high, standard_deviation(values))
 
 
 def group_repeats(records: Iterable[RunRecord]) -> list[Group]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import Disturbance
@@ -45,10 +46,10 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     memory_gb = devices.all("amu_gb")
     fractions = devices.memory_fractions()
     energy_j = meters.all("energy_j")
+    by_window = zip(*(meter.window_energy_j for meter in meters.devices), strict=True)
     first = ranks[0]
     zero_s = first.windows[0][0] if first.windows else 0.0
     return RunMeasurement(
-        ranks=len(ranks),
         window_s=max(window_length_s(rank.windows) for rank in ranks),
         step_times_s=tuple(
             max(step.time_s for step in same) for same in zip(*(rank.steps for rank in ranks), strict=True)
@@ -73,20 +74,17 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
         allocated_mean_gb=_mean(allocators.all("amu_gb", "allocated_mean_gb")),
         sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
-        window_energy_j=_by_window(meters.devices) if energy_j else (),
+        window_energy_j=tuple(map(math.fsum, by_window)) if energy_j else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
         energy_scope=energy_scope if energy_j else None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
         timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
-        disturbances=tuple(sorted((d for device in everything for d in device.disturbances), key=_begin)),
+        disturbances=tuple(
+            sorted((d for device in everything for d in device.disturbances), key=attrgetter("begin_s"))
+        ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
-
-
-def _by_window(meters: Sequence[DeviceMeasurement]) -> tuple[float, ...]:
-    """Return the energy of each measured interval, J, over all meters."""
-    return tuple(map(math.fsum, zip(*(meter.window_energy_j for meter in meters), strict=True)))
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
@@ -187,11 +185,7 @@ class _Figures:
 def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
     """Return the `count` longest in order of time: a busy machine may have thousands, and a record must stay small."""
     kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
-    return sorted(kept, key=_begin)
-
-
-def _begin(disturbance: Disturbance) -> float:
-    return disturbance.begin_s
+    return sorted(kept, key=attrgetter("begin_s"))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -87,7 +87,6 @@ class RankMeasurement:
 class RunMeasurement:
     """All ranks together, each physical device once. None: `unavailable` has the reason, under the field's name."""
 
-    ranks: int
     window_s: float
     step_times_s: tuple[float, ...]
     """The largest over the ranks, step by step."""

@@ -43,7 +43,12 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     """
     records, damaged = load_records(folder)
     if not records:
-        raise MetricsError(_nothing(folder, damaged))
+        if damaged:
+            unread = f"none of the {len(damaged)} records below it can be read; the first: {damaged[0]}"
+            raise MetricsError(f"{folder}: {unread}")
+        raise MetricsError(
+            f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
+        )
     rows, failures = combine_repeats(records), load_failures(folder)
     write_whole(folder / "report.html", page(rows, damaged, failures))
     write_whole(folder / "report.md", markdown(rows, damaged, failures))
@@ -58,12 +63,6 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         write_whole(folder / "paper.md", paper_markdown(rows))
         names.insert(0, "paper.md")
     return Report(rows, failures, warnings, [folder / name for name in names])
-
-
-def _nothing(folder: Path, damaged: Sequence[str]) -> str:
-    if damaged:
-        return f"{folder}: none of the {len(damaged)} records below it can be read; the first: {damaged[0]}"
-    return f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
 
 
 def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,9 @@ class RunProcess:
         self._folder = Path(f"/proc/{process.pid}")
         # The clock id that clock_getcpuclockid(3) computes on Linux: the inverted process id, and 2 for run time.
         self._clock = (~process.pid << 3) | 2
-        self._statm = self._open_statm()
+        self._statm: int | None = None
+        with suppress(*_ENDED):
+            self._statm = os.open(self._folder / "statm", os.O_RDONLY)
         self._others_bytes = 0
         self._own_part = 1.0
         self._last_busy_s: float | None = None
@@ -105,12 +108,6 @@ class RunProcess:
             return status["VmHWM"] - status["VmRSS"] + used_bytes
         except (*_ENDED, KeyError):  # a process that is ending has no memory lines
             return 0
-
-    def _open_statm(self) -> int | None:
-        try:
-            return os.open(self._folder / "statm", os.O_RDONLY)
-        except _ENDED:
-            return None
 
     def _resident_bytes(self) -> tuple[int, int]:
         """Return resident anonymous memory and resident mapped files, bytes (proc(5), statm)."""

@@ -96,6 +96,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
     loss = (3.62 - 0.31 * math.log2(SIZES[backbone] / SIZES["0.5B"])) * loss_factor + chance.gauss(0, 0.004)
     energy_j = watts * 4 * mean_s * steps
     mfu = flops * tokens_per_s / (4 * PEAK_FLOPS)
+    other = "another process on the device: python (pid 4711)"
     values: dict[str, Any] = {
         **_FACTS,
         **{"variant": variant, "size": size, "run": f"{variant}_{size}", "seed": seed},
@@ -121,6 +122,7 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
         "dense_keys_per_query": 1024.5,
         "timelines": [_timeline(device, mean_s * steps, used_gb, watts, slow, chance) for device in range(4)],
         "windows": [Window(begin_s=0.0, end_s=mean_s * steps)],
+        "disturbances": [Disturbance("GPU-1", times[0], 9 * times[0], other, 0.2)] if variant == "mla" else [],
         "quality_curve": _curve(loss, tokens_per_step, steps, mean_s, watts * 4),
         "config": {
             "training": {"recompute": "none", "seed": seed},
@@ -128,8 +130,6 @@ def gpu_run(variant: str, size: str, steps: int = STEPS, seed: int = 1234) -> Ru
             "data": {"path": "fineweb_edu.jsonl", "tokenizer": "qwen2"},
         },
     }
-    if variant == "mla":
-        values["disturbances"] = [_disturbance(mean_s * steps)]
     if variant == "moe":
         values |= _experts(tokens_per_step * steps, chance)
     return make_record(values, "the model has no experts" if variant != "moe" else "not measured in this made-up run")
@@ -147,11 +147,6 @@ def _step_times(times: list[float]) -> dict[str, Any]:
         **{f"al_s_p{at}": shares[at] for at in (50, 90, 99)},
         "step_time_percentiles_s": shares,
     }
-
-
-def _disturbance(window_s: float) -> Disturbance:
-    busy = "another process on the device: python (pid 4711)"
-    return Disturbance(device="GPU-1", begin_s=window_s * 0.4, end_s=window_s * 0.47, description=busy, share=0.2)
 
 
 def _experts(tokens: int, chance: random.Random) -> dict[str, Any]:
@@ -199,19 +194,15 @@ def _timeline(
 
 
 def _curve(loss: float, tokens_per_step: int, steps: int, step_s: float, watts: float) -> list[QualityPoint]:
-    points = []
-    for part in range(1, 9):
-        step = steps * part // 8
-        value = loss + 3.1 * math.exp(-3.2 * part / 8) - 3.1 * math.exp(-3.2)
-        points.append(
-            QualityPoint(
-                step=step,
-                tokens=step * tokens_per_step,
-                loss=value,
-                loss_se=0.006,
-                measured_tokens=step * tokens_per_step,
-                train_s=step * step_s,
-                energy_j=step * step_s * watts,
-            )
+    return [
+        QualityPoint(
+            step=step,
+            tokens=step * tokens_per_step,
+            loss=loss + 3.1 * math.exp(-3.2 * part / 8) - 3.1 * math.exp(-3.2),
+            loss_se=0.006,
+            measured_tokens=step * tokens_per_step,
+            train_s=step * step_s,
+            energy_j=step * step_s * watts,
         )
-    return points
+        for part, step in ((part, steps * part // 8) for part in range(1, 9))
+    ]

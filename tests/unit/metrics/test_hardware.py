@@ -10,6 +10,10 @@ import yaml
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import TABLE, device_rates, peak_flops
 
+UNKNOWN = (
+    *("AMD EPYC 7742", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+    *("NVIDIA GeForce RTX 4090 D", "NVIDIA A100X", "NVIDIA L40", ""),
+)
 ROWS = yaml.safe_load(TABLE.read_text())["devices"]
 
 
@@ -49,25 +53,6 @@ def test_known_devices(name: str, dtype: str, tflops: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "AMD EPYC 7742",
-        "NVIDIA A10G",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA A100X",
-        "NVIDIA L40",
-        "",
-    ],
-)
-def test_a_device_that_no_row_names_has_no_peak(name: str) -> None:
-    peak, reason = peak_flops(name, "bf16")
-    assert peak is None
-    assert f"'{name}' is not in the hardware table" in reason
-
-
-@pytest.mark.parametrize(
     ("name", "dtype", "why"),
     [
         ("Ascend910B2", "bf16", "depends on its SKU"),
@@ -75,6 +60,7 @@ def test_a_device_that_no_row_names_has_no_peak(name: str) -> None:
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", "MIG slice"),
         ("Tesla V100-SXM2-32GB", "bf16", "in bf16 is not known .known: fp16, fp32"),
         ("NVIDIA H100 80GB HBM3", "fp8", "in fp8 is not known"),
+        *((name, "bf16", f"'{name}' is not in the hardware table") for name in UNKNOWN),
     ],
 )
 def test_what_a_name_does_not_settle_says_why(name: str, dtype: str, why: str) -> None:
