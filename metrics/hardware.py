@@ -109,5 +109,4 @@ def _peak_flops(row: dict[str, Any], dtype: str) -> float:
 
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[dict[str, Any]]]:
-    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(TABLE.read_text())
-    return table
+    return yaml.safe_load(TABLE.read_text())

@@ -69,12 +69,10 @@ def _version(package: str) -> str | None:
 
 def _git(repository: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
+        command = ["git", "-C", str(repository), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 def _nvidia_driver() -> str | None:

@@ -245,16 +245,11 @@ def _quality(summary: Summary, quality: Quality) -> None:
     summary.put("validation_loss", loss, no_validation)
     why = quality.reasons.get("validation_loss_se", no_validation)
     summary.put("validation_loss_se", quality.validation_loss_se if loss is not None else None, why)
-    if loss is None or not math.isfinite(loss):
-        for name in ("perplexity", "bits_per_byte"):
-            summary.put(name, None, summary.unavailable["validation_loss"])
-        return
-    summary.compute("perplexity", lambda: definitions.perplexity(loss), None)
+    reason = summary.unavailable.get("validation_loss")
+    summary.compute("perplexity", partial(definitions.perplexity, loss or 0.0), reason)
     if tokens is None or size is None:
-        why = quality.reasons.get("validation_bytes", "the validation text's size in bytes is not known")
-        summary.put("bits_per_byte", None, why)
-        return
-    summary.compute("bits_per_byte", lambda: definitions.bits_per_byte(loss, tokens, size), None)
+        reason = reason or quality.reasons.get("validation_bytes", "the validation text's size in bytes is not known")
+    summary.compute("bits_per_byte", partial(definitions.bits_per_byte, loss or 0.0, tokens or 0, size or 0), reason)
 
 
 def _experts(summary: Summary, quality: Quality) -> None:

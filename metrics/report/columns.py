@@ -153,21 +153,19 @@ def derived_names() -> list[str]:
 
 def row(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
     """Return all figures of a run by column, and the reason for each that is None."""
-    values = {name: getattr(record, name) for name in columns()}
-    derived, needed = _derived(record)
-    values |= derived
+    values = {name: getattr(record, name) for name in columns()} | _derived(record)
     reasons = dict(record.unavailable)
     for name, value in values.items():
         if value is None and not reasons.get(name):
-            reasons[name] = reasons.get(needed.get(name, ""), NO_REASON)
+            reasons[name] = reasons.get(_NEEDED.get(name, ""), NO_REASON)
     return values, reasons
 
 
-def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the figures that other projects' tables have, and the record's figure that each one needs."""
+def _derived(record: RunRecord) -> dict[str, Any]:
+    """Return the figures that other projects' tables have."""
     step_sequences = record.micro_batch_size * record.dp
     accumulation = record.global_batch_size // step_sequences if step_sequences else None
-    values = {
+    return {
         "model": f"{record.variant}_{record.size}",
         "gradient_accumulation_steps": accumulation,
         "global_batch_size_tokens": record.global_batch_size * record.seq_len,
@@ -179,13 +177,15 @@ def _derived(record: RunRecord) -> tuple[dict[str, Any], dict[str, str]]:
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
         "micro_batch_size_asked": record.micro_batch_size_asked,
     }
-    needed = {
-        "elapsed_time_per_iteration_ms": "al_s",
-        "samples_per_s": "tokens_per_s",
-        "model_tflops_per_device": "tokens_per_s_per_device",
-        "hardware_tflops_per_device": "hfu",
-    }
-    return values, needed
+
+
+_NEEDED = {
+    "elapsed_time_per_iteration_ms": "al_s",
+    "samples_per_s": "tokens_per_s",
+    "model_tflops_per_device": "tokens_per_s_per_device",
+    "hardware_tflops_per_device": "hfu",
+}
+"""Derived figure → the record's figure that it needs, whose reason explains its absence."""
 
 
 def _times(*factors: float | None) -> float | None:

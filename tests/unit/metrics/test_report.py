@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from support.metrics_parts import make_record, printed, read_csv
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
-from efficientbench.metrics.records.tensorboard import TensorBoardLog
 from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import DESCRIPTIONS, names, write_csv
 from efficientbench.metrics.report.headline import HEADLINE, print_results
@@ -106,17 +104,6 @@ def test_a_record_that_a_later_one_replaced_or_of_a_traced_run_is_reported_only_
     assert [record.seed for record in load_records(tmp_path / "a" / "previous")[0]] == [1]
     # Slowed by being traced, it is no figure of the run.
     assert [record.seed for record in load_records(tmp_path / "a" / "profile")[0]] == [3]
-
-
-def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    with closing(TensorBoardLog(tmp_path)) as log:
-        log.scalars(1, {"train/loss": 2.5, "efficiency/mfu": None})
-        log.scalars(2, {"train/loss": 2.25})
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["scalars"] == ["train/loss"]
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 2.5), (2, 2.25)]
 
 
 def test_reports_are_made_without_torch(tmp_path: Path) -> None:
