@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
@@ -15,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from support.data_tools_command import finish, start
+from support.downloads import SAMPLE, parquet
 from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
@@ -23,9 +23,9 @@ from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.prepare import copy_as_jsonl
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
-SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(2)]
+FILES = SAMPLE[:2]
 TEXTS = {
-    path: [f"document {number} of {path}, an e\u0301, 汉字 and \U0001f600" for number in range(40)] for path in SAMPLE
+    path: [f"document {number} of {path}, an e\u0301, 汉字 and \U0001f600" for number in range(40)] for path in FILES
 }
 
 
@@ -38,12 +38,7 @@ def rows(path: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
-    files = {}
-    for path in SAMPLE:
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(path)), buffer)
-        files[path] = buffer.getvalue()
-    with hub_server(files) as state:
+    with hub_server({path: parquet(pyarrow.Table.from_pylist(rows(path))) for path in FILES}) as state:
         yield state
 
 
@@ -56,13 +51,13 @@ def test_a_dataset_becomes_tokens_statistics_and_a_copy(hub: HubState, tmp_path:
     assert code == 0, error
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
     end = backend.token_to_id("<|endoftext|>")
-    expected = [[*backend.encode(text).ids, end] for path in SAMPLE for text in TEXTS[path]]
+    expected = [[*backend.encode(text).ids, end] for path in FILES for text in TEXTS[path]]
     documents = IndexedDocuments(tmp_path / "tokens" / "all")
     assert [documents[number].tolist() for number in range(len(documents))] == expected
     assert f"documents           {len(expected)}\n" in out
     assert f"tokens              {sum(map(len, expected)):,} (" in out
-    copies = [tmp_path / "data-jsonl" / Path(path).with_suffix(".jsonl") for path in SAMPLE]
-    assert [[json.loads(line) for line in copy.read_text().splitlines()] for copy in copies] == [*map(rows, SAMPLE)]
+    copies = [tmp_path / "data-jsonl" / Path(path).with_suffix(".jsonl") for path in FILES]
+    assert [[json.loads(line) for line in copy.read_text().splitlines()] for copy in copies] == [*map(rows, FILES)]
 
     kept = contents(tmp_path)
     hub.requests.clear()
@@ -84,9 +79,9 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 @pytest.mark.proof
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
     """SIGKILL in the midst of downloading, tokenizing and copying; whoever is finished begins anew elsewhere."""
-    hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[SAMPLE[number % 2]] for number in range(7)}
+    hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[FILES[number % 2]] for number in range(7)}
     hub.always["storage"] = Fault(pause_s=0.2)
-    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
+    train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
 
     def prepare(folder: Path) -> subprocess.Popen[str]:
         words = ["prepare", "--output", str(folder / "data"), "--prefix", str(folder / "tokens" / "all")]
@@ -121,7 +116,7 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
 
 
 def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:
-    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
+    train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
     words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "one"), "--num-files", "1"]
     code, _, error = finish(start(hub.endpoint, *words, "--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"))
     assert code == 0, error
