@@ -42,12 +42,16 @@ def hub() -> Iterator[HubState]:
         yield state
 
 
+def started(hub: HubState, tmp_path: Path, folder: Path) -> subprocess.Popen[str]:
+    """`prepare` into a folder, with the tokenizer in `tmp_path`."""
+    options = ["--output", folder / "data", "--prefix", folder / "tokens" / "all", "--workers", "2", "--to-jsonl"]
+    return start(hub.endpoint, "prepare", *options, "--tokenizer", tmp_path / "tokenizer")
+
+
 def test_a_dataset_becomes_tokens_statistics_and_a_copy(hub: HubState, tmp_path: Path) -> None:
     train_tokenizer([text for texts in TEXTS.values() for text in texts], 300, tmp_path / "tokenizer")
-    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "tokens" / "all")]
-    words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
     hub.faults["storage"] = [Fault(break_after=500)]
-    code, out, error = finish(start(hub.endpoint, *words))
+    code, out, error = finish(started(hub, tmp_path, tmp_path))
     assert code == 0, error
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
     end = backend.token_to_id("<|endoftext|>")
@@ -61,8 +65,8 @@ def test_a_dataset_becomes_tokens_statistics_and_a_copy(hub: HubState, tmp_path:
 
     kept = contents(tmp_path)
     hub.requests.clear()
-    again = finish(start(hub.endpoint, *words))
-    assert (again[0], again[1]) == (0, out), again[2]
+    code, again, error = finish(started(hub, tmp_path, tmp_path))
+    assert (code, again) == (0, out), error
     assert not hub.asked("storage")
     assert contents(tmp_path) == kept
 
@@ -83,24 +87,19 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
     hub.always["storage"] = Fault(pause_s=0.2)
     train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
 
-    def prepare(folder: Path) -> subprocess.Popen[str]:
-        words = ["prepare", "--output", str(folder / "data"), "--prefix", str(folder / "tokens" / "all")]
-        words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
-        return start(hub.endpoint, *words)
-
     def made(folder: Path) -> dict[Path, bytes]:
         assert not [*folder.rglob("*.partial")]
         kinds = (".parquet", ".jsonl", ".bin", ".idx")
         return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.suffix in kinds}
 
     begin_s = time.monotonic()
-    assert finish(prepare(tmp_path / "undisturbed"))[0] == 0
+    assert finish(started(hub, tmp_path, tmp_path / "undisturbed"))[0] == 0
     longest_s = time.monotonic() - begin_s
     expected = made(tmp_path / "undisturbed")
     assert len(expected) == 2 * 9 + 3  # files, copies, the pair, and the list of rejects
     moments, kills, folder = random.Random(0), 0, tmp_path / "0"
     while kills < 20:
-        process = prepare(folder)
+        process = started(hub, tmp_path, folder)
         try:
             process.wait(moments.uniform(0.2, 1) * longest_s)
         except subprocess.TimeoutExpired:
@@ -111,14 +110,14 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
             assert made(folder) == expected
             folder = tmp_path / str(kills)
         process.communicate()
-    assert finish(prepare(folder))[0] == 0
+    assert finish(started(hub, tmp_path, folder))[0] == 0
     assert made(folder) == expected
 
 
 def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:
     train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
-    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "one"), "--num-files", "1"]
-    code, _, error = finish(start(hub.endpoint, *words, "--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"))
+    options = ["--output", tmp_path / "data", "--prefix", tmp_path / "one", "--num-files", "1", "--workers", "1"]
+    code, _, error = finish(start(hub.endpoint, "prepare", *options, "--tokenizer", tmp_path / "tokenizer"))
     assert code == 0, error
     assert len(IndexedDocuments(tmp_path / "one")) == 40
     assert not (tmp_path / "data-jsonl").exists()
