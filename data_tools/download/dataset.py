@@ -194,7 +194,7 @@ class _Progress:
             console=console,
             disable=not console.is_terminal,
         )
-        self.bar.add_task(self._files(), total=total_bytes)
+        self.bar.add_task(self._files(), total=total_bytes, completed=sum(finished.values()))
 
     def position(self, path: str, position_bytes: int) -> None:
         """Show the number of bytes of a file that are here now; any thread may call this for a known file."""
