@@ -185,9 +185,8 @@ def verify(
     from efficientbench.data_tools.verify import verify_pair
 
     prefix = _without_suffix(prefix)
-    found = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)
-    header = found.header
-    against = "no manifest to compare with" if found.corpus is None else "as its manifest says"
+    header, corpus = verify_pair(prefix, load_tokenizer(tokenizer).vocab_size if tokenizer else None)
+    against = "no manifest to compare with" if corpus is None else "as its manifest says"
     print(f"{prefix}: whole: {header.documents:,} documents of {header.tokens:,} tokens ({header.dtype}), {against}")
 
 

@@ -26,7 +26,6 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import (
     disk_errors_explained,
     exclusive_lock,
-    file_checksums,
     remembered_sha256,
     write_file,
 )
@@ -39,6 +38,7 @@ from efficientbench.data_tools.manifest import (
     check_counts,
     load_corpus,
     manifest_path,
+    pair_checksums,
     pair_fingerprint,
     save_corpus,
 )
@@ -235,19 +235,19 @@ def _write_manifest(prefix: Path, tokenizer: TextTokenizer, target: Path) -> Non
     counts = token_counts(prefix, tokenizer.vocab_size)
     lengths = tokenizer.token_bytes()
     utf8_bytes = None if lengths is None else int(counts @ lengths.astype(np.int64))
-    checksums = {"idx": file_checksums(idx_path(prefix)), "bin": file_checksums(bin_path(prefix))}
-    corpus = Corpus(
-        prefix=prefix,
-        vocab_size=tokenizer.vocab_size,
-        eod_id=tokenizer.eod_id,
-        tokens=header.tokens,
-        documents=header.documents,
-        utf8_bytes=utf8_bytes,
-        token_bytes_path=tokenizer.save_token_bytes(target / "token_bytes.npy"),
-        tokenizer_folder=target / "tokenizer",
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(checksums),
-        source=str(prefix),
-        manifest=manifest_path(target / _PREFIX),
+    save_corpus(
+        Corpus(
+            prefix=prefix,
+            vocab_size=tokenizer.vocab_size,
+            eod_id=tokenizer.eod_id,
+            tokens=header.tokens,
+            documents=header.documents,
+            utf8_bytes=utf8_bytes,
+            token_bytes_path=tokenizer.save_token_bytes(target / "token_bytes.npy"),
+            tokenizer_folder=target / "tokenizer",
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            fingerprint=pair_fingerprint(pair_checksums(prefix)),
+            source=str(prefix),
+            manifest=manifest_path(target / _PREFIX),
+        )
     )
-    save_corpus(corpus)

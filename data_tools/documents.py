@@ -210,10 +210,9 @@ def _pieces(part: Part, max_bytes: int) -> Iterator[bytes]:
                 yield piece.removeprefix(_BOM) if position == 0 else piece
                 position += len(piece)
                 at_line_start = piece.endswith(b"\n")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
-    except OSError as error:
-        if part.compression is None or error.errno is not None:
+    except (EOFError, zlib.error, OSError) as error:
+        # An error of the content, unlike one of the system, has no number.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{part.path} is damaged or cut short: {first_line(error)}") from None
 

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -139,11 +139,21 @@ def choose_engine(tokenizer: TextTokenizer, folder: Path, sample: Iterable[str])
     If that is not tiktoken, log a warning with the reason. The tokenizer has been saved in `folder`.
     """
     spec = tokenizer.spec
-    engine = _engine(tokenizer, spec, folder, *_tiktoken_parts(spec))
-    if engine.reason is None:
+    pattern, ranks, reason = _tiktoken_parts(spec)
+    engine = Engine(
+        folder=folder,
+        pattern=pattern,
+        ranks=ranks,
+        reason=reason,
+        normalizer=tokenizer.backend.normalizer,
+        normalizer_is_nfc=spec["normalizer"] == {"type": "NFC"},
+        special=tuple(added["content"] for added in spec["added_tokens"] if added["special"]),
+        matched=tuple(added["content"] for added in spec["added_tokens"] if not added["special"]),
+    )
+    if reason is None:
         difference = _difference(engine, tokenizer, [*HARD_STRINGS, *engine.special, *engine.matched, *sample])
         if difference is not None:
-            engine = _engine(tokenizer, spec, folder, None, {}, difference)
+            engine = replace(engine, pattern=None, ranks={}, reason=difference)
     if engine.reason is not None:
         logger.warning("tokenizing with `tokenizers`, which is slower than tiktoken: %s", engine.reason)
     return engine
@@ -159,26 +169,6 @@ def _difference(engine: Engine, tokenizer: TextTokenizer, texts: list[str]) -> s
         if ids != expected:
             return f"the two give other ids for {text[:60]!r}"
     return None
-
-
-def _engine(
-    tokenizer: TextTokenizer,
-    spec: dict[str, Any],
-    folder: Path,
-    pattern: str | None,
-    ranks: dict[bytes, int],
-    reason: str | None,
-) -> Engine:
-    return Engine(
-        folder=folder,
-        pattern=pattern,
-        ranks=ranks,
-        reason=reason,
-        normalizer=tokenizer.backend.normalizer,
-        normalizer_is_nfc=spec["normalizer"] == {"type": "NFC"},
-        special=tuple(added["content"] for added in spec["added_tokens"] if added["special"]),
-        matched=tuple(added["content"] for added in spec["added_tokens"] if not added["special"]),
-    )
 
 
 def _tiktoken_parts(spec: dict[str, Any]) -> tuple[str | None, dict[bytes, int], str | None]:

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,36 +120,12 @@ def file_blocks(path: Path) -> Iterator[bytes]:
 
 def file_checksums(path: Path) -> FileChecksums:
     """Return the checksums of a file's content."""
-    return _checksums(file_blocks(path))
-
-
-def write_blocks(stream: IO[bytes], blocks: Iterable[bytes]) -> FileChecksums:
-    """Write blocks of any size, and return the checksums of all of them together."""
-    return _checksums(_write_and_regroup(stream, blocks))
-
-
-def _write_and_regroup(stream: IO[bytes], blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Write blocks, and yield the same bytes in blocks of `BLOCK_BYTES`; the last may be shorter."""
-    rest = b""
-    for block in blocks:
-        stream.write(block)
-        rest += block
-        while len(rest) >= BLOCK_BYTES:
-            yield rest[:BLOCK_BYTES]
-            rest = rest[BLOCK_BYTES:]
-    if rest:
-        yield rest
-
-
-def _checksums(blocks: Iterable[bytes]) -> FileChecksums:
     digest = hashlib.sha256()
-    size = 0
     crcs = []
-    for block in blocks:
+    for block in file_blocks(path):
         digest.update(block)
         crcs.append(f"{zlib.crc32(block):08x}")
-        size += len(block)
-    return FileChecksums(size, digest.hexdigest(), crcs)
+    return FileChecksums(path.stat().st_size, digest.hexdigest(), crcs)
 
 
 @contextmanager
@@ -179,13 +155,9 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
             known = dict(json.loads(memory.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             known = {}  # nothing is lost by reading the files again
-        found = {}
-        digests = []
-        for path in paths:
-            stat = path.stat()
-            state = f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
-            found[state] = known.get(state) or sha256(path)
-            digests.append(found[state])
+        stats = [path.stat() for path in paths]
+        states = [f"{path.absolute()} {s.st_size} {s.st_mtime_ns}" for path, s in zip(paths, stats, strict=True)]
+        found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
         if not found.keys() <= known.keys():
             write_file(memory, json.dumps({**known, **found}, indent=0).encode())
-    return digests
+    return [found[state] for state in states]

@@ -17,8 +17,10 @@ JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text")
 PARQUET_SUFFIXES = (".parquet",)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
-KNOWN_SUFFIXES = f"JSONL ({', '.join(JSONL_SUFFIXES)}), text ({', '.join(TEXT_SUFFIXES)}), each also with "
-KNOWN_SUFFIXES += f"{' or '.join(COMPRESSED_SUFFIXES)}, and {PARQUET_SUFFIXES[0]}"
+KNOWN_SUFFIXES = (
+    f"JSONL ({', '.join(JSONL_SUFFIXES)}), text ({', '.join(TEXT_SUFFIXES)}), each also with "
+    f"{' or '.join(COMPRESSED_SUFFIXES)}, and {PARQUET_SUFFIXES[0]}"
+)
 
 PART_BYTES = 8 << 20
 """Bytes of a part: about a second of work, so that processes share evenly, and a kill costs little."""

@@ -29,9 +29,7 @@ class PairStatistics:
     counts: np.ndarray
     """How often each token occurs, int64 [vocabulary]."""
     bytes_per_token: float | None
-    """UTF-8 bytes of text per token, end-of-document tokens counted; None if it is unknown."""
-    bytes_reason: str | None
-    """Why `bytes_per_token` is unknown; None if it is known."""
+    """UTF-8 bytes of text per token, end-of-document tokens counted; None without a byte-level tokenizer."""
 
     @property
     def unigram_entropy_nats(self) -> float:
@@ -70,17 +68,12 @@ def pair_statistics(prefix: Path, tokenizer: TextTokenizer | None) -> PairStatis
     """
     header = check_indexed(prefix)
     counts = token_counts(prefix, tokenizer.vocab_size if tokenizer is not None else None)
-    utf8_bytes = reason = None
-    if manifest_path(prefix).is_file():
-        utf8_bytes = load_corpus(manifest_path(prefix)).utf8_bytes
-    if utf8_bytes is None:
-        lengths = tokenizer.token_bytes() if tokenizer is not None else None
-        if lengths is not None:
-            utf8_bytes = int(counts @ lengths.astype(np.int64))
-        else:
-            reason = "the tokenizer is not byte-level" if tokenizer is not None else "the tokenizer is not known"
+    lengths = tokenizer.token_bytes() if tokenizer is not None else None
+    utf8_bytes = load_corpus(manifest_path(prefix)).utf8_bytes if manifest_path(prefix).is_file() else None
+    if utf8_bytes is None and lengths is not None:
+        utf8_bytes = int(counts @ lengths.astype(np.int64))
     bytes_per_token = utf8_bytes / header.tokens if utf8_bytes is not None else None
-    return PairStatistics(IndexedDocuments(prefix).lengths(), counts, bytes_per_token, reason)
+    return PairStatistics(IndexedDocuments(prefix).lengths(), counts, bytes_per_token)
 
 
 def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int) -> Iterator[str]:
@@ -90,7 +83,7 @@ def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int)
         DataError: as `pair_statistics` does.
     """
     found = pair_statistics(prefix, tokenizer)
-    yield from _figures(prefix, found)
+    yield from _figures(prefix, found, "not known" if tokenizer is None else "not byte-level")
     yield ""
     yield from _bars(found.histogram())
     opened = IndexedDocuments(prefix)
@@ -101,12 +94,14 @@ def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int)
         yield _text(tokens, tokenizer)
 
 
-def _figures(prefix: Path, found: PairStatistics) -> Iterator[str]:
+def _figures(prefix: Path, found: PairStatistics, tokenizer: str) -> Iterator[str]:
     tokens, used = int(found.counts.sum()), int((found.counts > 0).sum())
     size_bytes = bin_path(prefix).stat().st_size + idx_path(prefix).stat().st_size
     low, median, high = (int(each) for each in np.quantile(found.lengths, (0.05, 0.5, 0.95), method="nearest"))
     nats = found.unigram_entropy_nats
-    per_token = f"{found.bytes_per_token:.3f}" if found.bytes_per_token is not None else f"n/a: {found.bytes_reason}"
+    per_token = (
+        f"{found.bytes_per_token:.3f}" if found.bytes_per_token is not None else f"n/a: the tokenizer is {tokenizer}"
+    )
     yield f"documents           {len(found.lengths):,}"
     yield f"tokens              {tokens:,} ({IndexedDocuments(prefix).dtype}, {size_bytes / 1e6:,.1f} MB on disk)"
     yield (

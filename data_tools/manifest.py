@@ -11,9 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import FileChecksums, write_file
-from efficientbench.data_tools.indexed import IndexedHeader
+from efficientbench.data_tools.files import FileChecksums, file_checksums, write_file
+from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
 
 FORMAT_VERSION = 1
 """The version of a corpus folder's content; a new version makes every corpus again."""
@@ -101,6 +103,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "unicode": unicodedata.unidata_version, **libraries}
 
 
+def pair_checksums(prefix: Path) -> dict[str, FileChecksums]:
+    """Return the checksums of a pair's files, under `bin` and `idx`."""
+    return {"bin": file_checksums(bin_path(prefix)), "idx": file_checksums(idx_path(prefix))}
+
+
 def pair_fingerprint(files: dict[str, FileChecksums]) -> str:
     """Return `Corpus.fingerprint` of a pair with these checksums."""
     return hashlib.sha256(f"{files['idx'].sha256} {files['bin'].sha256}".encode()).hexdigest()
@@ -167,12 +174,8 @@ def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
     """
     try:
         content = json.loads(manifest.read_bytes()).get("tokenized")
-        if content is None:
-            return None
-        inputs = [InputRecord(**item) for item in content.pop("inputs")]
-        files = {name: FileChecksums(**item) for name, item in content.pop("files").items()}
-        return TokenizeRecord(inputs=inputs, files=files, **content)
-    except (AttributeError, KeyError, TypeError, ValueError, FileNotFoundError):
+        return TypeAdapter(TokenizeRecord | None).validate_python(content)
+    except (AttributeError, ValueError, FileNotFoundError):
         raise DataError(f"{manifest} is damaged: tokenize again") from None
 
 

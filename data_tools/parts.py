@@ -20,12 +20,9 @@ import numpy as np
 from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.engine import Engine
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import FileChecksums, complete_file, file_blocks, write_blocks, write_file
+from efficientbench.data_tools.files import complete_file, file_blocks, write_file
 from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks
 from efficientbench.data_tools.inputs import Part
-
-_FLUSH_TOKENS = 1 << 20
-"""Tokens that are gathered in memory before they are written."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,7 @@ class PartTokenizer:
         rejected: Counter[str] = Counter()
         special: Counter[str] = Counter()
         documents = written_tokens = utf8_bytes = 0
-        pending: list[np.ndarray] = []
-        pending_tokens = 0
-        end = np.array([self.eod_id], self.dtype)
+        end = np.array([self.eod_id], self.dtype).tobytes()
         for document in reader:
             if isinstance(document, Reject):
                 rejected[document.reason] += 1
@@ -106,18 +101,10 @@ class PartTokenizer:
             special += self.engine.count_special(document)
             utf8_bytes += len(document) if document.isascii() else len(document.encode())
             documents += 1
-            pending += [ids.astype(self.dtype), end]
+            written_tokens += len(ids) + 1
+            tokens.write(ids.astype(self.dtype).tobytes() + end)
             lengths.write((len(ids) + 1).to_bytes(4, "little"))
-            pending_tokens += len(ids) + 1
-            if pending_tokens >= _FLUSH_TOKENS:
-                tokens.write(np.concatenate(pending).data)
-                written_tokens += pending_tokens
-                pending, pending_tokens = [], 0
-        for array in pending:
-            tokens.write(array.data)
-        return PartCounts(
-            documents, written_tokens + pending_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special)
-        )
+        return PartCounts(documents, written_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special))
 
 
 def finished_part(folder: Path, number: int, dtype: np.dtype) -> PartCounts | None:
@@ -130,8 +117,8 @@ def finished_part(folder: Path, number: int, dtype: np.dtype) -> PartCounts | No
     return counts if sizes == [counts.tokens * dtype.itemsize, counts.documents * 4] else None
 
 
-def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> dict[str, FileChecksums]:
-    """Write the pair from its parts, and return the checksums of both files, under `bin` and `idx`."""
+def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> None:
+    """Write the pair from its parts."""
     numbers = range(len(counts))
 
     def lengths() -> Iterator[np.ndarray]:
@@ -141,9 +128,8 @@ def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: 
     documents = sum(count.documents for count in counts)
     # Both files are on the disk before one of them gets its name.
     with complete_file(bin_path(prefix)) as tokens, complete_file(idx_path(prefix)) as index:
-        written = {"bin": write_blocks(tokens, blocks)}
-        written["idx"] = write_blocks(index, index_blocks(lengths, documents, dtype))
-    return written
+        tokens.writelines(blocks)
+        index.writelines(index_blocks(lengths, documents, dtype))
 
 
 def merge_rejects(folder: Path, parts: Sequence[Part], counts: Sequence[PartCounts], path: Path) -> str | None:

@@ -41,6 +41,7 @@ from efficientbench.data_tools.manifest import (
     load_corpus,
     load_tokenize_record,
     manifest_path,
+    pair_checksums,
     pair_fingerprint,
     save_corpus,
     versions,
@@ -239,7 +240,8 @@ def _sample(job: _Job) -> list[str]:
 def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
     """Write the pair from its parts, and all that lies beside it, the manifest last."""
     records = _input_records(job, counts, max_rejects)
-    pair = merge_pair(job.folder, counts, job.prefix, job.dtype)
+    merge_pair(job.folder, counts, job.prefix, job.dtype)
+    checksums = pair_checksums(job.prefix)
     lengths_path = job.tokenizer.save_token_bytes(beside(job.prefix, "token_bytes.npy"))
     folder = beside(job.prefix, "tokenizer")
     shutil.rmtree(folder, ignore_errors=True)
@@ -256,7 +258,7 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
         token_bytes_path=lengths_path,
         tokenizer_folder=folder,
         tokenizer_fingerprint=job.tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(pair),
+        fingerprint=pair_fingerprint(checksums),
         source=job.source,
         manifest=manifest_path(job.prefix),
     )
@@ -268,7 +270,7 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
         bytes_per_token=utf8_bytes / tokens,
         rejected=dict(_total(count.rejected for count in counts)),
         special_token_strings=dict(_total(count.special_token_strings for count in counts)),
-        files=pair,
+        files=checksums,
         versions=versions(),
     )
     save_corpus(corpus, record)

@@ -66,23 +66,23 @@ def train_on_files(
     if folder.exists():
         raise DataError(f"{folder} exists already: remove it, or choose another folder for the tokenizer")
     others = [(name, load_tokenizer(name)) for name in compare]
-    sample = _Sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
+    training, held_out, rejected = _sample(cut_into_parts(find_inputs(inputs), text_key), text_key)
+    if not training:
+        raise DataError(f"{', '.join(inputs)}: no usable document")
     with complete_folder(folder) as partial:
-        train_tokenizer(sample.training_documents(), vocab_size, partial)
-        if sample.documents == 0:
-            raise DataError(f"{', '.join(inputs)}: no usable document")
+        train_tokenizer(training, vocab_size, partial)
         trained = load_tokenizer(partial)
-        tokenizers = [(str(folder), trained), *others] if sample.held_out else []
+        tokenizers = [(str(folder), trained), *others] if held_out else []
         result = TrainedTokenizer(
             folder=folder,
             vocab_size=trained.vocab_size,
             wanted_vocab_size=vocab_size,
-            documents=sample.documents,
-            training_bytes=sample.training_bytes,
-            rejected=sample.rejected,
-            held_out_documents=len(sample.held_out),
-            held_out_bytes=_utf8_bytes(sample.held_out),
-            compression=tuple(_compression(name, tokenizer, sample.held_out) for name, tokenizer in tokenizers),
+            documents=len(training),
+            training_bytes=_utf8_bytes(training),
+            rejected=rejected,
+            held_out_documents=len(held_out),
+            held_out_bytes=_utf8_bytes(held_out),
+            compression=tuple(_compression(name, tokenizer, held_out) for name, tokenizer in tokenizers),
         )
         trained.save_token_bytes(partial / "token_bytes.npy")
         facts = {**asdict(result), "folder": str(folder)}
@@ -113,32 +113,23 @@ def describe_training(result: TrainedTokenizer) -> Iterator[str]:
         yield f"{each.tokenizer:<{width}}  {each.vocab_size:>10,}  {each.tokens:>10,}  {each.bytes_per_token:>11.3f}"
 
 
-class _Sample:
-    """Documents to train on, and some that are held out of it."""
-
-    def __init__(self, parts: Sequence[Part], text_key: str) -> None:
-        self.documents = self.training_bytes = self.rejected = 0
-        self.held_out: list[str] = []
-        self._drawn = documents_in_turn(parts, text_key)
-
-    def training_documents(self) -> Iterator[str]:
-        """Yield the documents to train on; add the others to `held_out`."""
-        number = characters = 0
-        for document in self._drawn:
-            if isinstance(document, Reject):
-                self.rejected += 1
-                continue
-            # Not the first one, which may be all there is.
-            if number % HELD_OUT_EVERY == 1:
-                self.held_out.append(document)
-            else:
-                self.documents += 1
-                self.training_bytes += len(document.encode())
-                characters += len(document)
-                yield document
-            number += 1
+def _sample(parts: Sequence[Part], text_key: str) -> tuple[list[str], list[str], int]:
+    """Return documents to train on, documents that are held out of it, and the number of unusable ones."""
+    training: list[str] = []
+    held_out: list[str] = []
+    rejected = characters = 0
+    for document in documents_in_turn(parts, text_key):
+        if isinstance(document, Reject):
+            rejected += 1
+        # Not the first one, which may be all there is.
+        elif (len(training) + len(held_out)) % HELD_OUT_EVERY == 1:
+            held_out.append(document)
+        else:
+            training.append(document)
+            characters += len(document)
             if characters >= MAX_TRAINING_CHARACTERS:
-                return
+                break
+    return training, held_out, rejected
 
 
 def documents_in_turn(parts: Sequence[Part], text_key: str) -> Iterator[str | Reject]:

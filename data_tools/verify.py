@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums, file_checksums
+from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
 from efficientbench.data_tools.indexed_documents import token_counts
 from efficientbench.data_tools.manifest import (
@@ -15,21 +14,16 @@ from efficientbench.data_tools.manifest import (
     load_corpus,
     load_tokenize_record,
     manifest_path,
+    pair_checksums,
     pair_fingerprint,
 )
 
 
-@dataclass(frozen=True)
-class Verified:
-    """A pair that is intact."""
-
-    header: IndexedHeader
-    corpus: Corpus | None
-    """The manifest's; None if no manifest, and so no checksums to compare with, lies beside the pair."""
-
-
-def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
+def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHeader, Corpus | None]:
     """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
+
+    Return what the header holds and the manifest's corpus; None if no manifest lies beside the pair, and so no
+    checksums to compare with.
 
     Args:
         prefix: The pair's path without suffix.
@@ -44,18 +38,18 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> Verified:
     manifest = manifest_path(prefix)
     if not manifest.exists():
         token_counts(prefix, vocab_size)
-        return Verified(header, None)
+        return header, None
     corpus = load_corpus(manifest)
     check_counts(corpus, header)
     token_counts(prefix, corpus.vocab_size)
-    found = {path.suffix[1:]: file_checksums(path) for path in (idx_path(prefix), bin_path(prefix))}
+    found = pair_checksums(prefix)
     record = load_tokenize_record(manifest)
     if record is not None:
-        for path in (idx_path(prefix), bin_path(prefix)):
-            _compare(path, found[path.suffix[1:]], record.files[path.suffix[1:]])
+        _compare(idx_path(prefix), found["idx"], record.files["idx"])
+        _compare(bin_path(prefix), found["bin"], record.files["bin"])
     if pair_fingerprint(found) != corpus.fingerprint:
         raise DataError(f"{prefix}: the pair's checksum is not the one in {manifest}: tokenize again")
-    return Verified(header, corpus)
+    return header, corpus
 
 
 def _compare(path: Path, found: FileChecksums, recorded: FileChecksums) -> None:

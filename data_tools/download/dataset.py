@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import queue
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from efficientbench.data_tools.download.hub_requests import HubUnreachableError, Patience
 from efficientbench.data_tools.download.listing import (
@@ -119,7 +129,7 @@ def _complete(listing: Listing, record: Record, max_workers: int, patience: Pati
         progress.position(file.path, transfer.position())
         transfers.append(transfer)
     _check_space(record.folder, sum(max(0, each.file.size_bytes - each.position()) for each in transfers))
-    with progress:
+    with progress.bar:
         for file in _run(transfers, max_workers, stop):
             record.add(file)
             progress.finished(file.path)
@@ -127,22 +137,18 @@ def _complete(listing: Listing, record: Record, max_workers: int, patience: Pati
 
 def _run(transfers: list[Transfer], max_workers: int, stop: threading.Event) -> Iterator[RemoteFile]:
     """Yield each file when it is finished; at the first failure, end the other transfers and raise its error."""
-    waiting: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
+    waiting = collections.deque(transfers)
     results: queue.SimpleQueue[RemoteFile | BaseException] = queue.SimpleQueue()
-    for transfer in transfers:
-        waiting.put(transfer)
 
     def work() -> None:
-        while not stop.is_set():
-            try:
-                transfer = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                transfer.run()
-                results.put(transfer.file)
-            except BaseException as error:  # without it, the main thread would wait for ever
-                results.put(error)
+        with suppress(IndexError):  # nothing is waiting any more
+            while not stop.is_set():
+                transfer = waiting.popleft()
+                try:
+                    transfer.run()
+                    results.put(transfer.file)
+                except BaseException as error:  # without it, the main thread would wait for ever
+                    results.put(error)
 
     # Daemons, not a pool, whose threads would keep an interrupted process until a silent server's timeout.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(max_workers, len(transfers)))]
@@ -171,50 +177,39 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
 
 
 class _Progress:
-    """Shows a bar on a terminal, else a line per finished file; any thread may call its methods."""
+    """Shows a bar on a terminal, else a line per finished file."""
 
     def __init__(self, total_files: int, total_bytes: int, finished: dict[str, int]) -> None:
         """Count the `finished` files, bytes by path, as part of the totals."""
-        self._total_files = total_files
-        self._total_bytes = total_bytes
+        self._total_files, self._total_bytes = total_files, total_bytes
         self._finished_files = len(finished)
         self._positions = dict(finished)
-        self._bytes = sum(finished.values())
-        self._lock = threading.Lock()
         console = Console(stderr=True)
-        self._is_terminal = console.is_terminal
-        self._bar = Progress(
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
             console=console,
-            disable=not self._is_terminal,
+            disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task(self._files(), total=total_bytes, completed=self._bytes)
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.bar.add_task(self._files(), total=total_bytes, completed=sum(finished.values()))
 
     def position(self, path: str, position_bytes: int) -> None:
-        """Show the number of bytes of a file that are here now."""
-        with self._lock:
-            self._bytes += position_bytes - self._positions.get(path, 0)
-            self._positions[path] = position_bytes
-            self._bar.update(self._task, completed=self._bytes)
+        """Show the number of bytes of a file that are here now; any thread may call this for a known file."""
+        self._positions[path] = position_bytes
+        self.bar.update(TaskID(0), completed=sum(self._positions.values()))
 
     def finished(self, path: str) -> None:
         """Count a file as finished."""
-        with self._lock:
-            self._finished_files += 1
-            self._bar.update(self._task, description=self._files())
-        if not self._is_terminal:
-            logger.info("%s: %s, %.2f of %.2f GB", self._files(), path, self._bytes / 1e9, self._total_bytes / 1e9)
+        self._finished_files += 1
+        self.bar.update(TaskID(0), description=self._files())
+        if self.bar.disable:
+            task = self.bar.tasks[0]
+            logger.info(
+                "%s: %s, %.2f of %.2f GB", task.description, path, task.completed / 1e9, self._total_bytes / 1e9
+            )
 
     def _files(self) -> str:
         return f"{self._finished_files:,} of {self._total_files:,} files"

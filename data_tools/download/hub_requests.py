@@ -53,11 +53,6 @@ class Patience:
     longest_retry_after_s: float = 900.0
     """The longest wait that a server may ask for (`Retry-After`); if it asks for more, the download ends."""
 
-    def wait_s(self, failures: int, asked_s: float | None) -> float:
-        """Return the seconds to wait after so many failures in a row: those the server asked for, if it did."""
-        own_s: float = min(self.first_wait_s * 2 ** (failures - 1), self.longest_wait_s)
-        return own_s if asked_s is None else asked_s
-
 
 class TryAgainError(Exception):
     """A failure that may pass; `wait_s` is the wait that the server asks for, in seconds, or None."""
@@ -99,7 +94,8 @@ def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Pa
     """
     if failures >= patience.attempts:
         raise HubUnreachableError(f"{what}: {error} ({failures} attempts in a row)") from None
-    wait_s = patience.wait_s(failures, error.wait_s)
+    own_wait_s: float = min(patience.first_wait_s * 2 ** (failures - 1), patience.longest_wait_s)
+    wait_s = own_wait_s if error.wait_s is None else error.wait_s
     if wait_s > patience.longest_retry_after_s:
         raise HubUnreachableError(f"{what}: {error}, and asks to wait {wait_s:,.0f} s: call again then") from None
     logger.warning("%s: %s; next attempt in %.0f s", what, error, wait_s)
@@ -116,7 +112,9 @@ def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[list[dict[st
 
     following: str | None = url
     while following is not None:
-        response = get_session().get(following, params=params, headers=headers_for(following), timeout=timeout_s())
+        response = get_session().get(
+            following, params=params, headers=headers_for(following), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+        )
         hf_raise_for_status(response)
         yield response.json()
         params = None  # the address of the next page holds them
@@ -130,11 +128,6 @@ def headers_for(url: str) -> dict[str, str]:
     headers: dict[str, str] = build_hf_headers(token=None if ours else False)
     headers["Accept-Encoding"] = "identity"  # else sizes and positions are those of compressed content
     return headers
-
-
-def timeout_s() -> float:
-    """Return how long a server may send nothing, in seconds."""
-    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -157,10 +150,13 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 @contextmanager
 def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
     """Raise a `TryAgainError`, or a `DataError` that says what would help, for an error of a request to the hub."""
-    http = _http_library()
+    # The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2.
+    http = importlib.import_module(type(get_session()).__module__.partition(".")[0])
     where = f"dataset {repository!r} at {urlsplit(constants.ENDPOINT).hostname}"
     try:
         yield
+    except DataError:
+        raise
     except HFValidationError:
         raise DataError(f"{repository!r} cannot be the name of a dataset on the hub: give OWNER/NAME") from None
     except OfflineModeIsEnabled:
@@ -191,13 +187,6 @@ def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
     except http.RequestError as error:
         raise DataError(f"{where}: {type(error).__name__}: {without_secrets(first_line(error))}") from None
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(
             f"{where} sends a response unlike the hub's ({type(error).__name__}): is HF_ENDPOINT a mirror?"
         ) from None
-
-
-def _http_library() -> Any:
-    """Return the HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2."""
-    return importlib.import_module(type(get_session()).__module__.partition(".")[0])

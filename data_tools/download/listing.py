@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
 import re
 import threading
 from collections.abc import Iterable
@@ -21,7 +22,6 @@ from efficientbench.data_tools.download.hub_requests import (
     hub_errors_explained,
     json_pages,
     retry,
-    timeout_s,
 )
 from efficientbench.data_tools.errors import DataError
 
@@ -75,7 +75,7 @@ def list_dataset(repository: str, config: str | None, revision: str, num_files: 
 
     def info() -> Any:
         with hub_errors_explained(repository, revision):
-            return HfApi().dataset_info(repository, revision=revision, timeout=timeout_s())
+            return HfApi().dataset_info(repository, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     described = retry(f"dataset {repository}", info, patience, threading.Event())
     patterns = _patterns(repository, config, described.card_data)
@@ -160,10 +160,5 @@ def _paths(data_files: Any, folder: str | None) -> Iterable[str]:
 
 def _common_folder(patterns: list[str]) -> str:
     """Return the deepest folder, without wildcards, that contains every match."""
-    fixed = [re.split(r"[*?\[]", pattern, maxsplit=1)[0].split("/")[:-1] for pattern in patterns]
-    common: list[str] = []
-    for names in zip(*fixed, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return "/".join(common)
+    folders = [re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0].strip("/") for pattern in patterns]
+    return posixpath.commonpath(folders) if folders else ""

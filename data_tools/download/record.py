@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from efficientbench.data_tools.download.listing import Listing, RemoteFile
 from efficientbench.data_tools.download.transfer import has_content
@@ -12,7 +15,6 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import write_file
 
 STATE_FOLDER = ".download"
-FORMAT_VERSION = 1
 
 
 @dataclass
@@ -26,6 +28,8 @@ class Record:
     """The last listing of each request, by the request's configuration, revision and number of files."""
     finished: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     """Checksum, size in bytes and time of the last change, in ns, of the checked files, by path."""
+    format_version: Literal[1] = 1
+    """The version of the file's format; a record of another one is ignored."""
 
     def holds(self, file: RemoteFile) -> bool:
         """Return whether the folder has the file with the right content; read it if the record lacks it."""
@@ -48,13 +52,10 @@ class Record:
 
     def save(self) -> None:
         """Write the record."""
-        content = {
-            "format_version": FORMAT_VERSION,
-            "repository": self.repository,
-            "listings": {request: asdict(listing) for request, listing in self.listings.items()},
-            "finished": self.finished,
-        }
-        write_file(_path(self.folder), (json.dumps(content, indent=1) + "\n").encode())
+        write_file(_path(self.folder), _RECORD.dump_json(self, indent=1, exclude={"folder"}))
+
+
+_RECORD = TypeAdapter(Record)
 
 
 def load_record(folder: Path, repository: str) -> Record:
@@ -64,18 +65,8 @@ def load_record(folder: Path, repository: str) -> Record:
         DataError: the folder contains another dataset's files.
     """
     try:
-        content = json.loads(_path(folder).read_bytes())
-        if content["format_version"] != FORMAT_VERSION:
-            return Record(folder, repository)
-        listings = {
-            request: Listing(
-                listing["repository"], listing["commit"], tuple(RemoteFile(**file) for file in listing["files"])
-            )
-            for request, listing in content["listings"].items()
-        }
-        finished = {path: tuple(state) for path, state in content["finished"].items()}
-        record = Record(folder, content["repository"], listings, finished)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        record = _RECORD.validate_python({**json.loads(_path(folder).read_bytes()), "folder": folder})
+    except (FileNotFoundError, ValueError, TypeError):
         return Record(folder, repository)  # the files are read and checked again
     if record.repository != repository:
         raise DataError(f"{folder} holds files of {record.repository}: choose another folder for {repository}")

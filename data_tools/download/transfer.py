@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import get_session
 
 from efficientbench.data_tools.download.hub_requests import (
@@ -30,7 +30,6 @@ from efficientbench.data_tools.download.hub_requests import (
     headers_for,
     hub_errors_explained,
     retry_after_s,
-    timeout_s,
     wait_or_give_up,
 )
 from efficientbench.data_tools.download.listing import RemoteFile
@@ -97,14 +96,13 @@ class Transfer:
                 furthest = max(furthest, position)
                 wait_or_give_up(self.file.path, error, failures, self.patience, self.stop)
         self._check_parquet()
-        _flush(self.partial)
+        with self.partial.open("rb") as stream:
+            os.fsync(stream.fileno())
         os.replace(self.partial, self.target)
 
     def position(self) -> int:
         """Return the number of bytes in the partial file."""
-        with suppress(FileNotFoundError):
-            return self.partial.stat().st_size
-        return 0
+        return self.partial.stat().st_size if self.partial.exists() else 0
 
     def adopt_cached(self) -> None:
         """Link the partial file to the hub's own cache (`HF_HOME`), if that has the file on the same file system."""
@@ -138,7 +136,8 @@ class Transfer:
                 headers["Range"] = f"bytes={position}-"
                 if self._etag:
                     headers["If-Range"] = self._etag  # for other content the server sends the whole (RFC 9110, 13.1.5)
-            request = get_session().stream("GET", location, headers=headers, timeout=timeout_s())
+            timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+            request = get_session().stream("GET", location, headers=headers, timeout=timeout_s)
             with request as response, self.partial.open("ab", buffering=0) as stream:
                 self._check_answer(response, stream)
                 self._write_body(response, stream)
@@ -146,7 +145,7 @@ class Transfer:
     def _location(self) -> str:
         """Ask the hub for the content's address, at every attempt, since it signs addresses for a limited time."""
         url = hf_hub_url(self.repository, self.file.path, repo_type="dataset", revision=self.commit)
-        metadata = get_hf_file_metadata(url, timeout=timeout_s())
+        metadata = get_hf_file_metadata(url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
         is_checksum = re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", metadata.etag or "")
         if is_checksum and metadata.etag != self.file.checksum:
             raise DataError(f"{self.file.path} changed on the hub since it was listed: call again")
@@ -222,8 +221,3 @@ def has_content(path: Path, file: RemoteFile) -> bool:
     for block in file_blocks(path):
         digest.update(block)
     return digest.hexdigest() == file.checksum
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import io
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 from support.command_line import until
 from support.data_tools_command import finish, start
+from support.downloads import SAMPLE, text_parquet
 from support.hub_server import Fault, HubState, hub_server
 
-SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(4)]
+FILES = SAMPLE[:4]
 PAUSED = Fault(pause_s=600)
 """Sends half of a file, and nothing more while the test runs."""
 
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
-    files = {}
-    for path in SAMPLE:
-        buffer = io.BytesIO()
-        table = pyarrow.table({"text": [os.urandom(50_000).hex()]})
-        pyarrow.parquet.write_table(table, buffer, compression="none")
-        files[path] = buffer.getvalue()
-    with hub_server(files) as state:
+    with hub_server({path: text_parquet(*"some texts and more") for path in FILES}) as state:
         yield state
 
 
@@ -52,12 +43,12 @@ def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     if end == signal.SIGINT:
         assert error.splitlines()[-1] == "interrupted: the same command continues from here"
     kept = partial_sizes(tmp_path)
-    assert len([path for path in SAMPLE if (tmp_path / path).exists()]) == 1
+    assert len([path for path in FILES if (tmp_path / path).exists()]) == 1
     hub.requests.clear()
     code, out, error = finish(start(hub.endpoint, "download", "--output", str(tmp_path)))
     assert code == 0, error
     assert out == f"4 files of HuggingFaceFW/fineweb-edu, 0.00 GB, in {tmp_path}\n"
-    assert [(tmp_path / path).read_bytes() for path in SAMPLE] == [hub.files[path] for path in SAMPLE]
+    assert [(tmp_path / path).read_bytes() for path in FILES] == [hub.files[path] for path in FILES]
     assert not [*tmp_path.rglob("*.partial")]
     ranges = [headers["range"] for headers in hub.asked("storage")]
     assert sorted(ranges) == sorted(f"bytes={size}-" for size in kept)

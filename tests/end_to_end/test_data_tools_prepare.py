@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
@@ -15,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from support.data_tools_command import finish, start
+from support.downloads import SAMPLE, parquet
 from support.hub_server import Fault, HubState, hub_server
 from tokenizers import Tokenizer
 
@@ -23,9 +23,9 @@ from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.prepare import copy_as_jsonl
 from efficientbench.data_tools.tokenizer import train_tokenizer
 
-SAMPLE = [f"sample/10BT/00{number}_00000.parquet" for number in range(2)]
+FILES = SAMPLE[:2]
 TEXTS = {
-    path: [f"document {number} of {path}, an e\u0301, 汉字 and \U0001f600" for number in range(40)] for path in SAMPLE
+    path: [f"document {number} of {path}, an e\u0301, 汉字 and \U0001f600" for number in range(40)] for path in FILES
 }
 
 
@@ -38,36 +38,35 @@ def rows(path: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def hub() -> Iterator[HubState]:
-    files = {}
-    for path in SAMPLE:
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(path)), buffer)
-        files[path] = buffer.getvalue()
-    with hub_server(files) as state:
+    with hub_server({path: parquet(pyarrow.Table.from_pylist(rows(path))) for path in FILES}) as state:
         yield state
+
+
+def started(hub: HubState, tmp_path: Path, folder: Path) -> subprocess.Popen[str]:
+    """`prepare` into a folder, with the tokenizer in `tmp_path`."""
+    options = ["--output", folder / "data", "--prefix", folder / "tokens" / "all", "--workers", "2", "--to-jsonl"]
+    return start(hub.endpoint, "prepare", *options, "--tokenizer", tmp_path / "tokenizer")
 
 
 def test_a_dataset_becomes_tokens_statistics_and_a_copy(hub: HubState, tmp_path: Path) -> None:
     train_tokenizer([text for texts in TEXTS.values() for text in texts], 300, tmp_path / "tokenizer")
-    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "tokens" / "all")]
-    words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
     hub.faults["storage"] = [Fault(break_after=500)]
-    code, out, error = finish(start(hub.endpoint, *words))
+    code, out, error = finish(started(hub, tmp_path, tmp_path))
     assert code == 0, error
     backend = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
     end = backend.token_to_id("<|endoftext|>")
-    expected = [[*backend.encode(text).ids, end] for path in SAMPLE for text in TEXTS[path]]
+    expected = [[*backend.encode(text).ids, end] for path in FILES for text in TEXTS[path]]
     documents = IndexedDocuments(tmp_path / "tokens" / "all")
     assert [documents[number].tolist() for number in range(len(documents))] == expected
     assert f"documents           {len(expected)}\n" in out
     assert f"tokens              {sum(map(len, expected)):,} (" in out
-    copies = [tmp_path / "data-jsonl" / Path(path).with_suffix(".jsonl") for path in SAMPLE]
-    assert [[json.loads(line) for line in copy.read_text().splitlines()] for copy in copies] == [*map(rows, SAMPLE)]
+    copies = [tmp_path / "data-jsonl" / Path(path).with_suffix(".jsonl") for path in FILES]
+    assert [[json.loads(line) for line in copy.read_text().splitlines()] for copy in copies] == [*map(rows, FILES)]
 
     kept = contents(tmp_path)
     hub.requests.clear()
-    again = finish(start(hub.endpoint, *words))
-    assert (again[0], again[1]) == (0, out), again[2]
+    code, again, error = finish(started(hub, tmp_path, tmp_path))
+    assert (code, again) == (0, out), error
     assert not hub.asked("storage")
     assert contents(tmp_path) == kept
 
@@ -84,14 +83,9 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 @pytest.mark.proof
 def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubState, tmp_path: Path) -> None:
     """SIGKILL in the midst of downloading, tokenizing and copying; whoever is finished begins anew elsewhere."""
-    hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[SAMPLE[number % 2]] for number in range(7)}
+    hub.files |= {f"sample/10BT/1{number}.parquet": hub.files[FILES[number % 2]] for number in range(7)}
     hub.always["storage"] = Fault(pause_s=0.2)
-    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
-
-    def prepare(folder: Path) -> subprocess.Popen[str]:
-        words = ["prepare", "--output", str(folder / "data"), "--prefix", str(folder / "tokens" / "all")]
-        words += ["--tokenizer", str(tmp_path / "tokenizer"), "--workers", "2", "--to-jsonl"]
-        return start(hub.endpoint, *words)
+    train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
 
     def made(folder: Path) -> dict[Path, bytes]:
         assert not [*folder.rglob("*.partial")]
@@ -99,13 +93,13 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
         return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.suffix in kinds}
 
     begin_s = time.monotonic()
-    assert finish(prepare(tmp_path / "undisturbed"))[0] == 0
+    assert finish(started(hub, tmp_path, tmp_path / "undisturbed"))[0] == 0
     longest_s = time.monotonic() - begin_s
     expected = made(tmp_path / "undisturbed")
     assert len(expected) == 2 * 9 + 3  # files, copies, the pair, and the list of rejects
     moments, kills, folder = random.Random(0), 0, tmp_path / "0"
     while kills < 20:
-        process = prepare(folder)
+        process = started(hub, tmp_path, folder)
         try:
             process.wait(moments.uniform(0.2, 1) * longest_s)
         except subprocess.TimeoutExpired:
@@ -116,14 +110,14 @@ def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(hub: HubSta
             assert made(folder) == expected
             folder = tmp_path / str(kills)
         process.communicate()
-    assert finish(prepare(folder))[0] == 0
+    assert finish(started(hub, tmp_path, folder))[0] == 0
     assert made(folder) == expected
 
 
 def test_without_the_word_there_is_no_copy(hub: HubState, tmp_path: Path) -> None:
-    train_tokenizer(TEXTS[SAMPLE[0]], 300, tmp_path / "tokenizer")
-    words = ["prepare", "--output", str(tmp_path / "data"), "--prefix", str(tmp_path / "one"), "--num-files", "1"]
-    code, _, error = finish(start(hub.endpoint, *words, "--tokenizer", str(tmp_path / "tokenizer"), "--workers", "1"))
+    train_tokenizer(TEXTS[FILES[0]], 300, tmp_path / "tokenizer")
+    options = ["--output", tmp_path / "data", "--prefix", tmp_path / "one", "--num-files", "1", "--workers", "1"]
+    code, _, error = finish(start(hub.endpoint, "prepare", *options, "--tokenizer", tmp_path / "tokenizer"))
     assert code == 0, error
     assert len(IndexedDocuments(tmp_path / "one")) == 40
     assert not (tmp_path / "data-jsonl").exists()

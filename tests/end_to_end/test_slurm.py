@@ -37,8 +37,10 @@ def said(folder: Path) -> str:
 def wait_for_steps(slurm: Slurm, job: str, folder: Path, said_in: Path, count: int = 3) -> None:
     """Returns once a job has trained so many steps; fails where it does not run."""
     slurm.wait_until(job, "RUNNING", lambda: said(said_in))
-    until(lambda: len(losses(folder)) >= count or slurm.state(job) != "RUNNING", f"{count} steps of job {job}")
-    assert slurm.state(job) == "RUNNING", said(said_in)
+    until(
+        lambda: len(losses(folder)) >= count or slurm.field(job, "JobState") != "RUNNING", f"{count} steps of job {job}"
+    )
+    assert slurm.field(job, "JobState") == "RUNNING", said(said_in)
 
 
 def wait_for_free_nodes(slurm: Slurm) -> None:
@@ -78,16 +80,16 @@ def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_
     for task, folder in folders.items():
         wait_for_steps(slurm, task, folder, tmp_path)
     # One of the tasks has the number of the whole array: what stops it must leave the other alone.
-    stopped, other = sorted(folders, key=lambda task: slurm.number(task) != job)
-    assert (slurm.number(stopped), slurm.number(other) != job) == (job, True)
+    stopped, other = sorted(folders, key=lambda task: slurm.field(task, "JobId") != job)
+    assert (slurm.field(stopped, "JobId"), slurm.field(other, "JobId") != job) == (job, True)
     # As Slurm itself does before the time limit (`--signal=B:TERM@120`).
     slurm.call("scancel", "--batch", "--signal=TERM", stopped)
     slurm.wait_until(stopped, "PENDING", lambda: said(tmp_path))
-    assert slurm.state(other) == "RUNNING"
+    assert slurm.field(other, "JobState") == "RUNNING"
 
     slurm.call("scancel", job)
     slurm.wait_until(other, "CANCELLED", lambda: said(tmp_path))
     wait_for_free_nodes(slurm)
-    assert [slurm.state(task) for task in folders] == ["CANCELLED", "CANCELLED"]
+    assert [slurm.field(task, "JobState") for task in folders] == ["CANCELLED", "CANCELLED"]
     assert [record(folder)["status"] for folder in folders.values()] == ["stopped", "stopped"]
     assert said(tmp_path).count("requeued") == 1

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine, with one dataset and a storage of its own origin, that can be told to fail."""
+"""A Hugging Face hub on this machine, with one repository and a storage of its own origin, that fails on request."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Fault:
 class HubState:
     """What the server has, and what it was asked.
 
+    kind, repository: of the one repository, `datasets` or `models`, and OWNER/NAME.
     files: by path; those with a dot-parquet or dot-zst name lie in large-file storage.
     faults: by kind of request (info, tree, resolve, storage), how the next answers are wrong; None is a right one.
     always: by kind, how every answer is wrong once the faults are used up.
@@ -56,6 +57,8 @@ class HubState:
     """
 
     files: dict[str, bytes]
+    kind: str = "datasets"
+    repository: str = REPOSITORY
     card: dict[str, Any] = field(default_factory=dict)
     revisions: tuple[str, ...] = ("main", "v1.2.0")
     token: str | None = None
@@ -96,8 +99,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         path = unquote(urlsplit(self.path).path)
         headers = {key.lower(): value for key, value in self.headers.items()}
-        api, resolve = f"/api/datasets/{REPOSITORY}/", f"/datasets/{REPOSITORY}/resolve/{COMMIT}/"
-        starts = {"info": f"{api}revision/", "tree": f"{api}tree/{COMMIT}", "resolve": resolve, "storage": "/storage/"}
+        kind, repository = self.state.kind, self.state.repository
+        api = f"/api/{kind}/{repository}"
+        if path == api:
+            path += "/revision/main"
+        resolve = f"/{repository}/resolve/{COMMIT}/" if kind == "models" else f"/{kind}/{repository}/resolve/{COMMIT}/"
+        starts = {
+            "info": f"{api}/revision/",
+            "tree": f"{api}/tree/{COMMIT}",
+            "resolve": resolve,
+            "storage": "/storage/",
+        }
         kind = next((kind for kind, start in starts.items() if path.startswith(start)), "unknown")
         self.state.requests.append((kind, path, headers))
         fault = self.state.fault(kind)
@@ -116,7 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, revision: str, fault: Fault, headers: dict[str, str]) -> None:
         if revision not in (*self.state.revisions, COMMIT):
             return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        info = {"id": REPOSITORY, "sha": COMMIT, "cardData": self.state.card, "siblings": []}
+        siblings = [{"rfilename": path} for path in self.state.files]
+        info = {"id": self.state.repository, "sha": COMMIT, "cardData": self.state.card, "siblings": siblings}
         return self._answer(200, fault.content if fault.content is not None else json.dumps(info).encode())
 
     def _tree(self, folder: str, fault: Fault, headers: dict[str, str]) -> None:

@@ -1,11 +1,23 @@
-"""Large `.bin/.idx` pairs, written as arrays."""
+"""Large `.bin/.idx` pairs, written as arrays, and damage to pairs."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+
+def overwrite(path: Callable[[Path], Path], offset: int, content: bytes) -> Callable[[Path], None]:
+    """A function that overwrites bytes of the file `path(prefix)` of a pair."""
+
+    def damage(prefix: Path) -> None:
+        data = bytearray(path(prefix).read_bytes())
+        data[offset : offset + len(content)] = content
+        path(prefix).write_bytes(data)
+
+    return damage
 
 
 def write_equal_documents(prefix: Path, documents: int, length: int) -> None:

@@ -10,7 +10,8 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -46,15 +47,8 @@ class Slurm:
         (folder / "job.sh").write_text(script)
         return self.call("sbatch", "--parsable", "job.sh", cwd=folder)
 
-    def state(self, job: str) -> str:
-        """Like PENDING, RUNNING, COMPLETED or CANCELLED."""
-        return self._field(job, "JobState")
-
-    def number(self, task: str) -> str:
-        """The number of one of an array's tasks."""
-        return self._field(task, "JobId")
-
-    def _field(self, job: str, name: str) -> str:
+    def field(self, job: str, name: str) -> str:
+        """A field of a job: its `JobState` or, of one of an array's tasks, its `JobId`."""
         fields = self.call("scontrol", "show", "job", "--oneliner", job).split()
         return next(field for field in fields if field.startswith(f"{name}=")).partition("=")[2]
 
@@ -62,7 +56,7 @@ class Slurm:
         """Returns once a job is in a state; fails, with what it said, where it ends in another."""
 
         def reached() -> bool:
-            found = self.state(job)
+            found = self.field(job, "JobState")
             ended = found in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
             assert found == state or not ended, f"job {job} is {found}: {output()}"
             return found == state
@@ -99,13 +93,13 @@ def slurm_of_two_nodes() -> Iterator[Slurm]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True)
 class Host:
     """A network namespace: a host as far as the network goes, with one interface to the other."""
 
-    def __init__(self, namespace: str, interface: str, address: str) -> None:
-        self.namespace = namespace
-        self.interface = interface
-        self.address = address
+    namespace: str
+    interface: str
+    address: str
 
     def command(self, *command: str) -> list[str]:
         """The command as this host runs it."""
@@ -119,22 +113,17 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         pytest.skip("network namespaces need root and iproute2")
     tag = uuid.uuid4().hex[:6]
     hosts = [Host(f"eb{number}_{tag}", f"cable{number}", f"192.0.2.{number + 1}") for number in range(2)]
-    made: list[str] = []
-    try:
+    with ExitStack() as stack:
         for host in hosts:
             _ip("netns", "add", host.namespace)
-            made.append(host.namespace)
-        ends = [("name", hosts[0].interface, "netns", hosts[0].namespace)]
-        ends.append(("name", hosts[1].interface, "netns", hosts[1].namespace))
-        _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+            stack.callback(subprocess.run, ["ip", "netns", "del", host.namespace], check=False)
+        one, other = (("name", host.interface, "netns", host.namespace) for host in hosts)
+        _ip("link", "add", *one, "type", "veth", "peer", *other)
         for host in hosts:
             _ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", host.interface)
             for interface in ("lo", host.interface):
                 _ip("-n", host.namespace, "link", "set", interface, "up")
         yield hosts[0], hosts[1]
-    finally:
-        for namespace in made:
-            subprocess.run(["ip", "netns", "del", namespace], check=False)
 
 
 def unplug(host: Host) -> None:
@@ -151,14 +140,9 @@ def _ip(*words: str) -> None:
 @contextmanager
 def scripts(*starts: tuple[list[str], Mapping[str, str]]) -> Iterator[list[subprocess.Popen[str]]]:
     """Commands that run while the block does, each with its environment; killed where the block leaves them running."""
-    processes: list[subprocess.Popen[str]] = []
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=dict(variables), **pipes) for command, variables in starts]
     try:
-        for command, variables in starts:
-            processes.append(
-                subprocess.Popen(
-                    command, env=dict(variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
         yield processes
     finally:
         for process in processes:

@@ -57,14 +57,6 @@ def write_kind(folder: Path, kind: str, texts: list[str]) -> Path:
     return path
 
 
-def three_files(folder: Path) -> list[Path]:
-    """Compressed files of three documents each, of which each is one part."""
-    paths = [folder / f"{name}.jsonl.gz" for name in "abc"]
-    for path in paths:
-        path.write_bytes(gzip.compress(jsonl([f"from {path.name}"] * 3)))
-    return paths
-
-
 def read_documents(path: Path) -> list[str | Reject]:
     """The documents of a file, and what stands for those that are not usable, with lines of the whole file."""
     documents: list[str | Reject] = []

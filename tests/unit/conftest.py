@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
-from support.text_files import TEXTS, three_files
+from support.text_files import TEXTS, jsonl
 
 from efficientbench.data_tools import inputs
 from efficientbench.data_tools.tokenizer import train_tokenizer
@@ -27,5 +28,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def compressed(tmp_path: Path) -> list[Path]:
-    """Compressed files, of which each is one part."""
-    return three_files(tmp_path)
+    """Compressed files of three documents each, of which each is one part."""
+    paths = [tmp_path / f"{name}.jsonl.gz" for name in "abc"]
+    for path in paths:
+        path.write_bytes(gzip.compress(jsonl([f"from {path.name}"] * 3)))
+    return paths

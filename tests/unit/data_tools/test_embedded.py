@@ -11,20 +11,21 @@ import pytest
 from efficientbench.data_tools.embedded import MIN_DOCUMENT_CHARACTERS, embedded_checksum, embedded_documents
 from efficientbench.data_tools.errors import DataError
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+
 
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
     return list(embedded_documents())
 
 
-def linked_library(folder: Path, *names: str) -> str:
-    """A library folder elsewhere that has only some of the modules, or all."""
-    library = Path(sysconfig.get_path("stdlib"))
+def use_library(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """Link some of the library's modules, or all, from another folder, and make that the library's."""
     folder.mkdir()
-    for path in library.iterdir():
+    for path in LIBRARY.iterdir():
         if not names or path.name in names:
             (folder / path.name).symlink_to(path)
-    return str(folder)
+    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": str(folder)}.__getitem__)
 
 
 def test_it_is_english_text_without_duplicates(documents: list[str]) -> None:
@@ -48,13 +49,11 @@ def test_train_and_validation_parts_have_the_same_kinds_of_text(documents: list[
 
 def test_it_does_not_depend_on_the_place_of_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checksum = embedded_checksum()
-    whole = linked_library(tmp_path / "lib")
-    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": whole}.__getitem__)
+    use_library(monkeypatch, tmp_path / "lib")
     assert embedded_checksum() == checksum
     samples = []
     for place in ("z", "a"):
-        some = linked_library(tmp_path / place, "pydoc_data", "asyncio", "typing.py")
-        monkeypatch.setattr(sysconfig, "get_path", {"stdlib": some}.__getitem__)
+        use_library(monkeypatch, tmp_path / place, "pydoc_data", "asyncio", "typing.py")
         samples.append(list(embedded_documents()))
     assert samples[0] == samples[1] != []
 
@@ -62,12 +61,10 @@ def test_it_does_not_depend_on_the_place_of_the_installation(tmp_path: Path, mon
 def test_missing_parts_are_made_up_for_until_too_little_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = linked_library(tmp_path / "some", "pydoc_data")
-    few = linked_library(tmp_path / "few", "json", "email")
-    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": some}.__getitem__)
+    use_library(monkeypatch, tmp_path / "some", "pydoc_data")
     with_topics = embedded_checksum()
     assert sum(len(document.encode()) for document in embedded_documents()) > 200_000
-    monkeypatch.setattr(sysconfig, "get_path", {"stdlib": few}.__getitem__)
+    use_library(monkeypatch, tmp_path / "few", "json", "email")
     assert embedded_checksum() != with_topics
     with pytest.raises(DataError, match=r"needs 200,000 bytes .* has [1-9][0-9,]+: install the complete"):
         list(embedded_documents())

@@ -6,6 +6,7 @@ import json
 import logging
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from efficientbench.data_tools.engine import HARD_STRINGS, Engine, _is_nfc, choose_engine
-from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer import SPLIT_PATTERN, load_tokenizer, train_tokenizer
 
 TEXT = [
     " ".join(HARD_STRINGS),
@@ -42,41 +43,41 @@ PIECES = [
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map("".join)
 
 
-def byte_level(folder: Path, change: Callable[[dict[str, Any]], None] = lambda spec: None) -> Path:
-    """A trained tokenizer, with its `tokenizer.json` changed."""
+def byte_level(folder: Path, **changes: Any) -> Path:
+    """A trained tokenizer, with keys of its `tokenizer.json` changed."""
     train_tokenizer(TEXT, 400, folder)
     path = folder / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    change(spec)
-    path.write_text(json.dumps(spec))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
 
 
-def normalized(spec: dict[str, Any]) -> None:
-    spec["normalizer"] = {"type": "NFC"}
+def split_by(pattern: str, *before: dict[str, Any]) -> dict[str, Any]:
+    """Cuts text by a regular expression, after what comes before, and then into bytes."""
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [*before, split, {**BYTES, "use_regex": False}]}
 
 
-def lowercased(spec: dict[str, Any]) -> None:
-    spec["normalizer"] = {"type": "Lowercase"}
+DIGITS = {"type": "Digits", "individual_digits": True}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+KINDS = {
+    "normalized": {"normalizer": {"type": "NFC"}},
+    "lowercased": {"normalizer": {"type": "Lowercase"}},
+    # As in Qwen2.5: found in text, though not special. NFC changes `>` with U+0338 behind it.
+    "with a matched token": {
+        "normalizer": {"type": "NFC"},
+        "added_tokens": [
+            {**TOKEN, "id": 0, "content": "<|endoftext|>", "special": True},
+            {**TOKEN, "id": 500, "content": "<tool_call>", "special": False},
+        ],
+    },
+    "split as by GPT-2": {"pre_tokenizer": BYTES},
+}
 
 
-def with_matched_token(spec: dict[str, Any]) -> None:
-    """As Qwen2.5 has them: found in text, though not special. NFC changes `>` with U+0338 behind it."""
-    normalized(spec)
-    token = dict(spec["added_tokens"][0], id=500, content="<tool_call>", special=False)
-    spec["added_tokens"].append(token)
-
-
-def gpt2_split(spec: dict[str, Any]) -> None:
-    spec["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-
-
-KINDS = [normalized, lowercased, with_matched_token, gpt2_split]
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
+@pytest.fixture(scope="module", params=KINDS)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Tokenizer]:
-    folder = byte_level(tmp_path_factory.mktemp("tokenizer") / "bpe", request.param)
+    folder = byte_level(tmp_path_factory.mktemp("tokenizer") / "bpe", **KINDS[request.param])
     tokenizer = load_tokenizer(folder)
     return choose_engine(tokenizer, folder, []), tokenizer.backend
 
@@ -127,22 +128,9 @@ def not_byte_level(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def other_order(spec: dict[str, Any]) -> None:
-    spec["model"]["merges"].reverse()
-
-
-def letters_only(spec: dict[str, Any]) -> None:
-    """`tokenizers` keeps what lies between matches, tiktoken drops it."""
-    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\p{L}+"
-
-
-def unknown_syntax(spec: dict[str, Any]) -> None:
-    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\X"
-
-
-def two_splits(spec: dict[str, Any]) -> None:
-    parts = spec["pre_tokenizer"]["pretokenizers"]
-    parts.insert(0, {"type": "Digits", "individual_digits": True})
+def other_order(folder: Path) -> None:
+    model = json.loads((byte_level(folder) / "tokenizer.json").read_text())["model"]
+    byte_level(folder, model={**model, "merges": model["merges"][::-1]})
 
 
 @pytest.mark.parametrize(
@@ -150,16 +138,20 @@ def two_splits(spec: dict[str, Any]) -> None:
     [
         (not_byte_level, "its model is not plain byte-pair encoding"),
         (other_order, "its merges are not in the order of their tokens' ids"),
-        (letters_only, "the two give other ids for 'Hello  world"),
-        (unknown_syntax, "Parsing error"),
-        (two_splits, "text is not split by one regular expression and cut into bytes"),
+        # `tokenizers` keeps what lies between matches, tiktoken drops it.
+        (partial(byte_level, pre_tokenizer=split_by(r"\p{L}+")), "the two give other ids for 'Hello  world"),
+        (partial(byte_level, pre_tokenizer=split_by(r"\X")), "Parsing error"),
+        (
+            partial(byte_level, pre_tokenizer=split_by(SPLIT_PATTERN, DIGITS)),
+            "text is not split by one regular expression and cut into bytes",
+        ),
     ],
 )
-def test_where_tiktoken_cannot_be_used_that_is_said(
+def test_a_tokenizer_that_tiktoken_cannot_replace_is_reported(
     tmp_path: Path, make: Callable[[Any], None], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "tokenizer"
-    make(folder) if make is not_byte_level else byte_level(folder, make)
+    make(folder)
     tokenizer = load_tokenizer(folder)
     with caplog.at_level(logging.WARNING):
         engine = choose_engine(tokenizer, folder, TEXT)
@@ -172,12 +164,7 @@ def test_where_tiktoken_cannot_be_used_that_is_said(
 
 def test_a_difference_on_the_inputs_own_text_is_found(tmp_path: Path) -> None:
     """A character that only the input has, and only one of two regular expressions takes."""
-
-    def split_at_rune(spec: dict[str, Any]) -> None:
-        split = spec["pre_tokenizer"]["pretokenizers"][0]
-        split["pattern"]["Regex"] = f"(?!\u16a0)(?:{split['pattern']['Regex']})"
-
-    folder = byte_level(tmp_path / "tokenizer", split_at_rune)
+    folder = byte_level(tmp_path / "tokenizer", pre_tokenizer=split_by(f"(?!\u16a0)(?:{SPLIT_PATTERN})"))
     assert choose_engine(load_tokenizer(folder), folder, ["plain"]).reason is None
     assert "the two give other ids for '\u16a0 is a rune'" in str(
         choose_engine(load_tokenizer(folder), folder, ["\u16a0 is a rune"]).reason
@@ -186,12 +173,7 @@ def test_a_difference_on_the_inputs_own_text_is_found(tmp_path: Path) -> None:
 
 def test_a_text_on_which_tiktoken_gives_up_is_encoded_all_the_same(tmp_path: Path) -> None:
     """Its regular expressions have a limit of steps, and panic beyond it."""
-
-    def costly(spec: dict[str, Any]) -> None:
-        split = spec["pre_tokenizer"]["pretokenizers"][0]
-        split["pattern"]["Regex"] = r"(?:(?=q)q+)+y|" + split["pattern"]["Regex"]
-
-    folder = byte_level(tmp_path / "tokenizer", costly)
+    folder = byte_level(tmp_path / "tokenizer", pre_tokenizer=split_by(r"(?:(?=q)q+)+y|" + SPLIT_PATTERN))
     tokenizer = load_tokenizer(folder)
     engine = choose_engine(tokenizer, folder, [])
     assert engine.reason is None

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.pairs import overwrite
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import (
@@ -78,15 +79,6 @@ def test_the_dtype_follows_megatrons_rule() -> None:
 
     for vocab_size in (1, 65_499, 65_500, 151_936):
         assert token_dtype(vocab_size) == DType.optimal_dtype(vocab_size)
-
-
-def overwrite(path: Callable[[Path], Path], offset: int, content: bytes) -> Callable[[Path], None]:
-    def damage(prefix: Path) -> None:
-        data = bytearray(path(prefix).read_bytes())
-        data[offset : offset + len(content)] = content
-        path(prefix).write_bytes(data)
-
-    return damage
 
 
 def truncate(path: Callable[[Path], Path], size: int) -> Callable[[Path], None]:

@@ -1,57 +1,40 @@
-"""What `inspect` says of a pair, held against the documents it was made of; and what reading one of many touches."""
+"""What `inspect` prints of a pair, beside the documents it was made of; and what reading one of many touches."""
 
 from __future__ import annotations
 
-import json
 import math
-import random
 import resource
 import tracemalloc
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.data_tools_command import run
 from support.pairs import write_equal_documents
+from support.text_files import TEXTS, decoded, write_kind
 
-from efficientbench.data_tools.corpus import Corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.inspection import describe_pair, pair_statistics, tokenizer_of
-from efficientbench.data_tools.manifest import manifest_path
-from efficientbench.data_tools.tokenizer import train_tokenizer
-
-WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+from efficientbench.data_tools.inspection import PairStatistics, describe_pair, pair_statistics, tokenizer_of
+from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.tokenize import tokenize_files
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
-    chosen = random.Random(0)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(1, 300))) for _ in range(200)]
-
-
-@pytest.fixture(scope="module")
-def corpus(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def corpus(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
-    source = folder / "data.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    train_tokenizer(texts, 290, folder / "tokenizer")
-    return prepare_corpus(source, str(folder / "tokenizer"), folder / "cache", 0)
+    return tokenize_files([write_kind(folder, "jsonl", TEXTS)], folder / "tokens", tokenizer)
 
 
-def test_documents_are_those_that_were_written(corpus: Corpus, texts: list[str]) -> None:
+def test_documents_are_those_that_were_written(corpus: Corpus) -> None:
     documents = IndexedDocuments(corpus.prefix)
-    tokenizer = tokenizer_of(corpus.prefix, None)
-    assert tokenizer is not None
-    assert len(documents) == len(texts)
-    for number, text in enumerate(texts):
-        *ids, end = documents[number].tolist()
-        assert (tokenizer.backend.decode(ids), end) == (text, corpus.eod_id)
-    assert documents.lengths().tolist() == [len(documents[number]) for number in range(len(texts))]
-    for number in (-1, len(texts)):
-        with pytest.raises(IndexError, match=r"has 200, counted from 0"):
+    assert decoded(corpus.prefix, corpus.tokenizer_folder) == TEXTS
+    assert {documents[number][-1] for number in range(len(documents))} == {corpus.eod_id}
+    assert documents.lengths().tolist() == [len(documents[number]) for number in range(len(TEXTS))]
+    for number in (-1, len(TEXTS)):
+        with pytest.raises(IndexError, match=r"has 600, counted from 0"):
             documents[number]
 
 
@@ -71,15 +54,15 @@ def test_documents_of_several_sequences(tmp_path: Path) -> None:
     assert documents.lengths().tolist() == [3, 3, 3]
 
 
-def test_figures_by_plain_counting(corpus: Corpus, texts: list[str]) -> None:
+def test_figures_by_plain_counting(corpus: Corpus) -> None:
     found = pair_statistics(corpus.prefix, tokenizer_of(corpus.prefix, None))
     documents = IndexedDocuments(corpus.prefix)
-    ids = [token for number in range(len(texts)) for token in documents[number].tolist()]
-    shares = [ids.count(token) / len(ids) for token in set(ids)]
+    ids = [token for number in range(len(TEXTS)) for token in documents[number].tolist()]
+    shares = [count / len(ids) for count in Counter(ids).values()]
     assert found.unigram_entropy_nats == pytest.approx(-sum(share * math.log(share) for share in shares), rel=1e-12)
-    assert found.bytes_per_token == pytest.approx(sum(len(text.encode()) for text in texts) / len(ids), rel=1e-12)
+    assert found.bytes_per_token == pytest.approx(sum(len(text.encode()) for text in TEXTS) / len(ids), rel=1e-12)
     histogram = found.histogram()
-    assert sum(count for _, _, count in histogram) == len(texts)
+    assert sum(count for _, _, count in histogram) == len(TEXTS)
     for low, high, count in histogram:
         assert count == sum(low <= length <= high for length in found.lengths.tolist())
     assert all(before[1] + 1 == after[0] for before, after in zip(histogram, histogram[1:], strict=False))
@@ -90,17 +73,14 @@ def test_figures_by_plain_counting(corpus: Corpus, texts: list[str]) -> None:
     [([1], [(1, 1, 1)]), ([0, 1, 2, 3, 8], [(0, 0, 1), (1, 1, 1), (2, 3, 2), (4, 7, 0), (8, 15, 1)])],
 )
 def test_histogram_of_the_shortest(lengths: list[int], ranges: list[tuple[int, int, int]]) -> None:
-    from efficientbench.data_tools.inspection import PairStatistics
-
-    assert PairStatistics(np.array(lengths), np.ones(1), None, None).histogram() == ranges
+    assert PairStatistics(np.array(lengths), np.ones(1), None).histogram() == ranges
 
 
-def test_the_command(corpus: Corpus, texts: list[str], tmp_path: Path) -> None:
-    code, out, error = run("inspect", bin_path(corpus.prefix), "--documents", 1)
+def test_the_command(corpus: Corpus, tmp_path: Path) -> None:
+    code, out, error = run("inspect", bin_path(corpus.prefix), "--documents", 2)
     assert (code, error) == (0, "")
-    assert f"documents           200\ntokens              {corpus.tokens:,} (uint16, " in out
-    assert texts[0][:400] in out
-    assert texts[1][:400] not in out
+    assert f"documents           600\ntokens              {corpus.tokens:,} (uint16, " in out
+    assert (TEXTS[1] in out, TEXTS[2] in out) == (True, False)
     broken = tmp_path / "broken"
     bin_path(broken).write_bytes(bin_path(corpus.prefix).read_bytes())
     idx_path(broken).write_bytes(idx_path(corpus.prefix).read_bytes()[:-1])
@@ -113,7 +93,6 @@ def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
     prefix = tmp_path / "pair"
     for path in (bin_path, idx_path):
         path(prefix).write_bytes(path(corpus.prefix).read_bytes())
-    assert not manifest_path(prefix).exists()
     lines = "\n".join(describe_pair(prefix, None, 2))
     assert "bytes a token       n/a: the tokenizer is not known" in lines
     assert "(ids: the tokenizer is not known)" in lines
@@ -123,28 +102,17 @@ def test_a_pair_of_unknown_tokens(corpus: Corpus, tmp_path: Path) -> None:
         IndexedDocuments(tmp_path / "p")
 
 
-def faults_and_memory(read: Callable[[], object]) -> tuple[int, int]:
-    """Page faults of `read()`, and the most bytes that Python and numpy held for it."""
-    tracemalloc.start()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    read()
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    memory_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return faults, memory_bytes
-
-
 def test_one_document_of_a_million_costs_what_one_of_a_thousand_costs(tmp_path: Path) -> None:
-    sizes = (1_000, 1_000_000)
-    for size in sizes:
-        write_equal_documents(tmp_path / str(size), size, 8)
-
     def open_and_read(size: int) -> None:
         assert IndexedDocuments(tmp_path / str(size))[size // 3].tolist() == [size // 3 % 50_000] * 8
 
-    for size in sizes:
+    for size in (1_000, 1_000_000):
+        write_equal_documents(tmp_path / str(size), size, 8)
         open_and_read(size)
-        faults, memory_bytes = faults_and_memory(lambda size=size: open_and_read(size))
+        tracemalloc.start()
+        faults_before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        open_and_read(size)
         # The large index alone has 4,883 pages and 20 MB.
-        assert faults < 200
-        assert memory_bytes < 200_000
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults_before < 200
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+        tracemalloc.stop()

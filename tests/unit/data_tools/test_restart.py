@@ -17,11 +17,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.data_tools_command import finish
 from support.repository import ROOT
 
 from efficientbench.data_tools import inputs
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed import bin_path
 from efficientbench.data_tools.manifest import manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import train_tokenizer
@@ -46,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def started(folder: Path, prefix: Path, *options: str) -> subprocess.Popen[str]:
+def started(folder: Path, prefix: Path, *options: str, code: str = COMMAND) -> subprocess.Popen[str]:
     words = ["tokenize", str(folder / "text"), "--output", str(prefix), "--tokenizer", str(folder / "bpe"), *options]
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *words],
+        [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -83,12 +84,11 @@ def kill_after(process: subprocess.Popen[str], delay_s: float, prefix: Path) -> 
     return process.returncode == -signal.SIGKILL
 
 
-def looks_finished(prefix: Path) -> bool:
-    return manifest_path(prefix).exists()
-
-
-def check_kills(folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills: int) -> None:
-    """As many kills as asked for, in runs that each go on from what the last one left, until one is finished."""
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.proof)])
+def test_killed_at_random_moments_it_continues_to_the_same_bytes(
+    folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills: int
+) -> None:
+    """Each run continues from what the last one left, until one is finished."""
     moments = random.Random(0)
     done = finished = 0
     prefix = tmp_path / "0" / "tokens"
@@ -96,27 +96,17 @@ def check_kills(folder: Path, tmp_path: Path, undisturbed: dict[str, str], kills
         process = started(folder, prefix, "--workers", "2")
         if kill_after(process, moments.uniform(0, 0.4), prefix):
             done += 1
-        if looks_finished(prefix):
+        if manifest_path(prefix).exists():
             verify_pair(prefix)
             finished += 1
             prefix = tmp_path / str(finished) / "tokens"
-    process = started(folder, prefix, "--workers", "2")
-    output = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    code, _, errors = finish(started(folder, prefix, "--workers", "2"))
+    assert code == 0, errors
     assert not bin_path(prefix).with_suffix(".parts").exists()
     for number in range(finished + 1):
         # What was killed after its manifest was written has still to be tidied up; everything else is there.
         found = contents(tmp_path / str(number) / "tokens")
         assert {name: value for name, value in found.items() if "tokens.parts" not in name} == undisturbed
-
-
-def test_a_killed_run_goes_on(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    check_kills(folder, tmp_path, undisturbed, 1)
-
-
-@pytest.mark.proof
-def test_twenty_kills_at_random_moments(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
-    check_kills(folder, tmp_path, undisturbed, 20)
 
 
 def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
@@ -130,14 +120,11 @@ def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dic
             workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
         time.sleep(0.002)
     workers[0].kill()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    code, _, errors = finish(process)
+    assert code == 2
     assert "error: a worker process died (SIGKILL, which the system sends when memory runs out); what is" in errors
-    assert "Traceback" not in errors
     assert not bin_path(prefix).exists()
-    process = started(folder, prefix)
-    _, errors = process.communicate(timeout=60)
-    assert "continuing from" in errors
+    assert "continuing from" in finish(started(folder, prefix))[2]
     assert contents(prefix) == undisturbed
 
 
@@ -146,17 +133,16 @@ def test_a_full_disk_is_said_and_more_room_is_used(
     small_disk: Callable[[int], Path], folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
 ) -> None:
     prefix = small_disk(1024) / "out" / "tokens"
-    process = started(folder, prefix, "--workers", workers)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    code, _, errors = finish(started(folder, prefix, "--workers", workers))
+    assert code == 2
     assert f"error: no space left in {prefix.parent} (" in errors
-    assert "Traceback" not in errors
-    assert not bin_path(prefix).exists()
-    assert not idx_path(prefix).exists()
-    assert not list(prefix.parent.rglob("*.partial"))
+    assert not [
+        path
+        for path in prefix.parent.rglob("*")
+        if path.suffix in (".bin", ".idx", ".partial") and "tokens.parts" not in path.parts
+    ]
     small_disk(30 * 1024)
-    process = started(folder, prefix, "--workers", workers)
-    assert process.communicate(timeout=60)[0]
+    assert finish(started(folder, prefix, "--workers", workers))[0] == 0
     assert contents(prefix) == undisturbed
 
 
@@ -167,12 +153,9 @@ def test_files_that_may_not_grow_are_said(folder: Path, tmp_path: Path) -> None:
         f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, {resource.RLIM_INFINITY})); {COMMAND}"
     )
-    words = ["tokenize", str(folder / "text"), "--output", str(prefix), "--tokenizer", str(folder / "bpe")]
-    done = subprocess.run(
-        [sys.executable, "-c", limited, *words, "--workers", "1"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert f"error: File too large in {tmp_path} (" in done.stderr
+    code, _, errors = finish(started(folder, prefix, "--workers", "1", code=limited))
+    assert code == 2
+    assert f"error: File too large in {tmp_path} (" in errors
     assert not bin_path(prefix).exists()
 
 
@@ -204,8 +187,7 @@ def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
     peaks = []
     for name, times in (("small", 1), ("large", 10)):
         source = tmp_path / f"{name}.jsonl"
-        content = (folder / "text" / "a.jsonl").read_text()
-        source.write_text(content * times)
+        source.write_text((folder / "text" / "a.jsonl").read_text() * times)
         code = (
             "import resource, sys; from pathlib import Path; "
             "from efficientbench.data_tools.tokenize import tokenize_files; "

@@ -61,7 +61,6 @@ def test_folders_globs_and_several_inputs_keep_their_order(tmp_path: Path, token
     corpus = tokenize_files(given_inputs, tmp_path / "tokens", tokenizer)
     assert decoded(corpus.prefix, tokenizer) == ["three", "one", "two"]
     record = load_tokenize_record(corpus.manifest)
-    assert record is not None
     assert [Path(item.path).name for item in record.inputs] == ["3.jsonl", "1.jsonl", "2.jsonl"]
     for wrong, message in ((tmp_path / "x*.jsonl", "no file matches"), (tmp_path / "a/notes.md", "unknown kind of")):
         with pytest.raises(DataError, match=message):
@@ -91,7 +90,6 @@ def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str
     corpus = tokenize_files([source], tmp_path / "tokens", tokenizer)
     assert read_documents(source) == texts
     assert decoded(corpus.prefix, tokenizer) == texts
-    assert corpus.token_bytes_path is not None
     lengths = np.load(corpus.token_bytes_path)
     tokens = np.fromfile(bin_path(corpus.prefix), np.uint16)
     assert lengths[tokens].sum() == corpus.utf8_bytes == sum(len(text.encode()) for text in texts)

@@ -43,7 +43,6 @@ def test_what_is_unusable_is_listed_and_counted(tmp_path: Path, tokenizer: Path)
     assert [(row["line"], row["reason"]) for row in rows] == expected
     assert {row["file"] for row in rows} == {str(source)}
     record = load_tokenize_record(corpus.manifest)
-    assert record is not None
     assert record.rejected == {"bad JSON": 3, "no text field": 3, "empty": 1, "invalid UTF-8": 2}
     assert record.inputs[0].rejected == 9
 

@@ -55,16 +55,12 @@ def qwen2() -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def trained_lengths(trained: TextTokenizer) -> np.ndarray:
-    lengths = trained.token_bytes()
-    assert lengths is not None
-    return lengths
+    return trained.token_bytes()
 
 
 @pytest.fixture(scope="module")
 def qwen2_lengths(qwen2: TextTokenizer) -> np.ndarray:
-    lengths = qwen2.token_bytes()
-    assert lengths is not None
-    return lengths
+    return qwen2.token_bytes()
 
 
 @settings(max_examples=300, deadline=None)
@@ -162,7 +158,6 @@ def word_tokenizer(folder: Path, eos: object) -> Path:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.normalizer = normalizers.Lowercase()
-    folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     return folder
@@ -170,10 +165,9 @@ def word_tokenizer(folder: Path, eos: object) -> Path:
 
 @pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "special": True}])
 def test_other_kinds_of_tokenizer_end_documents_with_their_own_token(tmp_path: Path, eos: object) -> None:
-    words = load_tokenizer(word_tokenizer(tmp_path / "words", eos))
+    words = load_tokenizer(word_tokenizer(tmp_path, eos))
     assert words.encode_batch(["A b zebra"]) == [[1, 2, 0]]
-    assert words.eod_id == 3
-    assert words.token_bytes() is None
+    assert (words.eod_id, words.token_bytes()) == (3, None)
 
 
 def test_special_tokens_have_no_bytes_and_added_words_their_own(trained: TextTokenizer, tmp_path: Path) -> None:
@@ -182,10 +176,8 @@ def test_special_tokens_have_no_bytes_and_added_words_their_own(trained: TextTok
     extended.add_tokens(["häufig"])
     extended.save(str(tmp_path / "tokenizer.json"))
     loaded = load_tokenizer(tmp_path)
-    assert loaded.vocab_size == 702
-    assert loaded.fingerprint != trained.fingerprint
+    assert (loaded.vocab_size, loaded.fingerprint == trained.fingerprint) == (702, False)
     lengths = loaded.token_bytes()
-    assert lengths is not None
     assert lengths.dtype == np.int32
     assert lengths[[loaded.eod_id, 700, 701]].tolist() == [0, 0, 7]
 
@@ -200,23 +192,24 @@ def test_a_missing_folder_is_not_looked_up_on_the_hub(name: str, monkeypatch: py
 
 
 def test_unusable_folders_are_named(tmp_path: Path, folder: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(DataError, match=f"{empty} holds no tokenizer: none of tokenizer.json"):
-        load_tokenizer(empty)
     with pytest.raises(DataError, match=r"tokenizer\.json is a file: give its folder"):
         load_tokenizer(folder / "tokenizer.json")
-    with pytest.raises(DataError, match=r"words has no token that could end a document"):
-        load_tokenizer(word_tokenizer(tmp_path / "words", None))
-    (tmp_path / "words" / "tokenizer_config.json").write_text("[")
-    with pytest.raises(DataError, match=r"tokenizer_config\.json is not a JSON object"):
-        load_tokenizer(tmp_path / "words")
-    (tmp_path / "words" / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(DataError, match=r"tokenizer\.json cannot be read as a tokenizer"):
-        load_tokenizer(tmp_path / "words")
-    (empty / "config.json").write_text("{}")
-    with pytest.raises(DataError, match=f"transformers cannot load a tokenizer from {empty}"):
-        load_tokenizer(empty)
+    with pytest.raises(DataError, match=f"{tmp_path} holds no tokenizer: none of tokenizer.json"):
+        load_tokenizer(tmp_path)
+    word_tokenizer(tmp_path, None)
+    for name, content, message in (
+        (None, None, f"{tmp_path} has no token that could end a document"),
+        ("tokenizer_config.json", '{"eos_token": 5}', "eos_token must be a text, it is: 5"),
+        ("tokenizer_config.json", "[", r"tokenizer_config\.json is not a JSON object"),
+        ("tokenizer.json", '{"version": "1.0"', r"tokenizer\.json cannot be read as a tokenizer"),
+    ):
+        if name is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(DataError, match=message):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=f"transformers cannot load a tokenizer from {tmp_path}"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_end_of_a_document_is_text_inside_of_one_however_it_is_marked(folder: Path, tmp_path: Path) -> None:
@@ -227,11 +220,3 @@ def test_the_end_of_a_document_is_text_inside_of_one_however_it_is_marked(folder
     loaded = load_tokenizer(tmp_path)
     assert loaded.eod_id == load_tokenizer(folder).eod_id
     assert loaded.eod_id not in loaded.encode_batch(["one<|endoftext|>two"])[0]
-
-
-def test_an_end_of_sequence_that_is_no_text_is_told(folder: Path, tmp_path: Path) -> None:
-    spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec).replace("<|endoftext|>", "<end>"), encoding="utf-8")
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 5}')
-    with pytest.raises(DataError, match="eos_token must be a text, it is: 5"):
-        load_tokenizer(tmp_path)

@@ -13,6 +13,7 @@ import regex as re
 from hypothesis import given
 from hypothesis import strategies as st
 from support.data_tools_command import run
+from support.text_files import write_kind
 from tokenizers import Regex, pre_tokenizers
 
 from efficientbench.data_tools.embedded import embedded_documents
@@ -38,16 +39,10 @@ def documents() -> list[str]:
 @pytest.fixture(scope="module")
 def inputs(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documents in parquet, JSONL and compressed JSONL."""
-    import gzip
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     folder = tmp_path_factory.mktemp("inputs")
-    lines = [json.dumps({"text": document}).encode() + b"\n" for document in documents]
-    pq.write_table(pa.table({"text": documents[:500]}), folder / "a.parquet")
-    (folder / "b.jsonl").write_bytes(b"".join(lines[500:1000]) + b'{"text": 5}\n')
-    (folder / "c.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[1000:])))
+    write_kind(folder, "parquet", documents[:500])
+    write_kind(folder, "jsonl", [*documents[500:1000], 5])
+    write_kind(folder, "jsonl.gz", documents[1000:])
     return folder
 
 
@@ -58,17 +53,15 @@ def other(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> str
     return str(folder)
 
 
-def test_what_it_saves_and_says(inputs: Path, other: str, documents: list[str], tmp_path: Path) -> None:
+def test_what_it_saves_and_prints(inputs: Path, other: str, documents: list[str], tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     options = ("--vocab-size", "2000", "--output", tmp_path / "bpe", "--compare", other)
     code, out, error = run("train-tokenizer", inputs / "*.parquet", inputs, *options)
     assert (code, error) == (0, "")
     facts = json.loads((tmp_path / "bpe" / "training.json").read_text())
-    held_out = facts["held_out_documents"]
-    assert held_out == len(documents) // HELD_OUT_EVERY
-    assert facts["documents"] == len(documents) - held_out
-    assert facts["rejected"] == 1
+    assert facts["held_out_documents"] == len(documents) // HELD_OUT_EVERY
+    assert (facts["documents"] + facts["held_out_documents"], facts["rejected"]) == (len(documents), 1)
     assert "1 documents were not usable" in out
     assert facts["training_bytes"] + facts["held_out_bytes"] == sum(len(document.encode()) for document in documents)
     ours, theirs = facts["compression"]
@@ -92,8 +85,7 @@ def test_what_it_saves_and_says(inputs: Path, other: str, documents: list[str], 
 def test_the_same_files_give_the_same_tokenizer(inputs: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
         train_on_files([str(inputs)], 600, tmp_path / name, [], "text")
-    first, second = (load_tokenizer(tmp_path / name).fingerprint for name in ("first", "second"))
-    assert first == second
+    assert load_tokenizer(tmp_path / "first").fingerprint == load_tokenizer(tmp_path / "second").fingerprint
 
 
 def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +93,7 @@ def test_no_file_outweighs_the_others(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("efficientbench.data_tools.tokenizer_training.MAX_TRAINING_CHARACTERS", 20_000)
     chosen = random.Random(0)
     for name in ("x", "y"):
-        words = [name * chosen.randint(1, 9) for _ in range(40_000)]
-        (tmp_path / f"{name}.txt").write_text(" ".join(words))
+        (tmp_path / f"{name}.txt").write_text(" ".join(name * chosen.randint(1, 9) for _ in range(40_000)))
     result = train_on_files([str(tmp_path)], 270, tmp_path / "bpe", [], "text")
     assert 20_000 <= result.training_bytes < 30_000
     vocabulary = load_tokenizer(tmp_path / "bpe").backend.get_vocab()

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.pairs import overwrite
+from support.text_files import write_kind
 
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
@@ -40,38 +42,8 @@ DATATROVE = {
 def prefix(tmp_path: Path) -> Path:
     """Bytes of the `.idx`: header 34, lengths to 4,034, pointers to 12,034, document indices to 20,042."""
     train_tokenizer([WORDS * 9], 300, tmp_path / "bpe")
-    source = tmp_path / "data.jsonl"
-    source.write_text("".join(json.dumps({"text": f"{n} {WORDS * (1 + n % 130)}"}) + "\n" for n in range(DOCUMENTS)))
+    source = write_kind(tmp_path, "jsonl", [f"{n} {WORDS * (1 + n % 130)}" for n in range(DOCUMENTS)])
     return tokenize_files([source], tmp_path / "tokens", tmp_path / "bpe").prefix
-
-
-def put(path: Path, byte: int, content: bytes) -> None:
-    with path.open("r+b") as stream:
-        stream.seek(byte)
-        stream.write(content)
-
-
-def shift_a_pointer(prefix: Path) -> None:
-    put(idx_path(prefix), 4034 + 8 * 3, struct.pack("<q", 4))
-
-
-def change_a_token(prefix: Path) -> None:
-    """In the second block of bytes, to another of the vocabulary."""
-    put(bin_path(prefix), (1 << 20) + 600, struct.pack("<H", 290))
-
-
-def leave_the_vocabulary(prefix: Path) -> None:
-    put(bin_path(prefix), 1000, struct.pack("<H", 300))
-
-
-def lose_the_end(prefix: Path) -> None:
-    size = bin_path(prefix).stat().st_size
-    with bin_path(prefix).open("r+b") as stream:
-        stream.truncate(size - 2)
-
-
-def change_a_document_index(prefix: Path) -> None:
-    put(idx_path(prefix), 12034 + 8 * 5, struct.pack("<q", 4))
 
 
 def change_two_lengths(prefix: Path) -> None:
@@ -90,21 +62,28 @@ def exchange_the_manifest(prefix: Path) -> None:
     ("damage", "message"),
     [
         (
-            shift_a_pointer,
+            overwrite(idx_path, 4034 + 8 * 3, struct.pack("<q", 4)),
             r"tokens\.idx: byte 4,058: sequence 3: pointer 4, but the sequence before it ends at byte \d",
         ),
-        (change_a_token, r"tokens\.bin: bytes 1,048,576 to 1,\d+,\d+: not what was written there"),
-        (leave_the_vocabulary, r"tokens\.bin: byte 1,000: token 300 lies outside the tokenizer's vocabulary of 29"),
-        (lose_the_end, r"tokens\.idx: byte 12,026: sequence 999: the sequence ends past the end of tokens\.bin"),
-        (change_a_document_index, r"tokens\.idx: bytes 0 to 20,042: not what was written there"),
+        (  # in the second block of bytes, to another token of the vocabulary
+            overwrite(bin_path, (1 << 20) + 600, struct.pack("<H", 290)),
+            r"tokens\.bin: bytes 1,048,576 to 1,\d+,\d+: not what was written there",
+        ),
+        (
+            overwrite(bin_path, 1000, struct.pack("<H", 300)),
+            r"tokens\.bin: byte 1,000: token 300 lies outside the tokenizer's vocabulary of 29",
+        ),
+        (
+            overwrite(idx_path, 12034 + 8 * 5, struct.pack("<q", 4)),
+            r"tokens\.idx: bytes 0 to 20,042: not what was written there",
+        ),
         (change_two_lengths, r"tokens\.idx: byte 4,122: sequence 11: pointer [\d,]+, but the sequence before it ends"),
         (exchange_the_manifest, r"tokens holds 1,000 documents of [\d,]+ tokens, but .*manifest\.json says 1,000 of"),
     ],
 )
 def test_damage_is_named(prefix: Path, damage: Callable[[Path], None], message: str) -> None:
-    found = verify_pair(prefix)
-    assert found.corpus is not None
-    assert found.header.documents == DOCUMENTS
+    header, corpus = verify_pair(prefix)
+    assert header.documents == corpus.documents == DOCUMENTS
     damage(prefix)
     with pytest.raises(DataError, match=message):
         verify_pair(prefix)
@@ -116,7 +95,8 @@ def test_every_byte_counts(prefix: Path) -> None:
     for path in (bin_path(prefix), idx_path(prefix)):
         content = path.read_bytes()
         for at in [*generator.integers(0, len(content), 12).tolist(), 0, len(content) - 1]:
-            put(path, at, bytes([content[at] ^ (1 << int(generator.integers(8)))]))
+            changed = bytes([content[at] ^ (1 << int(generator.integers(8)))])
+            path.write_bytes(content[:at] + changed + content[at + 1 :])
             with pytest.raises(DataError) as caught:
                 verify_pair(prefix)
             assert str(path) in str(caught.value) or path == idx_path(prefix), (at, str(caught.value))
@@ -124,7 +104,7 @@ def test_every_byte_counts(prefix: Path) -> None:
             if named is not None:
                 begin, end = (int(each.replace(",", "")) for each in named.groups())
                 assert begin <= at < end
-            put(path, at, content[at : at + 1])
+        path.write_bytes(content)
     verify_pair(prefix)
 
 
@@ -133,9 +113,9 @@ def test_what_datatrove_wrote_is_read(tmp_path: Path, dtype: str) -> None:
     prefix = tmp_path / "00000_tokens"
     for path, content in zip((bin_path(prefix), idx_path(prefix)), DATATROVE[dtype], strict=True):
         path.write_bytes(bytes.fromhex(content))
-    found = verify_pair(prefix)
-    assert (found.corpus, found.header.dtype, found.header.documents, found.header.tokens) == (None, dtype, 2, 6)
+    header, corpus = verify_pair(prefix)
+    assert (header, corpus) == (IndexedHeader(np.dtype(dtype), 2, 2, 6), None)
     documents = IndexedDocuments(prefix)
     assert [documents[i].tolist() for i in range(2)] == [[5, 6, 7, 0], [1, 0]]
-    with pytest.raises(DataError, match=rf"\.bin: byte {2 * found.header.dtype.itemsize}: token 7 lies outside"):
+    with pytest.raises(DataError, match=rf"\.bin: byte {2 * header.dtype.itemsize}: token 7 lies outside"):
         verify_pair(prefix, vocab_size=7)
