@@ -87,7 +87,7 @@ def launch(
     from efficientbench.config.matrix import MATRIX
     from efficientbench.launchers.errors import LaunchError
     from efficientbench.launchers.job_scripts.torchrun import Meeting
-    from efficientbench.sweep.tasks import Request
+    from efficientbench.sweep.selection import Request
 
     given = list(arguments or [])
     if name is not None and "=" in name:

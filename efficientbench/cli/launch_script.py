@@ -12,7 +12,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
-from efficientbench.sweep.tasks import Request, chosen_combinations
+from efficientbench.sweep.selection import Request, chosen_combinations
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def sweep(
 ) -> None:
     """Train, measure and report many runs; called again, it does what is missing."""
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.sweep.sweep import Options, Request
+    from efficientbench.sweep.selection import Request
+    from efficientbench.sweep.sweep import Options
     from efficientbench.sweep.sweep import sweep as run_sweep
 
     given = arguments or []

@@ -20,12 +20,21 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
-from efficientbench.sweep.estimate import Estimator
+from efficientbench.sweep.estimate import estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
-from efficientbench.sweep.tasks import Request, Task, build_tasks
+from efficientbench.sweep.selection import Request
+from efficientbench.sweep.tasks import Task, build_tasks
+
+NEXT_CALL = {
+    "failed": "with --retry-failed tries them again",
+    "refused": "tries them where they can run",
+    "stopped": "goes on with them",
+    "queued": "goes on with them",
+}
+"""State of runs after a sweep → what the same command does with them."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,9 @@ def sweep(request: Request, options: Options) -> int:
     queue = Queue(suite)
     if options.dry_run:
         states = [_next_state(task, queue.read(task.id), machine, request, options) for task in tasks]
-        estimator = Estimator(machine, _records(suite), usable_cores())
-        print_dry_run(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
+        records, cores = _records(suite), usable_cores()
+        estimates = [estimate(task.plan, machine, records, cores) if task.plan else None for task in tasks]
+        print_dry_run(tasks, states, estimates, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
         return 0
     queue.make()
     display = Display(Console(highlight=False), len(tasks))
@@ -72,9 +82,9 @@ def sweep(request: Request, options: Options) -> int:
             display.close()
     _report(suite)
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
-    for name in ("failed", "refused", "stopped", "queued"):
+    for name, effect in NEXT_CALL.items():
         if count := ends.count(name):
-            print(f"{name}: {count} of {len(tasks)}; the same command {_next_call(name)}", file=sys.stderr)
+            print(f"{name}: {count} of {len(tasks)}; the same command {effect}", file=sys.stderr)
     if "failed" in ends:
         print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
     if signals:
@@ -93,12 +103,6 @@ def _records(suite: Path) -> list[RunRecord]:
 def _end_of(task: Task, state: State | None) -> str:
     """Return the run's state; `queued` where the state on disk is of another configuration."""
     return state.state if state is not None and state.configuration == task.configuration else "queued"
-
-
-def _next_call(state: str) -> str:
-    """Return what the same command does with runs in this state."""
-    again = {"failed": "with --retry-failed tries them again", "refused": "tries them where they can run"}
-    return again.get(state, "goes on with them")
 
 
 def _device(request: Request) -> str:
