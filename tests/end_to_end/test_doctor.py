@@ -12,8 +12,7 @@ SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
 
 
 def test_the_report_has_every_section_and_the_remedies() -> None:
-    done = efficientbench("doctor", COLUMNS="80")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("doctor", COLUMNS="80", expect=0, stderr="")
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert max(map(len, lines)) <= 80
@@ -41,7 +40,6 @@ def test_the_report_has_every_section_and_the_remedies() -> None:
 )
 def test_a_torch_that_does_not_import(error: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}")
-    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert (done.returncode, done.stderr) == (1, "")
+    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}", expect=1, stderr="")
     assert f"does not import: {reason}" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

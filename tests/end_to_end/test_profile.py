@@ -15,8 +15,7 @@ KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communi
 
 def profiled(tmp_path: Path, cache: str, *overrides: str) -> tuple[str, Path]:
     folders = (f"output={tmp_path / 'suite'}", f"data.cache={cache}")
-    done = efficientbench("profile", "gqa_0.5B", "--smoke", *folders, *TINY, *overrides)
-    assert done.returncode == 0, done.stderr
+    done = efficientbench("profile", "gqa_0.5B", "--smoke", *folders, *TINY, *overrides, expect=0)
     return done.stdout, tmp_path / "suite" / "gqa_0.5B_smoke" / "profile"
 
 

@@ -25,8 +25,7 @@ def slurm() -> Iterator[Slurm]:
 def script(tiny: Tiny, folder: Path, *words: str) -> str:
     """What `launch` prints for the run of `tiny` on two nodes without accelerators."""
     place = ("--to", "slurm", "--nodes", "2", "--devices-per-node", "0")
-    done = efficientbench("launch", *tiny[1:], "device=cpu", *words, *place, cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("launch", *tiny[1:], "device=cpu", *words, *place, cwd=folder, expect=0, stderr="")
     return done.stdout
 
 

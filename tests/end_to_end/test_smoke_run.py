@@ -145,8 +145,7 @@ def test_each_rank_has_its_log(folder: Path) -> None:
 def test_report_writes_a_row(folder: Path, tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     shutil.copytree(folder, suite / folder.name)
-    done = efficientbench("report", str(suite))
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("report", str(suite), expect=0, stderr="")
     assert "gqa_1.5B (smoke)" in done.stdout
     assert done.stdout.rstrip().endswith("report.csv")
     with (suite / "report.csv").open(newline="", encoding="utf-8") as file:

@@ -45,8 +45,7 @@ def states(suite: Path) -> dict[str, dict[str, Any]]:
 def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp_path: Path) -> None:
     # A rate at which the weights, and then the loss, are no longer finite.
     words = (*sweep, "--set", "training.learning_rate=1e38,1e-3", "training.gradient_clip=0")
-    done = efficientbench(*words)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = efficientbench(*words, expect=1)
     assert "Traceback" not in done.stdout + done.stderr
     found = states(tmp_path)
     failed, good = found["learning_rate=1e+38"], found["learning_rate=0.001"]
@@ -60,8 +59,7 @@ def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp
     # As a sweep leaves it whose runs of the same folder were refused for another configuration.
     stale = tmp_path / "gqa_1.5B_smoke__learning_rate=0.001" / "failure.json"
     stale.write_text(json.dumps({"kind": "mistake", "reason": "refused"}), encoding="utf-8")
-    again = efficientbench(*words)
-    assert again.returncode == 1
+    again = efficientbench(*words, expect=1)
     assert not stale.exists()
     assert "learning_rate=0.001: complete, kept" in again.stdout
     assert "learning_rate=1e+38: failed (non_finite)" in again.stdout
@@ -70,8 +68,7 @@ def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp
 
 
 def test_hostile_names_reach_no_shell_and_stay_in_the_folder(sweep: Words, tmp_path: Path) -> None:
-    done = efficientbench(*sweep, "--set", f"data.path={HOSTILE}", cwd=tmp_path)
-    assert done.returncode == 1
+    efficientbench(*sweep, "--set", f"data.path={HOSTILE}", cwd=tmp_path, expect=1)
     ((name, state),) = states(tmp_path).items()
     assert (state["state"], state["kind"]) == ("failed", "mistake")
     assert f"data.path={HOSTILE}" in state["command"]
@@ -82,8 +79,9 @@ def test_hostile_names_reach_no_shell_and_stay_in_the_folder(sweep: Words, tmp_p
 
 
 def test_the_plan_is_printed_and_nothing_is_written(sweep: Words, tmp_path: Path) -> None:
-    done = efficientbench(*sweep, "--set", "training.seq_len=32,64", "--set", "parallel.tp=1,3", "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench(
+        *sweep, "--set", "training.seq_len=32,64", "--set", "parallel.tp=1,3", "--dry-run", expect=0, stderr=""
+    )
     assert "gqa_1.5B_smoke__tp=1__seq_len=64" in done.stdout
     assert "n/a energy: no record in this folder has the energy of a run" in done.stdout
     assert "GFLOP/s a core assumed" in done.stdout
@@ -130,8 +128,7 @@ def test_control_c_saves_what_runs_and_leaves_the_rest(sweep: Words, tmp_path: P
 
 @pytest.mark.proof
 def test_a_time_limit_is_a_row_with_its_reason(sweep: Words, tmp_path: Path) -> None:
-    done = efficientbench(*sweep, *LONG, "--time-limit", "30s")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = efficientbench(*sweep, *LONG, "--time-limit", "30s", expect=1)
     (state,) = states(tmp_path).values()
     assert (state["state"], state["kind"]) == ("failed", "time_limit")
     assert state["reason"].startswith("the time limit of 30 s was reached after step ")
