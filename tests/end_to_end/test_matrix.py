@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,13 +74,10 @@ def test_smoke_script_learns(name: str, finished: Finished, suite: Path, unigram
     written = record(suite / f"{name}_smoke")
     loss = written["validation_loss"]
     print(f"{name}: validation loss {loss:.3f}, unigram entropy {unigram_nats:.3f}, {written['duration_s']:.0f} s")
-    assert math.isfinite(loss)
     assert loss < unigram_nats - MARGIN_NATS
 
 
 def test_one_report_has_a_row_for_each(suite: Path) -> None:
     efficientbench("report", str(suite), expect=0)
-    with open(suite / "report.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == sorted(RUNS)
-    assert {row["status"] for row in rows} == {"completed"}
+    rows = csv.DictReader((suite / "report.csv").read_text(encoding="utf-8").splitlines())
+    assert [(row["run"], row["status"]) for row in rows] == [(name, "completed") for name in sorted(RUNS)]
