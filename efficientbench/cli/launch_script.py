@@ -23,12 +23,6 @@ class Machines:
     devices_per_node: int
     """Accelerators of a node; 0: none, so that ranks share its processor."""
 
-    def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"--nodes: {self.nodes} nodes are none; 1 or more")
-        if self.devices_per_node < 0:
-            raise ConfigError(f"--devices-per-node: {self.devices_per_node} is less than none")
-
 
 @dataclass(frozen=True)
 class NamedRun:

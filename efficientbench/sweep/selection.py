@@ -75,12 +75,10 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     `name`: of this run of the matrix alone.
 
     Raises:
-        ConfigError: names or axes that mean nothing, or repeats that cannot be. A configuration that is refused is
+        ConfigError: names or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
             returned with its reason.
     """
     axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
-    if request.repeat is not None and request.repeat < 1:
-        raise ConfigError(f"--repeat: {request.repeat} runs are none; 1 or more")
     if request.repeat is not None and "training.seed" in axes:
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]

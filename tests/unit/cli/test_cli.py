@@ -85,7 +85,9 @@ def test_starts_without_torch(words: list[str]) -> None:
         ),
         (["report", "/nowhere/at/all"], "error: /nowhere/at/all: there is no such folder"),
         (["compare", "/nowhere/at/all", "/tmp"], "error: /nowhere/at/all: there is no such folder"),
-        (["run", "gqa_1.5B", "--repeat", "0"], "error: --repeat: 0 runs are none; 1 or more\n"),
+        (["run", "gqa_1.5B", "--repeat", "0"], "Invalid value for '--repeat'"),
+        (["launch", "gqa_1.5B", "--to", "slurm", "--nodes", "0"], "Invalid value for '--nodes'"),
+        (["launch", "gqa_1.5B", "--to", "slurm", "--devices-per-node", "-1"], "Invalid value for '--devices-per-node'"),
         (["plan"], "plan needs the name of a run, like gqa_1.5B, or --all"),
         (
             ["run", "gqa_1.5B", "--smoke", "seq_len=64", "dlc", "training.dtype=int8"],

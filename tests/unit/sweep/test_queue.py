@@ -24,7 +24,7 @@ from efficientbench.sweep.machine import Machine, parallel_runs, slot_environmen
 from efficientbench.sweep.outcome import failure_of
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Limits, Scheduler
+from efficientbench.sweep.scheduler import Scheduler
 from efficientbench.sweep.tasks import Task
 
 GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
@@ -162,7 +162,7 @@ def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) 
     theirs = State(task.id, "queued", "another configuration", [], "folder")
     queue.write(theirs)
     out = io.StringIO()
-    Scheduler(queue, [task], CPU, Limits(None), "host", Display(Console(file=out, width=200), 1)).run([])
+    Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
     assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
 
@@ -189,5 +189,5 @@ def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch
         queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     display = Display(Console(file=io.StringIO()), 2)
     with pytest.raises(ConfigError, match="queue"):
-        Scheduler(queue, tasks, CPU, Limits(2), "host", display).run([])
+        Scheduler(queue, tasks, CPU, "host", display, 2).run([])
     assert (folder / "saved").exists()
