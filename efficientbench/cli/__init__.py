@@ -65,7 +65,7 @@ def run(
     tokenizer: Tokenizer = None,
     repeat: Annotated[
         int | None,
-        typer.Option("--repeat", metavar="N", help="N runs with consecutive seeds; complete ones are kept"),
+        typer.Option("--repeat", metavar="N", min=1, help="N runs with consecutive seeds; complete ones are kept"),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="with --repeat: train complete repeats again")] = False,
     matrix: MatrixFile = None,
@@ -261,9 +261,9 @@ def main() -> None:
         )
         sys.exit(2)
     except Exception as error:
-        from efficientbench.running.errors import is_users_mistake
+        from efficientbench.running.errors import USERS_MISTAKES
 
-        if not is_users_mistake(error):
+        if not isinstance(error, USERS_MISTAKES):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -52,12 +52,13 @@ def launch(
     data: Data = None,
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="nodes that each run takes")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="nodes that each run takes")] = 1,
     devices_per_node: Annotated[
-        int, typer.Option("--devices-per-node", metavar="N", help="accelerators of a node; 0: its processors train")
+        int,
+        typer.Option("--devices-per-node", metavar="N", min=0, help="accelerators of a node; 0: its processors train"),
     ] = 8,
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")] = "-",
-    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", help="as of `run`")] = None,
+    repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", min=1, help="as of `run`")] = None,
     sbatch: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,8 +87,9 @@ def launch(
     from efficientbench.cli.launch_script import Machines, by_slurm, by_torchrun, named_runs
     from efficientbench.config.matrix import MATRIX
     from efficientbench.launchers.errors import LaunchError
+    from efficientbench.launchers.job_scripts.shell_script import checked, write
     from efficientbench.launchers.job_scripts.torchrun import Meeting
-    from efficientbench.sweep.tasks import Request
+    from efficientbench.sweep.selection import Request
 
     given = list(arguments or [])
     if name is not None and "=" in name:
@@ -115,13 +117,6 @@ def launch(
         script = by_torchrun(named_runs(request, name), machines, meeting)
     else:
         script = by_slurm(named_runs(request, name), machines, sbatch or [])
-    _write_script(script, output)
-
-
-def _write_script(script: str, output: str) -> None:
-    """Write the script to its file or to stdout; warn where only its shell syntax could be checked."""
-    from efficientbench.launchers.job_scripts.shell_script import checked, write
-
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":

@@ -12,7 +12,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
-from efficientbench.sweep.tasks import Request, chosen_combinations
+from efficientbench.sweep.selection import Request, chosen_combinations
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,6 @@ class Machines:
     nodes: int
     devices_per_node: int
     """Accelerators of a node; 0: none, so that ranks share its processor."""
-
-    def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"--nodes: {self.nodes} nodes are none; 1 or more")
-        if self.devices_per_node < 0:
-            raise ConfigError(f"--devices-per-node: {self.devices_per_node} is less than none")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def sweep(
     sizes: Sizes = "",
     axes: Axes = None,
     repeat: Annotated[
-        int | None, typer.Option("--repeat", metavar="N", help="each run N times, with consecutive seeds")
+        int | None, typer.Option("--repeat", metavar="N", min=1, help="each run N times, with consecutive seeds")
     ] = None,
     jobs: Annotated[
         str,
@@ -55,7 +55,7 @@ def sweep(
 ) -> None:
     """Train, measure and report many runs; called again, it does what is missing."""
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.sweep.sweep import Options, Request
+    from efficientbench.sweep.selection import Request
     from efficientbench.sweep.sweep import sweep as run_sweep
 
     given = arguments or []
@@ -65,7 +65,7 @@ def sweep(
     if len(matrices) > 1:
         raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
     request = Request(
-        matrix=_matrix(matrices[0]) if matrices else MATRIX,
+        matrix=Path(matrices[0]).absolute() if matrices else MATRIX,
         only=names(only),
         sizes=names(sizes),
         axes=tuple(axes or ()),
@@ -75,19 +75,7 @@ def sweep(
         retry_smaller=retry_smaller,
     )
     limit_s = None if time_limit is None else _seconds(time_limit)
-    raise typer.Exit(run_sweep(request, Options(jobs, limit_s, retry_failed, dry_run)))
-
-
-def _matrix(argument: str) -> Path:
-    """Return the file as an absolute path; `MATRIX` itself, by whatever path it is named."""
-    from efficientbench.config.matrix import MATRIX
-
-    path = Path(argument).absolute()
-    try:
-        return MATRIX if path.samefile(MATRIX) else path
-    except OSError:
-        # `load_matrix` raises with the reason.
-        return path
+    raise typer.Exit(run_sweep(request, jobs, limit_s, retry_failed, dry_run))
 
 
 def _seconds(text: str) -> float:

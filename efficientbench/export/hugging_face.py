@@ -153,8 +153,8 @@ def _read_job(run: Path) -> Job:
         raise ConfigError(f"{run} is not the folder of a run: {helps}")
     try:
         return Job.read(path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(f"{path}: not the configuration of a run ({reason})") from None
 
 

@@ -11,8 +11,3 @@ from efficientbench.training.errors import TrainingError
 
 USERS_MISTAKES = (ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError)
 """Errors that the user can mend: their text is the whole message, and no traceback is printed."""
-
-
-def is_users_mistake(error: BaseException) -> bool:
-    """Return whether the user can mend the error."""
-    return isinstance(error, USERS_MISTAKES)

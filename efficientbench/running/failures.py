@@ -20,7 +20,7 @@ from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import write_record
-from efficientbench.running.errors import is_users_mistake
+from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.record import failed_record
@@ -56,7 +56,7 @@ def users_mistake(error: BaseException) -> Failure:
 
 def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
     """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
-    if is_users_mistake(error):
+    if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
     if isinstance(error, NonFiniteError):
         return Failure("non_finite", str(error), rank=error.rank, step=error.step)

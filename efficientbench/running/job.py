@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
@@ -27,25 +28,9 @@ class Job:
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""
-        content = {
-            "config": self.config.model_dump(mode="json"),
-            "layout": asdict(self.layout),
-            "budget": asdict(self.budget),
-            "corpora": [str(manifest) for manifest in self.corpora],
-            "output": str(self.output),
-            "resume": str(self.resume) if self.resume is not None else None,
-        }
-        write_whole(path, json.dumps(content, indent=2))
+        write_whole(path, TypeAdapter(Job).dump_json(self, indent=2).decode())
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """Read what `write` wrote."""
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            config=RunConfig.model_validate(content["config"]),
-            layout=Layout(**content["layout"]),
-            budget=Budget(**content["budget"]),
-            corpora=tuple(Path(manifest) for manifest in content["corpora"]),
-            output=Path(content["output"]),
-            resume=Path(content["resume"]) if content["resume"] is not None else None,
-        )
+        """Read what `write` wrote. Raises ValueError where it is something else."""
+        return TypeAdapter(cls).validate_json(path.read_bytes())

@@ -6,7 +6,6 @@ import os
 
 from rich.console import Console
 
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.network.cluster_env import Cluster
@@ -32,11 +31,8 @@ def run_repeats(config: RunConfig, mode: str, repeats: int, again: bool, fresh: 
         fresh: whether interrupted repeats start at step 1 instead of at their last checkpoint.
 
     Raises:
-        ConfigError: fewer than one repeat.
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `run` does.
     """
-    if repeats < 1:
-        raise ConfigError(f"--repeat: {repeats} runs are none; 1 or more")
     configs = [with_seed(config, config.training.seed + index) for index in range(repeats)]
     # Decided for all repeats before any trains: the nodes share these folders and must decide alike.
     device = find_device(config.device)

@@ -28,7 +28,7 @@ from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.running.corpora import prepare_corpora
-from efficientbench.running.errors import is_users_mistake
+from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
@@ -73,8 +73,8 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
                 if node == 0 and folder.record.exists():
                     _print_summary(folder)
                 return exit_code
-        except Exception as error:
-            if files is not None and is_users_mistake(error):
+        except USERS_MISTAKES as error:
+            if files is not None:
                 files.write(users_mistake(error))
             raise
 
@@ -206,11 +206,14 @@ def _print_summary(folder: OutputFolder) -> None:
     print_results([read_record(folder.record)], console)
     # Reports of a suite leave out traced runs: such a run is reported by its own folder.
     suite = _as_typed(folder.path if folder.path.name in SKIPPED_FOLDERS else folder.path.parent)
-    console.print(f"record       {_as_typed(folder.record)}", highlight=False, soft_wrap=True)
-    console.print(f"steps        {_as_typed(folder.steps)}", highlight=False, soft_wrap=True)
-    console.print(f"logs         {_as_typed(folder.log)}", highlight=False, soft_wrap=True)
-    console.print(f"TensorBoard  tensorboard --logdir {suite}", highlight=False, soft_wrap=True)
-    console.print(f"compare      efficientbench report {suite}", highlight=False, soft_wrap=True)
+    lines = (
+        f"record       {_as_typed(folder.record)}",
+        f"steps        {_as_typed(folder.steps)}",
+        f"logs         {_as_typed(folder.log)}",
+        f"TensorBoard  tensorboard --logdir {suite}",
+        f"compare      efficientbench report {suite}",
+    )
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def _as_typed(path: Path) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.sweep.estimate import Estimate, Estimator
+from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
 from efficientbench.sweep.tasks import Task
 
@@ -18,13 +19,15 @@ _LINE = 200
 """Characters of a line, more than any row has."""
 
 
-def print_dry_run(tasks: Sequence[Task], states: Sequence[str], estimator: Estimator, at_once: int) -> None:
+def print_dry_run(
+    tasks: Sequence[Task], states: Sequence[str], estimates: Sequence[Estimate | None], at_once: int
+) -> None:
     """Print the runs with their estimates, the sums, how the estimates were made, and the refused runs.
 
     Args:
         tasks: every run.
         states: of the tasks, in the same order.
-        estimator: for this machine.
+        estimates: of the tasks on this machine; None where a task is refused.
         at_once: most runs at the same time.
     """
     # However narrow the terminal, a row is whole and on one line.
@@ -33,14 +36,11 @@ def print_dry_run(tasks: Sequence[Task], states: Sequence[str], estimator: Estim
     table.add_column("run", no_wrap=True)
     for title in ("state", "ranks", "steps", "tokens", "micro-batch", "GB", "time", "energy"):
         table.add_column(title, justify="right", no_wrap=True)
-    estimates = [estimator.of(task.plan) if task.plan else None for task in tasks]
     for task, state, estimate in zip(tasks, states, estimates, strict=True):
         table.add_row(Text(task.id), state, *_cells(task, estimate))
     console.print(table)
     todo = [each for each, state in zip(estimates, states, strict=True) if state == "queued" and each is not None]
-    for line in [*_sums(todo, at_once), *_sources(estimates)]:
-        console.print(Text(line))
-    for line in _refusals(tasks):
+    for line in [_sum(todo, at_once), *_sources(estimates), *_refusals(tasks)]:
         console.print(Text(line))
 
 
@@ -74,26 +74,25 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
     )
 
 
-def _sums(todo: Sequence[Estimate], at_once: int) -> list[str]:
+def _sum(todo: Sequence[Estimate], at_once: int) -> str:
+    together = f", up to {at_once} at once" if at_once > 1 else ""
     times = [each.time_s for each in todo if each.time_s is not None]
     energies = [each.energy_j for each in todo if each.energy_j is not None]
-    together = f", up to {at_once} at once" if at_once > 1 else ""
-    parts = [f"{len(todo)} runs to do{together}"]
-    if todo and len(times) == len(todo):
-        parts.append(f"about {seconds(sum(times) / at_once)}")
-    if todo and len(energies) == len(todo):
-        parts.append(f"about {_energy(sum(energies))}")
-    return ["; ".join(parts)]
+    # A sum stands for all runs or is not printed.
+    time = f"; about {seconds(sum(times) / at_once)}" if todo and len(times) == len(todo) else ""
+    energy = f"; about {_energy(sum(energies))}" if todo and len(energies) == len(todo) else ""
+    return f"{len(todo)} runs to do{together}{time}{energy}"
 
 
 def _sources(estimates: Sequence[Estimate | None]) -> list[str]:
-    """Return each source of an estimate, and each reason for an n/a, once."""
-    lines = ["GB: peak of the ranks of the node together."]
-    lines += [f"time: {each.time_source}" for each in estimates if each is not None and each.time_s is not None]
-    lines += [f"{ABSENT} time: {each.time_source}" for each in estimates if each is not None and each.time_s is None]
-    lines += [f"energy: {each.energy_source}" for each in estimates if each is not None and each.energy_j is not None]
-    missing = [each.energy_source for each in estimates if each is not None and each.energy_j is None]
-    return list(dict.fromkeys([*lines, *(f"{ABSENT} energy: {reason}" for reason in missing)]))
+    """Return each source of an estimate, and each reason for an n/a, once: times first, n/a last of each."""
+    made = [each for each in estimates if each is not None]
+    times = [(each.time_s is None, "time", each.time_source) for each in made]
+    energies = [(each.energy_j is None, "energy", each.energy_source) for each in made]
+    # Sorting is stable: the order of the runs remains among the sources and among the reasons.
+    found = [*sorted(times, key=itemgetter(0)), *sorted(energies, key=itemgetter(0))]
+    lines = [f"{f'{ABSENT} ' if absent else ''}{name}: {source}" for absent, name, source in found]
+    return ["GB: peak of the ranks of the node together.", *dict.fromkeys(lines)]
 
 
 def _energy(energy_j: float) -> str:

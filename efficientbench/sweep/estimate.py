@@ -24,63 +24,64 @@ class Estimate:
     """Time and energy of one run; None where there is no estimate."""
 
     time_s: float | None
-    energy_j: float | None
     time_source: str
     """How the time was estimated, or why there is no estimate."""
+    energy_j: float | None
     energy_source: str
     """How the energy was estimated, or why there is no estimate."""
 
 
-class Estimator:
-    """Estimates runs on one machine, from those of the given records that are of the same device."""
+def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate:
+    """Return the estimate of one run on a machine, from its start to its end.
 
-    def __init__(self, machine: Machine, records: Sequence[RunRecord], cores: float) -> None:
-        """`cores`: of the host; they count where the device is a CPU."""
-        self._machine = machine
-        self._cores = cores
-        same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
-        self._same = [each for each in same if each.tokens_per_s]
+    Args:
+        plan: of the run.
+        machine: that runs it.
+        records: of earlier runs; those of the same device count.
+        cores: of the host; they count where the device is a CPU.
+    """
+    same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
+    same = [each for each in same if each.tokens_per_s]
+    return Estimate(*_time_s(plan, machine, same, cores), *_energy_j(plan, machine, same))
 
-    def of(self, plan: Plan) -> Estimate:
-        """Return the estimate of one run, from its start to its end."""
-        (time_s, time_source), (energy_j, energy_source) = self._time_s(plan), self._energy_j(plan)
-        return Estimate(time_s, energy_j, time_source, energy_source)
 
-    def _time_s(self, plan: Plan) -> tuple[float | None, str]:
-        flops = plan.flops.training_hardware * plan.budget.tokens
-        devices = 1 if self._machine.shared else plan.layout.world_size
-        alike = [each for each in self._same if each.dtype == plan.config.training.dtype]
-        if alike:
-            nearest = min(alike, key=lambda each: _distance(each, plan))
-            rate = (nearest.tokens_per_s or 0.0) * _hardware_flops(nearest, plan) / nearest.devices
-            around_s = statistics.median(_around_s(each) for each in alike)
-            source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
-            return flops / (rate * devices) + around_s, source
-        if self._machine.shared:
-            assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({self._cores:g} cores), training alone"
-            return flops / (ASSUMED_CORE_FLOPS * self._cores), assumed
-        return self._projected_s(plan)
+def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, str]:
+    flops = plan.flops.training_hardware * plan.budget.tokens
+    devices = 1 if machine.shared else plan.layout.world_size
+    alike = [each for each in same if each.dtype == plan.config.training.dtype]
+    if alike:
+        nearest = min(alike, key=lambda each: _distance(each, plan))
+        rate = (nearest.tokens_per_s or 0.0) * _hardware_flops(nearest, plan) / nearest.devices
+        around_s = statistics.median(_around_s(each) for each in alike)
+        source = f"FLOP/s per device of the record nearest in size, start and evaluation as in {len(alike)} records"
+        return flops / (rate * devices) + around_s, source
+    if machine.shared:
+        assumed = f"{ASSUMED_CORE_FLOPS / 1e9:.0f} GFLOP/s a core assumed ({cores:g} cores), training alone"
+        return flops / (ASSUMED_CORE_FLOPS * cores), assumed
+    return _projected_s(plan, machine.name)
 
-    def _projected_s(self, plan: Plan) -> tuple[float | None, str]:
-        """Project the time from metrics/hardware.yaml, as `plan --world` does."""
-        name, dtype, given = self._machine.name, plan.config.training.dtype, plan.config.measurement.peak_flops
-        try:
-            rates = device_rates(name, dtype, given)
-        except MetricsError as error:
-            peak, reason = peak_flops(name, dtype)
-            return None, str(error) if peak is not None else reason
-        reached = f"{ASSUMED.matmul:.0%} of its peak in matrix products, {ASSUMED.memory:.0%} of its memory bandwidth"
-        source = f"projected from the rates of {rates.name}, {reached} assumed, training alone"
-        return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
 
-    def _energy_j(self, plan: Plan) -> tuple[float | None, str]:
-        measured = [each for each in self._same if each.energy_j_per_token is not None]
-        if not measured:
-            return None, f"no record in this folder has the energy of a run on {self._machine.name}"
-        nearest = min(measured, key=lambda each: _distance(each, plan))
-        per_flop = (nearest.energy_j_per_token or 0.0) / _hardware_flops(nearest, plan)
-        source = f"J/FLOP of the record nearest in size, {nearest.energy_scope}, training alone"
-        return per_flop * plan.flops.training_hardware * plan.budget.tokens, source
+def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
+    """Project the time from metrics/hardware.yaml, as `plan --world` does."""
+    dtype = plan.config.training.dtype
+    try:
+        rates = device_rates(device, dtype, plan.config.measurement.peak_flops)
+    except MetricsError as error:
+        peak, reason = peak_flops(device, dtype)
+        return None, str(error) if peak is not None else reason
+    reached = f"{ASSUMED.matmul:.0%} of its peak in matrix products, {ASSUMED.memory:.0%} of its memory bandwidth"
+    source = f"projected from the rates of {rates.name}, {reached} assumed, training alone"
+    return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source
+
+
+def _energy_j(plan: Plan, machine: Machine, same: Sequence[RunRecord]) -> tuple[float | None, str]:
+    measured = [each for each in same if each.energy_j_per_token is not None]
+    if not measured:
+        return None, f"no record in this folder has the energy of a run on {machine.name}"
+    nearest = min(measured, key=lambda each: _distance(each, plan))
+    per_flop = (nearest.energy_j_per_token or 0.0) / _hardware_flops(nearest, plan)
+    source = f"J/FLOP of the record nearest in size, {nearest.energy_scope}, training alone"
+    return per_flop * plan.flops.training_hardware * plan.budget.tokens, source
 
 
 def _distance(record: RunRecord, plan: Plan) -> float:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import DeviceError
@@ -43,29 +44,21 @@ class Machine:
         """Whether runs share one device, which is the host."""
         return self.memory_bytes is None
 
-
-@dataclass(frozen=True)
-class MachinePart:
-    """The part of a machine that one run gets, as planning asks of a device."""
-
-    machine: Machine
-    devices: int
-
-    @property
-    def runtime_bytes(self) -> int:
-        return self.machine.runtime_bytes
+    def part(self, devices: int) -> Machine:
+        """Return the part of the machine that a run with so many devices gets."""
+        return replace(self, devices=self.devices[:devices])
 
     def count(self) -> int:
-        """Return the number of devices that the run may use."""
-        return self.devices
+        """Return the number of devices, as planning asks of a device."""
+        return len(self.devices)
 
     def fuses(self) -> bool:
         """Return whether torch.compile makes faster kernels for the devices than torch's own."""
-        return self.machine.compiles
+        return self.compiles
 
     def memory_capacity_bytes(self) -> int | None:
         """Return the memory of one device; None where it is the host's."""
-        return self.machine.memory_bytes
+        return self.memory_bytes
 
 
 def find_machine(device: str) -> Machine:
@@ -78,8 +71,7 @@ def find_machine(device: str) -> Machine:
         module_command("efficientbench.sweep.machine", device), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError(lines[-1] if lines else f"device={device} cannot be examined")
+        raise ConfigError(done.stderr.strip().rpartition("\n")[2] or f"device={device} cannot be examined")
     found = json.loads(done.stdout.splitlines()[-1])
     return Machine(**{**found, "devices": tuple(found["devices"])})
 
@@ -92,7 +84,7 @@ def parallel_runs(jobs: str, machine: Machine) -> int | None:
     """
     if jobs == "auto":
         return None
-    if not jobs.isascii() or not jobs.isdigit() or len(jobs) > len(str(MOST_RUNS)) or not 1 <= int(jobs) <= MOST_RUNS:
+    if not re.fullmatch("[0-9]{1,4}", jobs) or not 1 <= int(jobs) <= MOST_RUNS:
         raise ConfigError(f"--jobs: {jobs[:40]!r} is neither auto nor a number from 1 to {MOST_RUNS:,}")
     if not machine.shared and int(jobs) > len(machine.devices):
         raise ConfigError(f"--jobs: {jobs} runs cannot have devices of their own: there are {len(machine.devices)}")
@@ -132,9 +124,14 @@ def slot_environment(
     return environment
 
 
-def _describe(device_name: str) -> Machine:
-    device = find_device(device_name)
-    return Machine(
+def main() -> None:
+    """Print the machine as JSON; print an error to stderr and exit with code 2."""
+    try:
+        device = find_device(sys.argv[1])
+    except DeviceError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    machine = Machine(
         type=device.type,
         name=device.names()[0],
         devices=tuple(device.visible(os.environ)),
@@ -143,15 +140,7 @@ def _describe(device_name: str) -> Machine:
         visibility=device.visibility,
         compiles=device.fuses(),
     )
-
-
-def main() -> None:
-    """Print the machine as JSON; print an error to stderr and exit with code 2."""
-    try:
-        print(json.dumps(asdict(_describe(sys.argv[1]))))
-    except DeviceError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    print(json.dumps(asdict(machine)))
 
 
 if __name__ == "__main__":

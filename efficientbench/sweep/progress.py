@@ -59,9 +59,7 @@ class Display:
 
     def kept(self, state: State) -> None:
         """Count and print a run that is not started: complete, refused, or failed before and not retried."""
-        self._counts[state.state] += 1
-        why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
-        self.print(f"{self._number()} {state.id}: {'complete, kept' if state.state == 'done' else state.state}{why}")
+        self._count(state, "complete, kept" if state.state == "done" else state.state)
 
     def started(self, state: State) -> None:
         """Print that a run starts."""
@@ -70,13 +68,10 @@ class Display:
 
     def ended(self, state: State, elsewhere: bool = False) -> None:
         """Count and print a run that ended, here or in another sweep."""
-        self._counts[state.state] += 1
         if state.duration_s is not None and not elsewhere:
             self._timed.append(state.duration_s)
         took = f" in {seconds(state.duration_s)}" if state.duration_s is not None else ""
-        where = " by another sweep" if elsewhere else ""
-        why = f" ({state.kind}): {_one_line(state.reason)}" if state.kind else ""
-        self.print(f"{self._number()} {state.id}: {state.state}{where}{took}{why}")
+        self._count(state, f"{state.state}{' by another sweep' if elsewhere else ''}{took}")
 
     def show(self, running: Sequence[Running], left: int) -> None:
         """Redraw the live table; do nothing without a terminal."""
@@ -103,8 +98,10 @@ class Display:
         if self._live:
             self._live.stop()
 
-    def _number(self) -> str:
-        return f"[{sum(self._counts.values())}/{self._total}]"
+    def _count(self, state: State, text: str) -> None:
+        self._counts[state.state] += 1
+        why = f" ({state.kind}): {' '.join((state.reason or '').split())}" if state.kind else ""
+        self.print(f"[{sum(self._counts.values())}/{self._total}] {state.id}: {text}{why}")
 
     def _remaining(self, running: int, left: int) -> str:
         if not self._timed or not left + running:
@@ -148,7 +145,3 @@ def seconds(time_s: float) -> str:
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole / 86400:.1f} days"
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split())

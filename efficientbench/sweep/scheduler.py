@@ -45,30 +45,40 @@ class _Attempt:
         return self.task.config.faults.stop_grace_s + ENDING_S
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the runs of one sweep."""
-
-    jobs: int | None
-    """Runs at once; None: as many as there are devices for."""
-    time_limit_s: float | None = None
-    """Time of one run, set-up included."""
-    retry_smaller: bool = False
-    """Whether a run that is out of memory is started again with a smaller micro-batch."""
-
-
 class Scheduler:
     """Starts and watches the runs of a queue that fit on this machine."""
 
     def __init__(
-        self, queue: Queue, tasks: Sequence[Task], machine: Machine, limits: Limits, host: str, display: Display
+        self,
+        queue: Queue,
+        tasks: Sequence[Task],
+        machine: Machine,
+        host: str,
+        display: Display,
+        jobs: int | None = None,
+        time_limit_s: float | None = None,
+        retry_smaller: bool = False,
     ) -> None:
+        """Take the slots of the machine.
+
+        Args:
+            queue: of the suite.
+            tasks: that are to be done, here or by another sweep.
+            machine: that runs them.
+            host: its name.
+            display: for what happens to each run.
+            jobs: runs at once; None: as many as there are devices for.
+            time_limit_s: of one run, set-up included.
+            retry_smaller: whether a run that is out of memory is started again with a smaller micro-batch.
+        """
         self._queue = queue
         self._machine = machine
-        self._limits = limits
+        self._jobs = jobs
+        self._time_limit_s = time_limit_s
+        self._retry_smaller = retry_smaller
         self._host = host
         self._display = display
-        self._places = slots(machine, limits.jobs)
+        self._places = slots(machine, jobs)
         self._open = list(tasks)
         self._running: list[_Attempt] = []
 
@@ -129,7 +139,7 @@ class Scheduler:
             self._start(task, state, (claim, place))
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        environment = slot_environment(self._machine, claims[1].places, self._limits.jobs, task.ranks, os.environ)
+        environment = slot_environment(self._machine, claims[1].places, self._jobs, task.ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
             child = Child(task.arguments, environment, self._queue.log(task.id), kept_open)
@@ -154,7 +164,7 @@ class Scheduler:
 
     def _watch(self) -> None:
         for attempt in list(self._running):
-            child, limit_s = attempt.child, self._limits.time_limit_s
+            child, limit_s = attempt.child, self._time_limit_s
             exit_code = child.exit_code()
             if exit_code is not None:
                 self._running.remove(attempt)
@@ -194,7 +204,7 @@ class Scheduler:
         stopped = failure is not None and failure.kind == "stopped"
         if failure is not None and not stopped:
             write_failure(attempt.task.folder, failure)
-        retried = self._limits.retry_smaller and failure is not None and failure.kind == "out_of_memory"
+        retried = self._retry_smaller and failure is not None and failure.kind == "out_of_memory"
         again = smaller(attempt.task, self._machine) if retried else None
         if again is not None:
             self._display.print(f"{again.id}: out of memory; again with {' '.join(again.arguments[-2:-1])}")
@@ -216,14 +226,14 @@ class Scheduler:
     def _failure(self, attempt: _Attempt, exit_code: int) -> Failure | None:
         """Return why the run is not done; None where it is."""
         task, child = attempt.task, attempt.child
-        if exit_code == 0 and is_complete(task, self._machine, self._limits.retry_smaller):
+        if exit_code == 0 and is_complete(task, self._machine, self._retry_smaller):
             return None
         if attempt.kill_at_s is not None and not attempt.timed_out:
             return STOPPED
         step = last_step(task.folder, child.begin_time_s)
         if attempt.timed_out:
             after = f" after step {step[0]}" if step else ", before the first step"
-            reason = f"the time limit of {self._limits.time_limit_s:g} s was reached{after}"
+            reason = f"the time limit of {self._time_limit_s:g} s was reached{after}"
             return Failure("time_limit", reason, step=step[0] if step else None)
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 

@@ -1,18 +1,24 @@
-"""Select the runs of a sweep: names of the matrix, axes `key=value,value`, and a file name for each combination."""
+"""Select the runs of a sweep: names of the matrix, axes `key=value,value`, and a file name for each combination.
+
+`launch` selects runs on machines without torch: nothing here may import it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.load import settable_keys, unknown_key
-from efficientbench.config.matrix import Matrix, RunName
+from efficientbench.config.load import resolve, settable_keys, unknown_key
+from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.schema import MOST_LABEL, RunConfig
 
 _NOT_SWEPT = {
@@ -24,6 +30,79 @@ _NOT_SWEPT = {
 _PLAIN = re.compile(r"[a-z0-9]([a-z0-9._+-]*[a-z0-9])?")
 _MOST_VALUE = 32
 """Most characters of a value in a label."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The runs that a sweep is to do."""
+
+    matrix: Path = MATRIX
+    only: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    """As `key=value,value`."""
+    overrides: tuple[str, ...] = ()
+    """As `key=value`, for every run; not part of any name."""
+    smoke: bool = False
+    repeat: int | None = None
+    retry_smaller: bool = False
+    """Whether a run that is out of memory is tried again with a smaller micro-batch."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One run of the matrix with one value of each axis."""
+
+    name: str
+    """Of the run in the matrix."""
+    overrides: tuple[str, ...]
+    """As `key=value`: those of all runs, and this combination's."""
+    config: RunConfig
+    """With the label; of a refused one only as much as names its folder."""
+    refused: str | None = None
+    """Why the configuration is refused."""
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """The overrides and the label: they configure the same run without the sweep."""
+        label = self.config.label
+        return self.overrides if label is None else (*self.overrides, f"label={label}")
+
+
+def chosen_combinations(request: Request, name: str | None = None) -> list[Combination]:
+    """Return every run that the request chooses, in the order of the matrix and the axes.
+
+    `name`: of this run of the matrix alone.
+
+    Raises:
+        ConfigError: names or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
+            returned with its reason.
+    """
+    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
+    if request.repeat is not None and "training.seed" in axes:
+        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
+    runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
+    found: dict[str, Combination] = {}
+    for run in runs:
+        for values in itertools.product(*axes.values()):
+            combination = _resolved(request, run.name, dict(zip(axes, values, strict=True)))
+            # Two texts of one value (1e-3, 0.001) are one run.
+            found.setdefault(combination.config.name, combination)
+    return list(found.values())
+
+
+def _resolved(request: Request, name: str, values: dict[str, str]) -> Combination:
+    overrides = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
+    refused = None
+    try:
+        config = resolve(name, request.smoke, overrides, request.matrix)
+    except ConfigError as error:
+        # Its reason is written into the run's folder, which these two keys decide.
+        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
+        config = resolve(name, request.smoke, places, request.matrix)
+        refused = str(error)
+    label = label_of(values, None if refused else config, config.label)
+    return Combination(name, overrides, config.model_copy(update={"label": label}), refused)
 
 
 def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) -> list[RunName]:
@@ -66,16 +145,8 @@ def _unknown_name(name: str, matrix: Matrix) -> str | None:
     return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One key of the configuration and the values that it takes in turn, as texts."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-def parse_axes(texts: Sequence[str]) -> list[Axis]:
-    """Parse texts like `training.seq_len=1024,2048` into axes, sorted by key.
+def parse_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Parse texts like `training.seq_len=1024,2048` into each key's values, sorted by key.
 
     A comma separates values, but not inside brackets or braces: a list is one value.
 
@@ -83,27 +154,23 @@ def parse_axes(texts: Sequence[str]) -> list[Axis]:
         ConfigError: with every mistake at once.
     """
     keys, problems = settable_keys(), []
-    axes: dict[str, Axis] = {}
+    axes: dict[str, tuple[str, ...]] = {}
     for text in texts:
         key, separator, values = text.partition("=")
-        split = _split(values)
-        if not separator:
-            problems.append(f"--set {text[:80]!r}: an axis is written key=value,value, like training.seq_len=1024,2048")
-        elif key not in keys:
-            problems.append(f"--set {unknown_key(key, keys)}")
-        elif key in _NOT_SWEPT:
-            problems.append(f"--set {key}: cannot be swept: {_NOT_SWEPT[key]}")
-        elif key in axes:
-            problems.append(f"--set {key}: is given twice; name all its values at once, separated by commas")
-        elif split is None:
-            problems.append(f"--set {key}: brackets are not closed in {values[:80]!r}")
-        elif "" in split:
-            problems.append(f"--set {key}: {values[:80]!r} has an empty value; to unset a key write null")
-        else:
-            axes[key] = Axis(key, tuple(dict.fromkeys(split)))
+        split = _split(values) or []
+        checks = (
+            (not separator, f"{text[:80]!r}: an axis is written key=value,value, like training.seq_len=1024,2048"),
+            (key not in keys, unknown_key(key, keys)),
+            (key in _NOT_SWEPT, f"{key}: cannot be swept: {_NOT_SWEPT.get(key)}"),
+            (key in axes, f"{key}: is given twice; name all its values at once, separated by commas"),
+            (not split, f"{key}: brackets are not closed in {values[:80]!r}"),
+            ("" in split, f"{key}: {values[:80]!r} has an empty value; to unset a key write null"),
+        )
+        problems += [f"--set {message}" for fails, message in checks if fails][:1]
+        axes[key] = tuple(dict.fromkeys(split))
     if problems:
         raise ConfigError(problems)
-    return [axes[key] for key in sorted(axes)]
+    return dict(sorted(axes.items()))
 
 
 def _split(text: str) -> list[str] | None:
@@ -122,12 +189,6 @@ def _split(text: str) -> list[str] | None:
     return None if depth else [*values, text[begin:]]
 
 
-def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
-    """Yield every combination of the axes' values, the last axis fastest; one empty combination without axes."""
-    for values in itertools.product(*(axis.values for axis in axes)):
-        yield dict(zip((axis.key for axis in axes), values, strict=True))
-
-
 def label_of(chosen: Mapping[str, str], config: RunConfig | None, first: str | None = None) -> str | None:
     """Return the label of a combination, like `seq_len=2048__tp=2`; None where there is nothing to name.
 
@@ -144,17 +205,10 @@ def label_of(chosen: Mapping[str, str], config: RunConfig | None, first: str | N
         return first
     parts = [first] if first else []
     for key in sorted(chosen):
-        text = chosen[key] if config is None else _text(_value(config, key))
+        text = chosen[key] if config is None else _text(attrgetter(key)(config))
         parts.append(f"{_short_names()[key]}={_safe(text)}")
     label = "__".join(parts)
     return label if len(label) <= MOST_LABEL else f"{label[: MOST_LABEL - 9].rstrip('._+=~-')}~{_hash(label)}"
-
-
-def _value(config: RunConfig, key: str) -> Any:
-    found: Any = config
-    for name in key.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _text(value: Any) -> str:
@@ -179,14 +233,10 @@ def _hash(text: str) -> str:
 @lru_cache(maxsize=1)
 def _short_names() -> dict[str, str]:
     """Map each key to its shortest ending that no other key has: seq_len, but attention.kind."""
-    keys = list(settable_keys())
-    names = {}
-    for key in keys:
-        steps = key.split(".")
-        endings = [".".join(steps[first:]) for first in range(len(steps) - 1, -1, -1)]
-        names[key] = next(
-            ending
-            for ending in endings
-            if not any(f".{other}".endswith(f".{ending}") for other in keys if other != key)
-        )
-    return names
+
+    def endings(key: str) -> list[str]:
+        parts = key.split(".")
+        return [".".join(parts[first:]) for first in reversed(range(len(parts)))]
+
+    counts = Counter(ending for key in settable_keys() for ending in endings(key))
+    return {key: next(ending for ending in endings(key) if counts[ending] == 1) for key in settable_keys()}

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,61 +19,73 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
-from efficientbench.sweep.estimate import Estimator
+from efficientbench.sweep.estimate import estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Limits, Scheduler, is_complete
-from efficientbench.sweep.tasks import Request, Task, build_tasks
+from efficientbench.sweep.scheduler import Scheduler, is_complete
+from efficientbench.sweep.selection import Request
+from efficientbench.sweep.tasks import Task, build_tasks
+
+NEXT_CALL = {
+    "failed": "with --retry-failed tries them again",
+    "refused": "tries them where they can run",
+    "stopped": "goes on with them",
+    "queued": "goes on with them",
+}
+"""State of runs after a sweep → what the same command does with them."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a sweep runs; the runs themselves are in the `Request`."""
-
-    jobs: str = "auto"
-    """Runs at once, a number or `auto`."""
-    time_limit_s: float | None = None
-    """Time of one run."""
-    retry_failed: bool = False
-    """Whether runs that failed in an earlier call are tried again."""
-    dry_run: bool = False
-    """Whether to print the plan and run nothing."""
-
-
-def sweep(request: Request, options: Options) -> int:
+def sweep(
+    request: Request,
+    jobs: str = "auto",
+    time_limit_s: float | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+) -> int:
     """Run what a sweep still lacks, and report the suite.
 
-    Returns 0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
+    Args:
+        request: the runs.
+        jobs: runs at once, a number or `auto`.
+        time_limit_s: of one run.
+        retry_failed: whether runs that failed in an earlier call are tried again.
+        dry_run: whether to print the plan and run nothing.
+
+    Returns:
+        0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
         ConfigError: a mistake in the request, or a folder that cannot be written.
     """
     machine = find_machine(_device(request))
-    jobs = parallel_runs(options.jobs, machine)
-    tasks = build_tasks(request, machine, jobs)
+    at_once = parallel_runs(jobs, machine)
+    tasks = build_tasks(request, machine, at_once)
     suite = _suite(tasks)
     queue = Queue(suite)
-    if options.dry_run:
-        states = [_next_state(task, queue.read(task.id), machine, request, options) for task in tasks]
-        estimator = Estimator(machine, _records(suite), usable_cores())
-        print_dry_run(tasks, states, estimator, max(1, len(slots(machine, jobs)) // max(task.slots for task in tasks)))
+    if dry_run:
+        states = [_next_state(task, queue.read(task.id), machine, request, retry_failed) for task in tasks]
+        records, cores = _records(suite), usable_cores()
+        estimates = [estimate(task.plan, machine, records, cores) if task.plan else None for task in tasks]
+        most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
+        print_dry_run(tasks, states, estimates, max(1, most))
         return 0
     queue.make()
     display = Display(Console(highlight=False), len(tasks))
     display.print(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
     with received_signals() as signals:
         try:
-            left = _enter(tasks, queue, machine, request, options, display)
-            limits = Limits(jobs, options.time_limit_s, request.retry_smaller)
-            Scheduler(queue, left, machine, limits, _host(), display).run(signals)
+            left = _enter(tasks, queue, machine, request, retry_failed, display)
+            host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
+            scheduler = Scheduler(queue, left, machine, host, display, at_once, time_limit_s, request.retry_smaller)
+            scheduler.run(signals)
         finally:
             display.close()
     _report(suite)
     ends = [_end_of(task, queue.read(task.id)) for task in tasks]
-    for name in ("failed", "refused", "stopped", "queued"):
+    for name, effect in NEXT_CALL.items():
         if count := ends.count(name):
-            print(f"{name}: {count} of {len(tasks)}; the same command {_next_call(name)}", file=sys.stderr)
+            print(f"{name}: {count} of {len(tasks)}; the same command {effect}", file=sys.stderr)
     if "failed" in ends:
         print(f"what they printed: {queue.folder / 'log'}", file=sys.stderr)
     if signals:
@@ -95,12 +106,6 @@ def _end_of(task: Task, state: State | None) -> str:
     return state.state if state is not None and state.configuration == task.configuration else "queued"
 
 
-def _next_call(state: str) -> str:
-    """Return what the same command does with runs in this state."""
-    again = {"failed": "with --retry-failed tries them again", "refused": "tries them where they can run"}
-    return again.get(state, "goes on with them")
-
-
 def _device(request: Request) -> str:
     """Return the device type that the overrides name, else `auto`."""
     named = [each.removeprefix("device=") for each in request.overrides if each.startswith("device=")]
@@ -115,18 +120,18 @@ def _suite(tasks: Sequence[Task]) -> Path:
     return first.folder.path.parent if first.id == first.folder.path.name else first.folder.path.parent.parent
 
 
-def _next_state(task: Task, state: State | None, machine: Machine, request: Request, options: Options) -> str:
+def _next_state(task: Task, state: State | None, machine: Machine, request: Request, retry_failed: bool) -> str:
     """Return the run's state as the sweep begins: done, failed, refused or queued."""
     if is_complete(task, machine, request.retry_smaller):
         return "done"
     if task.refused is not None:
         return "refused"
     failed = state is not None and state.state == "failed" and state.configuration == task.configuration
-    return "failed" if failed and not options.retry_failed else "queued"
+    return "failed" if failed and not retry_failed else "queued"
 
 
 def _enter(
-    tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, options: Options, display: Display
+    tasks: Sequence[Task], queue: Queue, machine: Machine, request: Request, retry_failed: bool, display: Display
 ) -> list[Task]:
     """Enter every run into the queue; return those that are to be done, here or by another sweep.
 
@@ -146,7 +151,7 @@ def _enter(
                 left.append(task)
                 continue
             try:
-                entered = _entered(task, state, _next_state(task, state, machine, request, options))
+                entered = _entered(task, state, _next_state(task, state, machine, request, retry_failed))
                 if entered != state:
                     queue.write(entered)
                 if entered.state == "done":
@@ -198,7 +203,3 @@ def _report(suite: Path) -> None:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:
         print(path)
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())

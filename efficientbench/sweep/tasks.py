@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
-from efficientbench.config.matrix import MATRIX, load_matrix
+from efficientbench.config.matrix import MATRIX
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.planning.plan import DoesNotFitError, Plan
@@ -17,33 +15,8 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
 from efficientbench.running.resume import settings
 from efficientbench.running.run import plan_on
-from efficientbench.sweep.machine import Machine, MachinePart, slots_needed
-from efficientbench.sweep.selection import combinations, label_of, parse_axes, select
-
-
-@dataclass(frozen=True)
-class Request:
-    """The runs that a sweep is to do."""
-
-    matrix: Path = MATRIX
-    only: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
-    axes: tuple[str, ...] = ()
-    """As `key=value,value`."""
-    overrides: tuple[str, ...] = ()
-    """As `key=value`, for every run; not part of any name."""
-    smoke: bool = False
-    repeat: int | None = None
-    retry_smaller: bool = False
-    """Whether a run that is out of memory is tried again with a smaller micro-batch."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a run cannot start; `kind` is one of `failure.json`."""
-
-    kind: str
-    reason: str
+from efficientbench.sweep.machine import Machine, slots_needed
+from efficientbench.sweep.selection import Combination, Request, chosen_combinations
 
 
 @dataclass(frozen=True)
@@ -81,64 +54,6 @@ class Task:
             return self.asked
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One run of the matrix with one value of each axis."""
-
-    name: str
-    """Of the run in the matrix."""
-    overrides: tuple[str, ...]
-    """As `key=value`: those of all runs, and this combination's."""
-    config: RunConfig
-    """With the label; of a refused one only as much as names its folder."""
-    refused: str | None = None
-    """Why the configuration is refused."""
-
-    @property
-    def labelled(self) -> tuple[str, ...]:
-        """The overrides and the label: they configure the same run without the sweep."""
-        label = self.config.label
-        return self.overrides if label is None else (*self.overrides, f"label={label}")
-
-
-def chosen_combinations(request: Request, name: str | None = None) -> list[Combination]:
-    """Return every run that the request chooses, in the order of the matrix and the axes.
-
-    `name`: of this run of the matrix alone.
-
-    Raises:
-        ConfigError: names or axes that mean nothing, or repeats that cannot be. A configuration that is refused is
-            returned with its reason.
-    """
-    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
-    if request.repeat is not None and request.repeat < 1:
-        raise ConfigError(f"--repeat: {request.repeat} runs are none; 1 or more")
-    if request.repeat is not None and any(axis.key == "training.seed" for axis in axes):
-        raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
-    runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
-    found: dict[str, Combination] = {}
-    for run in runs:
-        for values in combinations(axes):
-            combination = _resolved(request, run.name, values)
-            # Two texts of one value (1e-3, 0.001) are one run.
-            found.setdefault(combination.config.name, combination)
-    return list(found.values())
-
-
-def _resolved(request: Request, name: str, values: dict[str, str]) -> Combination:
-    overrides = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
-    refused = None
-    try:
-        config = resolve(name, request.smoke, overrides, request.matrix)
-    except ConfigError as error:
-        # Its reason is written into the run's folder, which these two keys decide.
-        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
-        config = resolve(name, request.smoke, places, request.matrix)
-        refused = str(error)
-    label = label_of(values, None if refused else config, config.label)
-    return Combination(name, overrides, config.model_copy(update={"label": label}), refused)
 
 
 def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Task]:
@@ -187,7 +102,7 @@ def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | 
         return replace(task, config=None, refused=refused)
     needed = slots_needed(machine, jobs, _named_ranks(task.config))
     try:
-        plan = plan_on(task.config, MachinePart(machine, needed), nodes=1)
+        plan = plan_on(task.config, machine.part(needed), nodes=1)
     except DoesNotFitError as error:
         return replace(task, refused=Failure("out_of_memory", str(error)), slots=needed)
     except ConfigError as error:
@@ -221,7 +136,7 @@ def smaller(task: Task, machine: Machine) -> Task | None:
         changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
         config = task.config.model_copy(update={"training": changed})
         try:
-            plan = plan_on(config, MachinePart(machine, task.slots), nodes=1)
+            plan = plan_on(config, machine.part(task.slots), nodes=1)
         except ConfigError:
             continue
         if plan.config.training.micro_batch_size == size:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,9 @@ def beginning(folder: Path, exports: dict[str, str] | None = None) -> str:
     In `folder` relative paths mean what they meant when the script was written.
     """
     lines = ["set -euo pipefail", f"cd -- {shlex.quote(str(folder))}"]
+    if not (Path(__file__).resolve().parents[2] / "setup.py").exists():
+        # A wheel's installation has no .venv that bootstrap could find on the node: this interpreter's is named here.
+        lines.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (exports or {}).items()]
     job = shlex.quote(str(JOB_SCRIPT))
     return "\n".join([*lines, "# shellcheck source=/dev/null", f"source {job}", "bootstrap"])

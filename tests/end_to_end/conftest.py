@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench, environment
+from support.command_line import ROOT, TIME_LIMIT_S, TINY, Finished, efficientbench
+from support.places import job_environment
 
 SCRIPT = ROOT / "experiments" / "attention_variants" / "run_gqa_1.5B.sh"
 
@@ -59,15 +57,12 @@ def train(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Callable[...,
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Finished:
     """The script of a named run with --smoke, on fewer tokens than it has by itself."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    if shutil.which("efficientbench", path=path) is None:
-        pytest.skip("the package is not installed in this environment, so the script would set up one of its own")
     output = tmp_path_factory.mktemp("smoke")
     words = [f"output={output}", f"data.cache={cache}", "training.steps=20", "training.seq_len=64"]
     done = subprocess.run(
         ["bash", str(SCRIPT), "--smoke", *words, "training.validation_interval=10"],
         cwd=output,
-        env=environment(PATH=path, VIRTUAL_ENV=sys.prefix, COLUMNS="80"),
+        env=job_environment(COLUMNS="80"),
         capture_output=True,
         text=True,
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,19 +13,18 @@ SECTIONS = ("Packages", "Devices", "Collective backends", "Measurement", "Host")
 
 
 def test_the_report_has_every_section_and_the_remedies() -> None:
-    done = efficientbench("doctor", COLUMNS="80")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("doctor", COLUMNS="80", expect=0, stderr="")
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
     assert max(map(len, lines)) <= 80
-    found = {tuple(line.split()[:2]): line for line in lines if line[:1] in ("✓", "✗")}
-    for name in ("python", "torch", "megatron-core", "numpy", "transformers", "tokenizers", "cpu", "cores", "memory"):
-        assert ("✓", name) in found
-    assert "computes in fp32, bf16, fp16" in found["✓", "cpu"] or "computes in" in done.stdout
+    found = {tuple(line.split()[:2]) for line in lines if line[:1] in ("✓", "✗")}
+    names = ("python", "torch", "megatron-core", "numpy", "transformers", "tokenizers", "cpu", "cores", "memory")
+    assert {("✓", name) for name in names} <= found
+    assert "computes in" in done.stdout
     assert "memory (AMU), utilization (PCU)" in done.stdout
     # Each sensor says in a line what it reads here, or why it reads nothing.
-    for sensor in ("nvml", "dcmi", "host", "rapl"):
-        assert any(line[:1] in ("✓", "✗") and f" sensor {sensor}: " in line for line in lines), sensor
+    sensors = re.findall(r"^[✓✗].* sensor (\w+): ", done.stdout, re.MULTILINE)
+    assert {"nvml", "dcmi", "host", "rapl"} <= set(sensors)
     assert "Runs train here on " in lines[-2]
     for index, line in enumerate(lines):
         if line.startswith("✗") and "driver's device file" in line:
@@ -41,7 +41,6 @@ def test_the_report_has_every_section_and_the_remedies() -> None:
 )
 def test_a_torch_that_does_not_import(error: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}")
-    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert (done.returncode, done.stderr) == (1, "")
+    done = efficientbench("doctor", COLUMNS="80", PYTHONPATH=f"{tmp_path}:{ROOT}", expect=1, stderr="")
     assert f"does not import: {reason}" in done.stdout
     assert done.stdout.rstrip().endswith("Nothing can be trained here: mend torch first.")

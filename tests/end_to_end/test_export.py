@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.command_line import TINY, efficientbench, record
+from support.command_line import TINY, damage, efficientbench, record
 from support.validation import validation_sequences
 
 from efficientbench.config.errors import ConfigError
@@ -53,8 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Trained:
         if name not in finished:
             output, run = tmp_path_factory.mktemp(name), RUNS[name]
             words = (f"output={output}", f"data.cache={cache}", *TINY, "training.validation_batches=2", *run.words)
-            done = efficientbench("run", run.name, "--smoke", *words)
-            assert done.returncode == 0, done.stdout + done.stderr
+            efficientbench("run", run.name, "--smoke", *words, expect=0)
             finished[name] = output / f"{run.name}_smoke"
         return finished[name]
 
@@ -75,8 +74,7 @@ def loss_of(folder: Path, sequences: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", RUNS)
 def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tmp_path: Path) -> None:
     run = trained(name)
-    done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"))
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"), expect=0, stderr="")
     assert f"{RUNS[name].class_name} of step" in done.stdout
     recorded = record(run)["validation_loss"]
     found = loss_of(tmp_path / "model", torch.from_numpy(validation_sequences(run)))
@@ -91,20 +89,16 @@ def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Traine
     shutil.copytree(trained("mla"), run)
     newest, before = (run / "checkpoint" / f"step_{step:08d}" for step in (6, 3))
     damaged = next(newest.glob("*.distcp"))
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    damage(damaged)
     with pytest.raises(ConfigError, match="no such checkpoint; there: step_00000003, step_00000006"):
         export(run, out, step=4)
     with pytest.raises(CheckpointError, match=re.escape(f"{damaged}: damaged")):
         export(run, out, step=6)
     assert sorted(tmp_path.iterdir()) == [run]
-    done = efficientbench("export", str(run), str(out), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = efficientbench("export", str(run), str(out), cwd=tmp_path, expect=0)
     assert done.stderr.startswith(f"warning: {damaged}: damaged")
     assert "DeepseekV2ForCausalLM of step 3: " in done.stdout
-    assert sorted(tmp_path.iterdir()) == sorted([run, out.parent])
-    assert list(out.parent.iterdir()) == [out]
+    assert sorted(tmp_path.glob("*")) + list(out.parent.iterdir()) == [*sorted([run, out.parent]), out]
     assert before.is_dir()
     at_step_3 = next(point["loss"] for point in record(run)["quality_curve"] if point["step"] == 3)
     assert loss_of(out, torch.from_numpy(validation_sequences(run))) == pytest.approx(at_step_3, abs=1e-4)

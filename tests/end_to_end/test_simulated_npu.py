@@ -46,8 +46,8 @@ def test_a_run_has_the_losses_of_the_cpu(
     assert losses(run.folder) == pytest.approx(losses(expected.folder), rel=RELATIVE)
     content = record(run.folder)
     assert content["validation_loss"] == pytest.approx(record(expected.folder)["validation_loss"], rel=RELATIVE)
-    assert content["device_name"] == "Ascend910B2"
-    assert content["devices"] == ranks
+    found = (content["device_name"], content["devices"], content["fallback_kernels"])
+    assert found == ("Ascend910B2", ranks, {})
     assert content["kernels"] == {
         "attention": "torch_npu npu_fusion_attention",
         "cross_entropy": record(expected.folder)["kernels"]["cross_entropy"],
@@ -56,16 +56,15 @@ def test_a_run_has_the_losses_of_the_cpu(
         "swiglu": "torch_npu npu_swiglu",
         "weight_gradient": record(expected.folder)["kernels"]["weight_gradient"],
     }
-    assert content["fallback_kernels"] == {}
 
 
 @pytest.mark.proof
 def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callable[..., Finished]) -> None:
     run = on_npu("training.dtype=fp16", chip="Ascend910PremiumA")
     assert run.done.returncode == 0, run.done.stdout + run.done.stderr
-    assert record(run.folder)["dtype"] == "fp16"
-    assert record(run.folder)["kernels"]["attention"] == "torch scaled_dot_product_attention"
-    assert set(record(run.folder)["fallback_kernels"]) == {"attention", "norm", "rope", "swiglu"}
+    content = record(run.folder)
+    found = (content["dtype"], content["kernels"]["attention"], sorted(content["fallback_kernels"]))
+    assert found == ("fp16", "torch scaled_dot_product_attention", ["attention", "norm", "rope", "swiglu"])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def test_what_a_chip_cannot_is_told_before_anything_starts(
     chip: str, reason: str, on_npu: Callable[..., Finished]
 ) -> None:
     run = on_npu("training.dtype=bf16", chip=chip)
-    assert run.done.returncode == 2
+    assert (run.done.returncode, run.folder.exists()) == (2, False)
     assert reason in run.done.stderr
     assert "Traceback" not in run.done.stderr
-    assert not run.folder.exists()

@@ -25,8 +25,7 @@ def slurm() -> Iterator[Slurm]:
 def script(tiny: Tiny, folder: Path, *words: str) -> str:
     """What `launch` prints for the run of `tiny` on two nodes without accelerators."""
     place = ("--to", "slurm", "--nodes", "2", "--devices-per-node", "0")
-    done = efficientbench("launch", *tiny[1:], "device=cpu", *words, *place, cwd=folder)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = efficientbench("launch", *tiny[1:], "device=cpu", *words, *place, cwd=folder, expect=0, stderr="")
     return done.stdout
 
 
@@ -57,18 +56,15 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm, tiny: Tiny, 
     slurm.call("sbatch", *urgent, cwd=tmp_path)
     slurm.wait_until(job, "PENDING", lambda: said(tmp_path))
     assert "stopped with its state saved: requeued" in said(tmp_path)
-    assert record(folder)["status"] == "stopped"
-    assert len(losses(folder)) < 500
+    assert (record(folder)["status"], len(losses(folder)) < 500) == ("stopped", True)
     # It would wait for two minutes; within the second in which its nodes are done with it, slurmd refuses to start it.
     wait_for_free_nodes(slurm)
     slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
     slurm.wait_until(job, "COMPLETED", lambda: said(tmp_path))
-    assert said(tmp_path).count("2 ranks (tp 1, pp 1, dp 2)") == 4
-    assert said(tmp_path).count("goes on after step") == 1
-    content = record(folder)
-    assert (content["status"], content["dp"]) == ("completed", 2)
+    output, content = said(tmp_path), record(folder)
+    assert (output.count("2 ranks (tp 1, pp 1, dp 2)"), output.count("goes on after step")) == (4, 1)
     # No step is missing, and none was trained twice.
-    assert len(losses(folder)) == 500
+    assert (content["status"], content["dp"], len(losses(folder))) == ("completed", 2, 500)
 
 
 def test_of_an_array_each_task_is_stopped_alone_and_one_that_is_cancelled_stays_away(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -82,14 +83,11 @@ def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> N
     size = f"{count_parameters(config.model).total:,} parameters"
     assert f"gqa_1.5B_smoke: {size}, 20 steps of 512 tokens, {config.training.dtype}\n" in text
     assert "data: embedded sample" in text
-    assert "step 1/20 | loss " in text
-    assert "step 20/20 | loss " in text
-    table = text[text.index("\nrun  ") :]
-    assert "gqa_1.5B (smoke)" in table
-    assert all(len(line) <= 80 for line in table.partition("record  ")[0].splitlines())
+    assert re.search(r"step 1/20 \| loss .*step 20/20 \| loss .*\nrun  .*gqa_1\.5B \(smoke\)", text, re.DOTALL)
+    table, _, paths = text[text.index("\nrun  ") :].partition("record  ")
+    assert max(map(len, table.splitlines())) <= 80
     for shown in ("record.json", "steps.jsonl", "log"):
-        assert (folder.parent / f"gqa_1.5B_smoke/{shown}").exists()
-        assert f"gqa_1.5B_smoke/{shown}\n" in table
+        assert ((folder / shown).exists(), f"gqa_1.5B_smoke/{shown}\n" in paths) == (True, True)
 
 
 def test_learns(folder: Path) -> None:
@@ -103,36 +101,30 @@ def test_the_record_is_complete(folder: Path) -> None:
     content = record(folder)
     assert [name for name in NAMES if name not in content] == []
     absent = [name for name in Metrics.model_fields if content[name] is None]
-    unexplained = [name for name in absent if not content["unavailable"].get(name)]
-    assert unexplained == []
-    assert content["status"] == "completed"
-    assert (content["run"], content["smoke"]) == ("gqa_1.5B", True)
-    assert content["parameters"] == count_parameters(resolve("gqa_1.5B", smoke=True).model).total
-    assert (content["steps_measured"], content["tokens"]) == (15, 15 * 512)
+    assert [name for name in absent if not content["unavailable"].get(name)] == []
+    expected = {"status": "completed", "run": "gqa_1.5B", "smoke": True, "steps_measured": 15, "tokens": 15 * 512}
+    parameters = count_parameters(resolve("gqa_1.5B", smoke=True).model).total
+    assert content.items() >= {**expected, "parameters": parameters}.items()
     assert content["tokens_per_s"] * content["window_s"] == pytest.approx(content["tokens"], rel=0.05)
     assert content["al_s_ci_low"] < content["al_s"] < content["al_s_ci_high"]
-    assert 0.1 < content["amu_gb"] < 4
-    assert 0 < content["pcu"] <= 1.05
+    assert (0.1 < content["amu_gb"] < 4, 0 < content["pcu"] <= 1.05) == (True, True)
     assert content["environment"]["packages"]["megatron-core"]
-    assert content["config"]["training"]["seq_len"] == 64
+    assert content["config"] == json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
 
 
 def test_every_step_is_written_down(folder: Path) -> None:
     lines = steps(folder)
-    trained = [line for line in lines if line["kind"] == "step"]
-    assert [line["step"] for line in trained] == list(range(1, 21))
-    assert [line["measured"] for line in trained] == [False] * 5 + [True] * 15
-    assert trained[-1]["tokens_total"] == 20 * 512
+    trained = [(line["step"], line["measured"], line["tokens_total"]) for line in lines if line["kind"] == "step"]
+    assert trained == [(step, step > 5, step * 512) for step in range(1, 21)]
     validations = [line for line in lines if line["kind"] == "evaluation"]
     assert [line["step"] for line in validations] == [10, 20]
     assert validations[-1]["loss"] == record(folder)["validation_loss"]
 
 
 def test_tensorboard_reads_the_scalars(folder: Path) -> None:
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    scalars = events.Tags()["scalars"]
-    assert {"train/loss", "train/learning_rate", "efficiency/step_time_s", "validation/bits_per_byte"} <= set(scalars)
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    tags = {"train/loss", "train/learning_rate", "efficiency/step_time_s", "validation/bits_per_byte"}
+    assert tags <= set(events.Tags()["scalars"])
     assert [event.value for event in events.Scalars("train/loss")] == pytest.approx(losses(folder), rel=1e-6)
 
 
@@ -145,17 +137,9 @@ def test_each_rank_has_its_log(folder: Path) -> None:
 def test_report_writes_a_row(folder: Path, tmp_path: Path) -> None:
     suite = tmp_path / "suite"
     shutil.copytree(folder, suite / folder.name)
-    done = efficientbench("report", str(suite))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "gqa_1.5B (smoke)" in done.stdout
-    assert done.stdout.rstrip().endswith("report.csv")
-    with (suite / "report.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["gqa_1.5B"]
-    assert [name for name in NAMES if name not in rows[0]] == []
-    assert float(rows[0]["validation_loss"]) == pytest.approx(record(folder)["validation_loss"])
-
-
-def test_the_configuration_can_be_read_again(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    assert config["config"] == record(folder)["config"]
+    done = efficientbench("report", str(suite), expect=0, stderr="")
+    assert re.search(r"gqa_1\.5B \(smoke\).*report\.csv\n$", done.stdout, re.DOTALL)
+    (row,) = csv.DictReader((suite / "report.csv").read_text(encoding="utf-8").splitlines())
+    assert [name for name in NAMES if name not in row] == []
+    found = row["run"], float(row["validation_loss"])
+    assert found == ("gqa_1.5B", pytest.approx(record(folder)["validation_loss"]))

@@ -16,7 +16,6 @@ from support.command_line import (
     TINY,
     efficientbench,
     failure,
-    losses,
     record,
     started,
     steps,
@@ -61,7 +60,7 @@ def test_a_run_that_is_killed_20_times_ends_with_the_bits_of_one_that_never_was(
     tiny: Tiny, tmp_path: Path, cache: str
 ) -> None:
     whole = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path / 'whole'}", f"data.cache={cache}", *TINY, *LENGTH)
-    assert efficientbench(*whole, "checkpoint.interval=0").returncode == 0
+    efficientbench(*whole, "checkpoint.interval=0", expect=0)
     folder, chance = tmp_path / RUN, random.Random(6)
     words = (*tiny, *LENGTH, "checkpoint.interval=3")
     saved, halved = -1, 0
@@ -73,13 +72,11 @@ def test_a_run_that_is_killed_20_times_ends_with_the_bits_of_one_that_never_was(
         saved = step
     assert halved >= 3, "hardly any kill was in the middle of a checkpoint"
     assert 0 < saved < STEPS
-    done = efficientbench(*words)
-    assert done.returncode == 0, done.stderr
-    assert record(folder)["status"] == "completed"
+    efficientbench(*words, expect=0)
     undisturbed = tmp_path / "whole" / RUN
-    assert losses(folder)[-1] == losses(undisturbed)[-1]
-    assert dict(by_step(folder)) == dict(by_step(undisturbed))
-    assert record(folder)["validation_loss"] == record(undisturbed)["validation_loss"]
+    assert by_step(folder) == by_step(undisturbed)
+    first, second = record(folder), record(undisturbed)
+    assert (first["status"], first["validation_loss"]) == ("completed", second["validation_loss"])
     weights, expected = (read_weights(complete(each)[-1]) for each in (folder, undisturbed))
     assert list(weights) == list(expected)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -97,14 +94,13 @@ def test_a_full_disk_loses_no_earlier_checkpoint(tiny: Tiny, small_disk: Callabl
     disk = small_disk(100_000)
     folder = disk / RUN
     words = (*tiny, "parallel.dp=2", f"output={disk}", "training.steps=12", "checkpoint.interval=4")
-    assert efficientbench(*words, "checkpoint.keep=9").returncode == 0
+    efficientbench(*words, "checkpoint.keep=9", expect=0)
     first, _, last = (sum(file.stat().st_size for file in each.iterdir()) for each in complete(folder))
     used_bytes = shutil.disk_usage(disk).used
     shutil.rmtree(folder)
     # Room for the first and half of the second.
     small_disk((used_bytes - last - first // 2) // 1024)
-    done = efficientbench(*words)
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = efficientbench(*words, expect=2)
     assert done.stderr.startswith(f"error: no space left in {folder}"), done.stderr
     good = find_good(folder)[0]
     assert good is not None
@@ -112,7 +108,6 @@ def test_a_full_disk_loses_no_earlier_checkpoint(tiny: Tiny, small_disk: Callabl
     assert f"last good checkpoint: {good}" in done.stderr
     assert not list((folder / "checkpoint").glob("step_00000008*"))
     small_disk(100_000)
-    again = efficientbench(*words)
-    assert again.returncode == 0, again.stderr
+    again = efficientbench(*words, expect=0)
     assert "goes on after step 4" in again.stdout
     assert verify(complete(folder)[-1]).step == 12

@@ -17,8 +17,7 @@ Tiny = tuple[str, ...]
 def script(tiny: Tiny, tmp_path: Path, *words: str) -> list[str]:
     """The command of a node of two."""
     place = ("--to", "torchrun", "--nodes", "2", "--devices-per-node", "0", "--rendezvous-timeout", "60")
-    done = efficientbench("launch", *tiny[1:], *place, *words, "--output", "job.sh", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    efficientbench("launch", *tiny[1:], *place, *words, "--output", "job.sh", cwd=tmp_path, expect=0, stderr="")
     return ["bash", str(tmp_path / "job.sh")]
 
 

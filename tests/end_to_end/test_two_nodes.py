@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,7 @@ def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, "dlc", **place, RANK="1") as second:
         first = efficientbench(*tiny, "dlc", **place, RANK="0")
         stdout, stderr = second.communicate(timeout=60)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + stderr
-    assert first.stderr + stderr == ""
+    assert (first.returncode, second.returncode, first.stderr + stderr) == (0, 0, "")
     folder = tmp_path / "gqa_1.5B_smoke"
     content = record(folder)
     # The host that both "nodes" share is one device.
@@ -24,8 +24,7 @@ def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
     assert len(losses(folder)) == 6
     assert [path.parent for path in tmp_path.rglob("record.json")] == [folder]
     assert {path.name for path in (folder / "log").iterdir()} >= {"rank_0.log", "rank_1.log"}
-    assert "gqa_1.5B (smoke)" in first.stdout
-    assert "record  " not in stdout
+    assert ("gqa_1.5B (smoke)" in first.stdout, "record  " in stdout) == (True, False)
 
 
 @pytest.mark.proof
@@ -36,15 +35,6 @@ def test_no_node_writes_before_the_first_has_prepared_the_folder(tiny: Tiny, tmp
         first = efficientbench(*tiny, f"data.path={tmp_path / 'empty.jsonl'}", "dlc", **place, RANK="0")
         _, told = second.communicate(timeout=60)
     assert (first.returncode, second.returncode) == (2, 2), first.stderr + told
-    assert told.startswith("error: node 0 ended before any rank was started: ")
-    assert "empty.jsonl" in told
+    assert re.match("error: node 0 ended before any rank was started: .*empty.jsonl", told, re.DOTALL)
     # What it had written there would be set aside with an earlier run's files.
     assert not (tmp_path / "gqa_1.5B_smoke" / "log").exists()
-
-
-@pytest.mark.proof
-def test_a_node_that_cannot_be_reached_is_named(tiny: Tiny) -> None:
-    place = {"MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29501", "WORLD_SIZE": "2", "RANK": "0"}
-    done = efficientbench(*tiny, "dlc", **place)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: MASTER_ADDR 'no-such-host.invalid' does not resolve")

@@ -67,6 +67,20 @@ def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return new
 
 
+def where(run: Run) -> str:
+    """Return the path of the command in the environment that `run` runs programs of."""
+    done = run("python", "-c", "import sys; print(sys.prefix)")
+    return f"{done.stdout.strip()}/bin/efficientbench"
+
+
+def found_on_a_node(script: str) -> str:
+    """Return the path of the command after the script's first lines, in a shell without any environment."""
+    words = ["bash", "-c", f"{script}\ncommand -v efficientbench"]
+    done = subprocess.run(words, env={"PATH": os.defpath}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def test_the_wheel_holds_all_that_the_package_reads_and_no_other_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"efficientbench"}
@@ -86,11 +100,18 @@ def test_the_base_plans_and_reports_and_names_the_extra_for_the_rest(
     assert "1,543,714,304" in run("efficientbench", "plan", "gqa_1.5B").stdout
     assert "moe_1.5Bx8" in run("efficientbench", "plan", "--all").stdout
     assert run("efficientbench", "--version").stdout == "efficientbench 0.1.0\n"
-    for words in (["run", "gqa_1.5B", "--smoke"], ["export", "a", "b"], ["profile", "gqa_1.5B", "--smoke"]):
-        done = run("efficientbench", *words)
+    for command in ("run gqa_1.5B --smoke", "export a b", "profile gqa_1.5B --smoke", "sweep --smoke --dry-run"):
+        done = run("efficientbench", *command.split())
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert "pip install 'efficientbench[train]'" in done.stderr
+    # A login node writes the script; on the compute nodes it finds the environment that wrote it.
+    job = tmp_path / "job.sh"
+    place = ("--to", "slurm", "--nodes", "2", "--devices-per-node", "8", "--output", str(job))
+    done = run("efficientbench", "launch", "gqa_1.5B", *place)
+    assert done.returncode == 0, done.stderr
+    assert "job_slurm efficientbench run" in job.read_text()
+    assert found_on_a_node(job.read_text().partition("# shellcheck")[0]) == where(run)
     done = run("efficientbench-data", "verify", "a")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "pip install 'efficientbench[data]'" in done.stderr
@@ -134,3 +155,6 @@ def test_train_runs_a_named_model_from_any_folder(install: Callable[[str], Run])
     assert "gqa_1.5B" in done.stdout
     done = run("efficientbench", "report", "output/efficientllm_benchmark")
     assert done.returncode == 0, done.stderr
+    # On a node, which has the environment of no shell, the set-up that the script calls finds this installation.
+    job = run("efficientbench", "launch", "gqa_1.5B", "--to", "slurm", "--devices-per-node", "0").stdout
+    assert found_on_a_node(job.partition("arguments=")[0]) == where(run)

@@ -60,10 +60,15 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def efficientbench(
-    *words: str, cwd: Path | None = None, limit_s: float = TIME_LIMIT_S, **changes: str
+    *words: str,
+    cwd: Path | None = None,
+    limit_s: float = TIME_LIMIT_S,
+    expect: int | None = None,
+    stderr: str | None = None,
+    **changes: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A command that ends by itself."""
-    return subprocess.run(
+    """A command that ends by itself, with the exit code `expect` and the text `stderr` where they are given."""
+    done = subprocess.run(
         command(*words),
         cwd=cwd,
         env=environment(**changes),
@@ -72,6 +77,9 @@ def efficientbench(
         check=False,
         timeout=limit_s,
     )
+    assert expect in (None, done.returncode), done.stdout + done.stderr
+    assert stderr in (None, done.stderr), done.stderr
+    return done
 
 
 @contextmanager
@@ -88,6 +96,15 @@ def started(*words: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
         for pid in family if process.poll() is None else []:
             os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=TIME_LIMIT_S)
+
+
+def interrupted(folder: Path, words: tuple[str, ...], how: signal.Signals, after: int) -> int:
+    """Start a run, end it after `after` steps (SIGTERM: by its launcher, else by a rank), and return its exit code."""
+    with started(*words) as run:
+        wait_for_steps(folder, after, run)
+        os.kill(run.pid if how == signal.SIGTERM else workers(run.pid)[0].pid, how)
+        run.communicate(timeout=TIME_LIMIT_S)
+    return run.returncode
 
 
 def children(pid: int) -> list[psutil.Process]:
@@ -117,14 +134,24 @@ def losses(folder: Path) -> list[float]:
 
 def record(folder: Path) -> dict[str, Any]:
     """`record.json` as it lies there."""
-    content: dict[str, Any] = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    return content
+    return _content(folder / "record.json")
 
 
 def failure(folder: Path) -> dict[str, Any]:
     """`failure.json` as it lies there."""
-    content: dict[str, Any] = json.loads((folder / "failure.json").read_text(encoding="utf-8"))
+    return _content(folder / "failure.json")
+
+
+def _content(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
+
+
+def damage(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def free_port() -> int:

@@ -6,9 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command_line import efficientbench
@@ -35,12 +33,16 @@ def make_run(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Path:
     return folder
 
 
-def refused(run: Path, folder: Path, **words: Any) -> str:
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(run: Path, folder: Path) -> str:
     """Why an export is refused; it must leave everything as it was."""
-    before = {path: path.read_bytes() for path in sorted(folder.parent.rglob("*")) if path.is_file()}
+    before = files(folder.parent)
     with pytest.raises(ConfigError) as error:
-        export(run, folder, **words)
-    assert {path: path.read_bytes() for path in sorted(folder.parent.rglob("*")) if path.is_file()} == before
+        export(run, folder)
+    assert files(folder.parent) == before
     return str(error.value)
 
 
@@ -112,18 +114,15 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     for folder in (tmp_path / "new", tmp_path / "empty"):
         with pytest.raises(ZeroDivisionError):
             fail(folder, 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
-    assert list((tmp_path / "empty").iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
 
 
 @pytest.mark.parametrize("name", ["nsa_1.5B", "relative_1.5B"])
 def test_what_has_no_counterpart_ends_with_exit_code_2(name: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", name)
-    done: subprocess.CompletedProcess[str] = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"))
-    assert done.returncode == 2
+    done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"), expect=2)
     assert re.fullmatch(r"error: model\..*this model has no exact counterpart: .*\n", done.stderr)
-    assert done.stdout == ""
-    assert not (tmp_path / "model").exists()
+    assert (done.stdout, (tmp_path / "model").exists()) == ("", False)
 
 
 def test_the_card_tells_what_is_recorded() -> None:
@@ -133,12 +132,13 @@ def test_the_card_tells_what_is_recorded() -> None:
         for step, loss in ((10, 3.25), (20, 3.125))
     ]
     record = make_record({"quality_curve": curve, "al_s": 0.5, "tokens_per_s": 1234.0})
-    card = model_card(config, "qwen2", 10, 20, record)
-    assert "| class | Qwen2ForCausalLM |" in card
-    assert "| trained for | 10 of 20 steps, 327,680 tokens |" in card
-    assert "| validation loss of these weights, nats | 3.25 |" in card
-    assert "| whole run: tokens/s | 1,234 |" in card
-    assert "| whole run: AEC W | n/a: not part of this test |" in card
+    assert {
+        "| class | Qwen2ForCausalLM |",
+        "| trained for | 10 of 20 steps, 327,680 tokens |",
+        "| validation loss of these weights, nats | 3.25 |",
+        "| whole run: tokens/s | 1,234 |",
+        "| whole run: AEC W | n/a: not part of this test |",
+    } <= set(model_card(config, "qwen2", 10, 20, record).splitlines())
     assert "n/a: the run validated after steps 10, 20, not after step 15" in model_card(config, "qwen2", 15, 20, record)
     assert "| record | n/a: the run has no record.json" in model_card(config, "qwen2", 10, 20, None)
 
@@ -148,13 +148,9 @@ def test_names_in_a_card_are_plain_text() -> None:
     source = DataSource(source=hostile, weight=1.0, documents=1, tokens=1, fingerprint="0", tokenizer_fingerprint="0")
     record = make_record({"data": [source], "device_name": hostile})
     card = model_card(resolve("gqa_1.5B"), "qwen2", 1, 1, record, [hostile])
-    assert "<script>" not in card
-    assert "\x1b" not in card
-    assert "](http" not in card.replace("\\]", "")
+    assert re.search(r"<script>|\x1b|\]\(http", card.replace("\\]", "")) is None
     lines = card.splitlines()
-    assert lines.count("---") == 2
-    assert sum(line.startswith("#") for line in lines) == 1
-    cells = [re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")]
-    assert set(cells) == {3}
+    assert (lines.count("---"), sum(line.startswith("#") for line in lines)) == (2, 1)
+    assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {3}
     # Of a path the last part alone.
     assert "/home/me" not in next(line for line in lines if line.startswith("| data |"))

@@ -54,10 +54,8 @@ def test_it_resumes_from_the_newest(folder: OutputFolder, capsys: pytest.Capture
     write_record(make_record({"status": "failed"}), folder.record)
     assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) == newest
     assert capsys.readouterr().out == f"goes on after step 4, from {newest}\n"
-    # What is left of a save, and of the attempt that is over.
-    assert not partial.exists()
-    assert not folder.record.exists()
-    assert folder.steps.exists()
+    # What is left of a save, and of the attempt that is over, is gone.
+    assert [path.exists() for path in (partial, folder.record, folder.steps)] == [False, False, True]
 
 
 def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,8 +96,7 @@ def test_another_configuration_is_another_run(
     folder: OutputFolder, override: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare_folder(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
-    told = f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert "checkpoint" in set_aside(folder)
 
 

@@ -9,7 +9,7 @@ from efficientbench.config.load import resolve
 from efficientbench.metrics.hardware import device_rates
 from efficientbench.planning.plan import Plan, plan_anywhere
 from efficientbench.planning.step_time import project
-from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, Estimator
+from efficientbench.sweep.estimate import ASSUMED_CORE_FLOPS, estimate
 from efficientbench.sweep.machine import Machine
 
 
@@ -23,19 +23,18 @@ def plan() -> Plan:
 
 def test_without_records_assumptions_are_told() -> None:
     flops = plan().flops.training_hardware * plan().budget.tokens
-    cpu = Estimator(machine("a CPU", None), [], cores=4).of(plan())
-    assert cpu.time_s == pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS))
+    cpu = estimate(plan(), machine("a CPU", None), [], cores=4)
+    assert (cpu.time_s, cpu.energy_j) == (pytest.approx(flops / (4 * ASSUMED_CORE_FLOPS)), None)
     assert "assumed (4 cores)" in cpu.time_source
-    gpu = Estimator(machine("NVIDIA A100-SXM4-80GB", 80 * 10**9), [], cores=4).of(plan())
+    assert "no record in this folder" in cpu.energy_source
+    gpu = estimate(plan(), machine("NVIDIA A100-SXM4-80GB", 80 * 10**9), [], cores=4)
     rates = device_rates("A100 80GB SXM", "fp32")
     step_s = project(plan().config, plan().layout, rates).step_time_s
     assert gpu.time_s == pytest.approx(step_s * plan().budget.steps)
     assert "projected from the rates of A100 80GB SXM, 70% of its peak" in gpu.time_source
-    unknown = Estimator(machine("Ascend 910B", 64 * 10**9), [], cores=4).of(plan())
+    unknown = estimate(plan(), machine("Ascend 910B", 64 * 10**9), [], cores=4)
     assert unknown.time_s is None
     assert "depends on its SKU" in unknown.time_source
-    assert cpu.energy_j is None
-    assert "no record in this folder" in cpu.energy_source
 
 
 def test_records_of_the_same_device_are_taken() -> None:
@@ -44,14 +43,13 @@ def test_records_of_the_same_device_are_taken() -> None:
     facts |= {"flops_per_token": float(plan().flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 7.5}
     facts |= {"energy_j_per_token": 0.25, "energy_scope": "cpu-package", "config": {"measurement": {"warmup_steps": 5}}}
     other = make_record({**facts, "device_name": "another", "tokens_per_s": 1e9})
-    found = Estimator(machine("a CPU", None), [other, make_record(facts)], cores=4).of(plan())
+    found = estimate(plan(), machine("a CPU", None), [other, make_record(facts)], cores=4)
     # 0 s besides its 15 steps of half a second.
     assert found.time_s == pytest.approx(plan().budget.tokens / 1000.0)
     assert found.energy_j == pytest.approx(plan().budget.tokens * 0.25)
     later = make_record({**facts, "duration_s": 27.5})
-    assert Estimator(machine("a CPU", None), [later], cores=4).of(plan()).time_s == pytest.approx(
-        plan().budget.tokens / 1000.0 + 20
-    )
+    longer = estimate(plan(), machine("a CPU", None), [later], cores=4)
+    assert longer.time_s == pytest.approx(plan().budget.tokens / 1000.0 + 20)
 
 
 def test_recomputing_costs_time_and_energy_once() -> None:
@@ -61,9 +59,8 @@ def test_recomputing_costs_time_and_energy_once() -> None:
     facts |= {"flops_per_token": float(full.flops.training), "al_s": 0.5, "steps_measured": 10, "duration_s": 7.5}
     facts |= {"energy_j_per_token": 0.25, "energy_scope": "cpu-package"}
     facts |= {"config": {"measurement": {"warmup_steps": 5}, "training": {"recompute": "full"}}}
-    found = Estimator(machine("a CPU", None), [make_record(facts)], cores=4)
-    assert found.of(full).time_s == pytest.approx(full.budget.tokens / 1000.0)
-    assert found.of(full).energy_j == pytest.approx(full.budget.tokens * 0.25)
     less = full.flops.training / full.flops.training_hardware
-    assert found.of(plan()).time_s == pytest.approx(plan().budget.tokens / 1000.0 * less)
-    assert found.of(plan()).energy_j == pytest.approx(plan().budget.tokens * 0.25 * less)
+    for run, factor in ((full, 1.0), (plan(), less)):
+        found = estimate(run, machine("a CPU", None), [make_record(facts)], cores=4)
+        tokens = run.budget.tokens * factor
+        assert (found.time_s, found.energy_j) == (pytest.approx(tokens / 1000.0), pytest.approx(tokens * 0.25))

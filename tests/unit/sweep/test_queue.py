@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.command_line import until
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
@@ -23,7 +24,7 @@ from efficientbench.sweep.machine import Machine, parallel_runs, slot_environmen
 from efficientbench.sweep.outcome import failure_of
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Limits, Scheduler
+from efficientbench.sweep.scheduler import Scheduler
 from efficientbench.sweep.tasks import Task
 
 GPUS = Machine("gpu", "a GPU", ("2", "3", "GPU-5"), 80 * 10**9, 0, "VISIBLE")
@@ -40,8 +41,7 @@ def queue(tmp_path: Path) -> Queue:
 def test_a_claim_is_for_one_and_free_after_it(queue: Queue) -> None:
     claim = queue.claim("run")
     assert claim is not None
-    assert Queue(queue.folder.parent).claim("run") is None
-    assert queue.claim("other") is not None
+    assert (Queue(queue.folder.parent).claim("run"), queue.claim("other") is not None) == (None, True)
     claim.release()
     assert queue.claim("run") is not None
 
@@ -72,23 +72,14 @@ def test_a_killed_sweep_lets_go_once_its_child_has_ended(queue: Queue) -> None:
         sweep.wait()
         assert queue.claim("run") is None
         os.kill(child, signal.SIGKILL)
-        deadline_s = time.monotonic() + 60
-        while (claim := queue.claim("run")) is None:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        claim.release()
+        until(lambda: queue.claim("run") is not None, "the claim is free")
 
 
 def test_places_are_claimed_whole_or_not_at_all(queue: Queue) -> None:
-    first = queue.claim_places("host", GPUS.devices, 2)
-    assert first is not None
-    assert first.places == ("2", "3")
-    assert queue.claim_places("host", GPUS.devices, 2) is None
-    rest = queue.claim_places("host", GPUS.devices, 1)
-    assert rest is not None
-    assert rest.places == ("GPU-5",)
+    asked = [("host", 2), ("host", 2), ("host", 1), ("other", 3)]
+    claims = [queue.claim_places(host, GPUS.devices, needed) for host, needed in asked]
     # Another machine has its own.
-    assert queue.claim_places("other", GPUS.devices, 3) is not None
+    assert [claim and claim.places for claim in claims] == [("2", "3"), None, ("GPU-5",), GPUS.devices]
 
 
 def test_states_are_whole_or_absent(queue: Queue) -> None:
@@ -97,25 +88,20 @@ def test_states_are_whole_or_absent(queue: Queue) -> None:
     assert queue.read("run") == state
     path = queue.folder / "queue" / "run.json"
     path.write_text(path.read_text(encoding="utf-8")[:40], encoding="utf-8")
-    assert queue.read("run") is None
-    assert queue.read("never") is None
+    assert (queue.read("run"), queue.read("never")) == (None, None)
 
 
 def test_devices_for_a_run() -> None:
-    assert slots(GPUS, None) == ("2", "3", "GPU-5")
-    assert slots_needed(GPUS, None, 2) == 2
-    assert slots_needed(GPUS, None, None) == 3
-    assert slots_needed(GPUS, 3, None) == 1
-    assert slot_environment(GPUS, ("3", "GPU-5"), None, 2, {})["VISIBLE"] == "3,GPU-5"
-    assert slots(CPU, None) == ("0",)
-    assert slots(CPU, 2) == ("0", "1")
     # Two runs of one device each leave none for a third.
-    assert slots(GPUS, 2) == ("2", "3")
-    assert slots_needed(GPUS, 2, None) == 1
-    cores = len(os.sched_getaffinity(0))
-    assert slot_environment(CPU, ("1",), 2, 1, {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert [slots(GPUS, jobs) for jobs in (None, 2)] == [("2", "3", "GPU-5"), ("2", "3")]
+    assert [slots(CPU, jobs) for jobs in (None, 2)] == [("0",), ("0", "1")]
+    asked = [(None, 2), (None, None), (3, None), (2, None)]
+    assert [slots_needed(GPUS, jobs, ranks) for jobs, ranks in asked] == [2, 3, 1, 1]
+    half = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    assert slot_environment(GPUS, ("3", "GPU-5"), None, 2, {}) == {"VISIBLE": "3,GPU-5"}
+    assert slot_environment(CPU, ("1",), 2, 1, {}) == half
     assert slot_environment(CPU, ("0",), None, 1, {}) == {}
-    assert slot_environment(CPU, ("0",), 2, 1, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert slot_environment(CPU, ("0",), 2, 1, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
 
 
 @pytest.mark.parametrize(
@@ -132,30 +118,37 @@ def test_jobs_that_cannot_be(jobs: str, machine: Machine, message: str) -> None:
         parallel_runs(jobs, machine)
 
 
-def test_ends_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("exit_code", "printed", "kind", "reason"),
+    [
+        (143, "", "stopped", "stopped by a signal"),
+        (-signal.SIGTERM, "", "stopped", "stopped by a signal"),
+        (2, "noise\nerror: 2 problems:\n  a\n  b\n", "mistake", "2 problems:\n  a\n  b"),
+        (1, "Traceback\nValueError: x\n", "crash", "ValueError: x"),
+        (-signal.SIGKILL, "", "crash", "ended by SIGKILL (the kernel does so when memory runs out)"),
+        (0, "", "crash", "ended without an error and left no complete record"),
+    ],
+)
+def test_ends_are_told(tmp_path: Path, exit_code: int, printed: str, kind: str, reason: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(printed, encoding="utf-8")
+    found = failure_of(OutputFolder(tmp_path), exit_code, log, time.time())
+    assert (found.kind, found.reason[: len(reason)]) == (kind, reason)
+
+
+@pytest.mark.parametrize(("since_s", "kind"), [(0.0, "non_finite"), (9e9, "crash")])
+def test_the_runs_own_reason_is_better_unless_it_is_an_earlier_attempts(
+    tmp_path: Path, since_s: float, kind: str
+) -> None:
     folder, log = OutputFolder(tmp_path), tmp_path / "log"
-
-    def told(exit_code: int, text: str = "") -> tuple[str, str]:
-        log.write_text(text, encoding="utf-8")
-        failure = failure_of(folder, exit_code, log, time.time())
-        return failure.kind, failure.reason
-
-    assert told(143)[0] == told(-signal.SIGTERM)[0] == "stopped"
-    assert told(2, "noise\nerror: 2 problems:\n  a\n  b\n") == ("mistake", "2 problems:\n  a\n  b")
-    assert told(1, "Traceback\nValueError: x\n") == ("crash", "ValueError: x")
-    assert told(-signal.SIGKILL) == ("crash", "ended by SIGKILL (the kernel does so when memory runs out)")
-    assert told(0)[0] == "crash"
-    # What the run itself says is better, unless it is an earlier attempt's.
+    log.write_text("error: x\n")
     folder.failure.write_text(json.dumps({"kind": "non_finite", "reason": "loss", "step": 3, "rank": 1}))
-    assert told(1, "error: x\n") == ("non_finite", "loss")
-    os.utime(folder.failure, (1, 1))
-    assert told(1, "error: x\n") == ("crash", "x")
+    assert failure_of(folder, 1, log, since_s).kind == kind
 
 
 def test_a_child_ends_with_all_it_started(tmp_path: Path) -> None:
     child = Child(["run", "no_such_run"], dict(os.environ), tmp_path / "log", [])
-    while child.exit_code() is None:
-        time.sleep(0.01)
+    until(lambda: child.exit_code() is not None, "the command's end")
     assert child.exit_code() == 2
     assert "there is no run called" in (tmp_path / "log").read_text(encoding="utf-8")
     killed = Child(["run", "gqa_0.5B", "--smoke", f"output={tmp_path}"], dict(os.environ), tmp_path / "log", [])
@@ -169,7 +162,7 @@ def test_a_run_that_another_sweep_entered_otherwise_is_left_to_it(queue: Queue) 
     theirs = State(task.id, "queued", "another configuration", [], "folder")
     queue.write(theirs)
     out = io.StringIO()
-    Scheduler(queue, [task], CPU, Limits(None), "host", Display(Console(file=out, width=200), 1)).run([])
+    Scheduler(queue, [task], CPU, "host", Display(Console(file=out, width=200), 1)).run([])
     assert queue.read(task.id) == theirs
     assert "run: left out: another sweep entered it in another configuration" in out.getvalue()
 
@@ -196,5 +189,5 @@ def test_an_error_of_the_sweeps_own_lets_its_runs_save(queue: Queue, monkeypatch
         queue.write(State(task.id, "queued", task.configuration, [], "folder"))
     display = Display(Console(file=io.StringIO()), 2)
     with pytest.raises(ConfigError, match="queue"):
-        Scheduler(queue, tasks, CPU, Limits(2), "host", display).run([])
+        Scheduler(queue, tasks, CPU, "host", display, 2).run([])
     assert (folder / "saved").exists()

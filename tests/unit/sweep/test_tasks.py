@@ -15,10 +15,9 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.sweep.dry_run import print_dry_run
-from efficientbench.sweep.estimate import Estimator
 from efficientbench.sweep.machine import Machine
-from efficientbench.sweep.selection import combinations, label_of, parse_axes, select
-from efficientbench.sweep.tasks import Request, build_tasks, smaller
+from efficientbench.sweep.selection import Request, label_of, parse_axes, select
+from efficientbench.sweep.tasks import build_tasks, smaller
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
 GPUS = Machine("cuda", "NVIDIA A100-SXM4-80GB", tuple("01234567"), 80 * 10**9, 1_500_000_000, "CUDA_VISIBLE_DEVICES")
@@ -57,11 +56,7 @@ def test_names_that_mean_nothing(only: tuple[str, ...], sizes: tuple[str, ...], 
 
 def test_axes_split_at_commas_outside_brackets() -> None:
     axes = parse_axes(["training.seq_len=1024,2048,1024", "data.split=[99,1,0],[98,2,0]"])
-    assert [(axis.key, axis.values) for axis in axes] == [
-        ("data.split", ("[99,1,0]", "[98,2,0]")),
-        ("training.seq_len", ("1024", "2048")),
-    ]
-    assert len(list(combinations(axes))) == 4
+    assert list(axes.items()) == [("data.split", ("[99,1,0]", "[98,2,0]")), ("training.seq_len", ("1024", "2048"))]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +105,7 @@ def test_any_value_gives_a_name_that_any_file_system_takes(value: str) -> None:
 def test_hostile_values_stay_words_and_inside_the_folder(value: str, tmp_path: Path) -> None:
     request = Request(only=("gqa_0.5B",), axes=(f"data.path={value}",), overrides=(f"output={tmp_path}",), smoke=True)
     (task,) = build_tasks(request, CPU, None)
-    assert f"data.path={value}" in task.arguments
-    assert task.folder.path.parent == tmp_path
+    assert (f"data.path={value}" in task.arguments, task.folder.path.parent) == (True, tmp_path)
     assert SAFE.fullmatch(task.id)
     assert len(f"run_{task.id}.lock") < 255
 
@@ -120,10 +114,10 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     request = Request(only=("gqa", "mqa"), sizes=("0.5B",), axes=("training.seq_len=64,128",), smoke=True, repeat=2)
     tasks = build_tasks(request, CPU, None)
     assert len(tasks) == len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 8
-    first = tasks[0]
-    assert first.id == "mqa_0.5B_smoke__seq_len=64__seed_1234"
-    assert first.folder.path.parts[-2:] == ("mqa_0.5B_smoke__seq_len=64", "seed_1234")
-    assert first.arguments == (
+    name, folder, arguments = tasks[0].id, tasks[0].folder.path, tasks[0].arguments
+    assert (name, folder.name) == ("mqa_0.5B_smoke__seq_len=64__seed_1234", "seed_1234")
+    assert folder.parent.name == "mqa_0.5B_smoke__seq_len=64"
+    assert arguments == (
         *("run", "mqa_0.5B", "--smoke", "training.seq_len=64", "label=seq_len=64"),
         *("--repeat", "1", "training.seed=1234"),
     )
@@ -151,7 +145,6 @@ def test_what_cannot_run_is_refused_and_the_rest_stays() -> None:
     assert one.refused is None
     assert four.refused is not None
     assert four.refused.kind == "mistake"
-    assert "4 does not divide the 14 heads" in four.refused.reason
     with pytest.raises(ConfigError, match="4 does not divide the 14 heads"):
         build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=4",), smoke=True), CPU, None)
 
@@ -164,7 +157,7 @@ def test_a_dry_run_tells_each_refusal_once_and_names_the_seeds(
     overrides = ("training.seed=1",) if by_repeat else ()
     request = Request(only=("gqa_0.5B",), axes=axes, overrides=overrides, smoke=True, repeat=2 if by_repeat else None)
     tasks = build_tasks(request, CPU, None)
-    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], Estimator(CPU, [], 1), 1)
+    print_dry_run(tasks, ["refused" if task.refused else "queued" for task in tasks], [None] * len(tasks), 1)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not divide the 14 heads" in line]
     names = [f"gqa_0.5B_smoke__tp=4__{'seed_' if by_repeat else 'seed='}{seed}" for seed in (1, 2)]
     assert line.startswith(f"{', '.join(names)}: refused (mistake): ")
@@ -186,8 +179,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
         assert task.plan is not None
         training = task.plan.config.training
         tried.append(training.micro_batch_size)
-        assert training.global_batch_size == 8
-        assert (training.micro_batch_size_asked, task.asked) == (4, 4)
+        assert (training.global_batch_size, training.micro_batch_size_asked, task.asked) == (8, 4, 4)
         assert task.arguments[-2:] == (
             f"training.micro_batch_size={training.micro_batch_size}",
             "training.micro_batch_size_asked=4",
@@ -196,19 +188,12 @@ def test_a_smaller_micro_batch_keeps_the_global_batch_and_tells_both() -> None:
 
 
 def test_devices_are_shared_out() -> None:
-    wide = Request(only=("gqa_0.5B",), overrides=("parallel.tp=2", "parallel.dp=1"))
-    assert build_tasks(wide, GPUS, None)[0].slots == 2
+    free, wide = Request(only=("gqa_0.5B",)), Request(only=("gqa_0.5B",), overrides=("parallel.tp=2", "parallel.dp=1"))
     # What leaves data parallelism to the devices takes all of them, or with a number of jobs its part.
-    assert build_tasks(Request(only=("gqa_0.5B",)), GPUS, None)[0].slots == 8
-    (part,) = build_tasks(Request(only=("gqa_0.5B",)), GPUS, 4)
-    assert part.slots == 2
-    assert part.plan is not None
-    assert part.plan.layout.dp == 2
-    (refused,) = [
-        task
-        for task in build_tasks(Request(only=("gqa_0.5B",), axes=("parallel.tp=1,2", "parallel.dp=2")), GPUS, 4)
-        if task.refused
-    ]
+    tasks = [build_tasks(request, GPUS, jobs)[0] for request, jobs in ((wide, None), (free, None), (free, 4))]
+    assert [(task.slots, task.plan.layout.dp) for task in tasks if task.plan] == [(2, 1), (8, 8), (2, 2)]
+    axes = ("parallel.tp=1,2", "parallel.dp=2")
+    _, refused = build_tasks(Request(only=("gqa_0.5B",), axes=axes), GPUS, 4)
     assert "each rank needs one of its own" in refused.refused.reason  # type: ignore[union-attr]
 
 
@@ -218,8 +203,7 @@ def test_what_does_not_fit_is_refused_or_made_smaller() -> None:
     with pytest.raises(ConfigError, match="does not fit"):
         build_tasks(Request(only=("gqa_0.5B",), overrides=words), small, None)
     (task,) = build_tasks(Request(only=("gqa_0.5B",), overrides=words, retry_smaller=True), small, None)
-    assert task.refused is None
-    assert task.asked == 16
+    assert (task.refused, task.asked) == (None, 16)
     assert task.plan is not None
     assert task.plan.config.training.micro_batch_size < 16
 
