@@ -126,6 +126,8 @@ class Bench:
             known |= self._figures(config, build)
         except (torch.OutOfMemoryError, MemoryError):
             known["reason"] = "out of memory"
+        except TimeoutError:
+            known["reason"] = "not measured: the time was over"
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             known["reason"] = f"{type(error).__name__}: {first_line[:200]}"
@@ -138,7 +140,7 @@ class Bench:
 
     def _figures(self, config: RunConfig, build: Callable[[], tuple[Step, dict[str, Any]]]) -> dict[str, Any]:
         if time.monotonic() > self._end_s:
-            raise TimeoutError("not measured: the time was over")
+            raise TimeoutError
         gc.collect()
         allocator = self.device.allocator()
         if allocator is not None:
