@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.measured import options, write_content
 
 from efficientbench.devices.registry import find_device
-from efficientbench.metrics.records.load import load_records
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import RunRecord, load_records
 
 
 def main() -> None:
