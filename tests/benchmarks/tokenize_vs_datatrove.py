@@ -83,7 +83,7 @@ def write_text(data: Path, folder: Path, text_bytes: int) -> None:
 def ours(text: Path, tokenizer: Path, out: Path) -> list[object]:
     """Return this project's command."""
     options = ["--output", out / "ours", "--tokenizer", tokenizer, "--workers", WORKERS]
-    return [sys.executable, "-m", "data_tools", "tokenize", text, *options]
+    return [sys.executable, "-m", "efficientbench.data_tools", "tokenize", text, *options]
 
 
 def timed(*command: object) -> float:
