@@ -46,18 +46,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def single_rank() -> Iterator[None]:
     """A world of one gloo rank in this process, on the CPU, with megatron's process groups."""
-    import torch.distributed as dist
+    from support.single_rank import world_of_one_rank
 
-    from efficientbench.devices.cpu import CPU
-
-    CPU().prepare(0)
-    from efficientbench.config.schema import ParallelConfig
-    from efficientbench.training import groups
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with groups.model_parallel(ParallelConfig(), seed=0):
+    with world_of_one_rank():
         yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

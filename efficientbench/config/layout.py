@@ -120,139 +120,149 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // tp) * tp
 
 
+def _messages(*rules: tuple[object, str]) -> list[str]:
+    """Return the messages of the rules that are broken."""
+    return [message for broken, message in rules if broken]
+
+
 def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bool) -> list[str]:
-    problems = []
-    if not oversubscribe and world_size > devices * nodes:
-        problems.append(
+    return _messages(
+        (
+            not oversubscribe and world_size > devices * nodes,
             f"parallel: tp × cp × pp × dp = {world_size} ranks, but there are {devices * nodes} devices "
-            f"({nodes} × {devices}): each rank needs one of its own"
-        )
-    if world_size % nodes:
-        problems.append(f"parallel: tp × cp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes")
-    return problems
+            f"({nodes} × {devices}): each rank needs one of its own",
+        ),
+        (
+            world_size % nodes,
+            f"parallel: tp × cp × pp × dp = {world_size} ranks cannot be spread evenly over {nodes} nodes",
+        ),
+    )
 
 
 def _shape_problems(config: RunConfig) -> list[str]:
     model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    tp, groups = parallel.tp, model.key_value_heads
-    problems = []
-    if model.heads % tp:
-        problems.append(f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")
-    if model.attention.kind == "nsa" and groups % tp:
-        problems.append(
+    tp, groups, nsa = parallel.tp, model.key_value_heads, model.attention.kind == "nsa"
+    grouped = not nsa and groups != model.heads
+    uneven = groups % tp and tp % groups
+    rows = model.position.max_seq_len if isinstance(model.position, LearnableAbsoluteConfig) else seq_len
+    return _messages(
+        (model.heads % tp, f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)"),
+        (
+            nsa and groups % tp,
             f"parallel.tp: {tp} does not divide the {groups} query groups (model.attention.query_groups): "
-            "tensor-parallel ranks of NSA hold whole groups"
-        )
-    elif groups != model.heads:
-        problems += _group_problems(tp, groups, model.head_dim)
-    if model.ffn_hidden_size % tp and parallel.ep == 1:
-        problems.append(f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}")
-    if parallel.sp and tp == 1:
-        problems.append("parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1")
-    if parallel.sp and seq_len % tp:
-        problems.append(f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)")
-    if isinstance(model.position, LearnableAbsoluteConfig) and seq_len > model.position.max_seq_len:
-        problems.append(
-            f"training.seq_len: {seq_len} tokens are more than the {model.position.max_seq_len} positions that "
-            "the model has rows for (model.position.max_seq_len)"
-        )
-    return problems
+            "tensor-parallel ranks of NSA hold whole groups",
+        ),
+        (
+            grouped and uneven,
+            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
+            "(model.attention.query_groups)",
+        ),
+        (
+            grouped and not uneven and 2 * groups * model.head_dim % tp,
+            f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}",
+        ),
+        (
+            model.ffn_hidden_size % tp and parallel.ep == 1,
+            f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}",
+        ),
+        (
+            parallel.sp and tp == 1,
+            "parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1",
+        ),
+        (
+            parallel.sp and seq_len % tp,
+            f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)",
+        ),
+        (
+            seq_len > rows,
+            f"training.seq_len: {seq_len} tokens are more than the {rows} positions that the model has rows for "
+            "(model.position.max_seq_len)",
+        ),
+    )
 
 
 def _pipeline_problems(config: RunConfig) -> list[str]:
     layers, pp, vpp = config.model.layers, config.parallel.pp, config.parallel.vpp
-    problems = []
-    if layers % pp:
-        problems.append(f"parallel.pp: {pp} stages do not divide the {layers} layers (model.layers)")
-    elif layers % (pp * vpp):
-        problems.append(
-            f"parallel.vpp: {pp} × {vpp} = {pp * vpp} virtual stages do not divide the {layers} layers (model.layers)"
-        )
-    if vpp > 1 and pp == 1:
-        problems.append("parallel.vpp: virtual stages interleave those of several ranks: set parallel.pp above 1")
-    return problems
+    return _messages(
+        (layers % pp, f"parallel.pp: {pp} stages do not divide the {layers} layers (model.layers)"),
+        (
+            layers % pp == 0 and layers % (pp * vpp),
+            f"parallel.vpp: {pp} × {vpp} = {pp * vpp} virtual stages do not divide the {layers} layers (model.layers)",
+        ),
+        (
+            vpp > 1 and pp == 1,
+            "parallel.vpp: virtual stages interleave those of several ranks: set parallel.pp above 1",
+        ),
+    )
 
 
 def _context_problems(config: RunConfig) -> list[str]:
-    model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    cp, position = parallel.cp, model.position.kind
+    attention, position = config.model.attention.kind, config.model.position.kind
+    parallel, seq_len = config.parallel, config.training.seq_len
+    cp = parallel.cp
     if cp == 1:
         return []
-    problems = []
-    if model.attention.kind not in CONTEXT_PARALLEL_ATTENTION:
-        problems.append(
-            f"parallel.cp: attention {model.attention.kind!r} does not share a sequence over ranks: set parallel.cp=1"
-        )
-    if position not in CONTEXT_PARALLEL_POSITIONS:
-        problems.append(
+    return _messages(
+        (
+            attention not in CONTEXT_PARALLEL_ATTENTION,
+            f"parallel.cp: attention {attention!r} does not share a sequence over ranks: set parallel.cp=1",
+        ),
+        (
+            position not in CONTEXT_PARALLEL_POSITIONS,
             f"parallel.cp: the scores' bias of {position!r} positions does not share a sequence over ranks: "
-            "set parallel.cp=1"
-        )
-    if seq_len % (2 * cp):
-        problems.append(
+            "set parallel.cp=1",
+        ),
+        (
+            seq_len % (2 * cp),
             f"parallel.cp: {cp} ranks hold two chunks of a sequence each, and 2 × {cp} do not divide its {seq_len} "
-            "tokens (training.seq_len)"
-        )
-    elif parallel.sp and seq_len // cp % parallel.tp:
-        problems.append(
+            "tokens (training.seq_len)",
+        ),
+        (
+            seq_len % (2 * cp) == 0 and parallel.sp and seq_len // cp % parallel.tp,
             f"parallel.sp: tp {parallel.tp} does not divide the {seq_len // cp} tokens that one of {cp} "
-            "context-parallel ranks holds"
-        )
-    return problems
+            "context-parallel ranks holds",
+        ),
+    )
 
 
 def _expert_problems(config: RunConfig, dp: int) -> list[str]:
     moe, parallel = config.model.moe, config.parallel
+    ep, tp, replicas = parallel.ep, parallel.tp, dp * parallel.cp
     if moe is None:
-        if parallel.ep > 1:
-            return [f"parallel.ep: {parallel.ep} ranks cannot share experts that the model does not have (model.moe)"]
-        return []
-    problems = []
-    if moe.experts % parallel.ep:
-        problems.append(f"parallel.ep: {parallel.ep} does not divide the {moe.experts} experts (model.moe.experts)")
-    if dp * parallel.cp % parallel.ep:
-        problems.append(
-            f"parallel.ep: {parallel.ep} does not divide the {dp * parallel.cp} data-parallel ranks "
-            "(parallel.dp × parallel.cp)"
-        )
-    if parallel.tp > 1 and not parallel.sp:
-        problems.append(
-            f"parallel.tp: with tp {parallel.tp} alone each rank would route every token, and experts would count it "
-            f"{parallel.tp} times: set parallel.sp=true"
-        )
-    return problems
-
-
-def _group_problems(tp: int, groups: int, head_dim: int) -> list[str]:
-    if groups % tp and tp % groups:
-        return [
-            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
-            "(model.attention.query_groups)"
-        ]
-    if 2 * groups * head_dim % tp:
-        return [f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {head_dim}"]
-    return []
+        absent = f"parallel.ep: {ep} ranks cannot share experts that the model does not have (model.moe)"
+        return _messages((ep > 1, absent))
+    return _messages(
+        (moe.experts % ep, f"parallel.ep: {ep} does not divide the {moe.experts} experts (model.moe.experts)"),
+        (
+            replicas % ep,
+            f"parallel.ep: {ep} does not divide the {replicas} data-parallel ranks (parallel.dp × parallel.cp)",
+        ),
+        (
+            tp > 1 and not parallel.sp,
+            f"parallel.tp: with tp {tp} alone each rank would route every token, and experts would count it {tp} "
+            "times: set parallel.sp=true",
+        ),
+    )
 
 
 def _batch_problems(config: RunConfig, dp: int) -> list[str]:
-    training, parallel = config.training, config.parallel
-    step = training.micro_batch_size * dp
-    problems = []
-    if training.global_batch_size % step:
-        problems.append(
-            f"training.global_batch_size: {training.global_batch_size} is not a multiple of micro_batch_size × dp = "
-            f"{training.micro_batch_size} × {dp}: {_nearest_multiple(training.global_batch_size, step)} would be"
-        )
-    elif parallel.vpp > 1 and training.global_batch_size // (training.micro_batch_size * dp) % parallel.pp:
-        problems.append(
-            f"parallel.vpp: interleaved stages take micro-batches in rounds of parallel.pp = {parallel.pp}, which does "
-            f"not divide the {training.global_batch_size // (training.micro_batch_size * dp)} of a step "
-            "(global_batch_size / (micro_batch_size × dp))"
-        )
-    if config.data.split[0] == 0:
-        problems.append(f"data.split: {list(config.data.split)} leaves nothing to train on: its first part is zero")
-    return problems
-
-
-def _nearest_multiple(number: int, of: int) -> int:
-    return max(round(number / of), 1) * of
+    pp, vpp, batch = config.parallel.pp, config.parallel.vpp, config.training.global_batch_size
+    micro_batch = config.training.micro_batch_size
+    micro_batches, rest = divmod(batch, micro_batch * dp)
+    nearest_multiple = max(round(batch / (micro_batch * dp)), 1) * micro_batch * dp
+    return _messages(
+        (
+            rest,
+            f"training.global_batch_size: {batch} is not a multiple of micro_batch_size × dp = {micro_batch} × {dp}: "
+            f"{nearest_multiple} would be",
+        ),
+        (
+            rest == 0 and vpp > 1 and micro_batches % pp,
+            f"parallel.vpp: interleaved stages take micro-batches in rounds of parallel.pp = {pp}, which does not "
+            f"divide the {micro_batches} of a step (global_batch_size / (micro_batch_size × dp))",
+        ),
+        (
+            config.data.split[0] == 0,
+            f"data.split: {list(config.data.split)} leaves nothing to train on: its first part is zero",
+        ),
+    )

@@ -17,6 +17,13 @@ ATTENTION_KIND = "attention variant: gqa, mla or nsa"
 POSITION_KIND = "positional encoding: rope, absolute, learnable_absolute, relative, alibi or none"
 
 
+def _require(*rules: tuple[bool, str]) -> None:
+    """Raise ValueError with the message of the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds:
+            raise ValueError(message)
+
+
 class MoEConfig(Part):
     """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
 
@@ -97,17 +104,25 @@ class NSAConfig(Part):
 
     @model_validator(mode="after")
     def _blocks_fit(self) -> NSAConfig:
-        for name in ("compress_block", "select_block"):
-            if getattr(self, name) % self.compress_stride:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is not a multiple of compress_stride {self.compress_stride}"
-                )
-        if self.compress_block > self.select_block:
-            raise ValueError(f"compress_block {self.compress_block} must not be above select_block {self.select_block}")
-        if self.select_count < 3:
-            raise ValueError(
-                f"select_count {self.select_count} leaves no room for the first and two local blocks: 3 or more"
-            )
+        stride = self.compress_stride
+        _require(
+            (
+                self.compress_block % stride == 0,
+                f"compress_block {self.compress_block} is not a multiple of compress_stride {stride}",
+            ),
+            (
+                self.select_block % stride == 0,
+                f"select_block {self.select_block} is not a multiple of compress_stride {stride}",
+            ),
+            (
+                self.compress_block <= self.select_block,
+                f"compress_block {self.compress_block} must not be above select_block {self.select_block}",
+            ),
+            (
+                self.select_count >= 3,
+                f"select_count {self.select_count} leaves no room for the first and two local blocks: 3 or more",
+            ),
+        )
         return self
 
 
@@ -220,22 +235,26 @@ class ModelConfig(Part):
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
-        if self.heads % self.key_value_heads:
-            raise ValueError(
+        attention, position = self.attention.kind, self.position.kind
+        rotated = "attention.qk_rope_head_dim" if attention == "mla" else "head_dim"
+        _require(
+            (
+                self.heads % self.key_value_heads == 0,
                 f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
-                "attention.query_groups must divide heads"
-            )
-        if isinstance(self.attention, MLAConfig) and self.position.kind != "rope":
-            raise ValueError(
-                f"position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not "
-                f"{self.position.kind!r}"
-            )
-        if self.position.kind == "rope" and self.rotated_dim % 2:
-            key = "attention.qk_rope_head_dim" if isinstance(self.attention, MLAConfig) else "head_dim"
-            raise ValueError(f"RoPE rotates pairs of dimensions: {key} must be even, not {self.rotated_dim}")
-        if self.attention.kind == "nsa" and self.position.kind in ("relative", "alibi"):
-            raise ValueError(
-                f"NSA's branches take no bias on their scores, as position.kind={self.position.kind} is: set "
-                "position.kind to rope, absolute, learnable_absolute or none"
-            )
+                "attention.query_groups must divide heads",
+            ),
+            (
+                attention != "mla" or position == "rope",
+                f"position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
+            ),
+            (
+                position != "rope" or self.rotated_dim % 2 == 0,
+                f"RoPE rotates pairs of dimensions: {rotated} must be even, not {self.rotated_dim}",
+            ),
+            (
+                attention != "nsa" or position not in ("relative", "alibi"),
+                f"NSA's branches take no bias on their scores, as position.kind={position} is: set position.kind to "
+                "rope, absolute, learnable_absolute or none",
+            ),
+        )
         return self

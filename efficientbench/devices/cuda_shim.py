@@ -22,17 +22,13 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
 
-    def record(self, stream: Stream | None = None) -> None:
-        pass
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Return at once."""
 
-    def wait(self, stream: Stream | None = None) -> None:
-        pass
+    record = wait = synchronize
 
     def query(self) -> bool:
         return True
-
-    def synchronize(self) -> None:
-        pass
 
 
 class Stream:
@@ -41,20 +37,16 @@ class Stream:
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.device = CPU
 
-    def wait_stream(self, stream: Stream) -> None:
-        pass
-
-    def wait_event(self, event: Event) -> None:
-        pass
-
     def record_event(self, event: Event | None = None) -> Event:
         return event or Event()
 
     def query(self) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        pass
+    def synchronize(self, other: Stream | Event | None = None) -> None:
+        """Return at once."""
+
+    wait_stream = wait_event = synchronize
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)

@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 
 from efficientbench.devices.npu import INFERENCE, family
 from efficientbench.doctor.check import Check
-from efficientbench.doctor.npu_smi import NpuState, find_tool, parse_table, parse_versions
+from efficientbench.doctor.npu_smi import find_tool, parse_table, parse_versions
 
 MACHINES = ("x86_64", "aarch64")
 HOME_NAMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
@@ -78,7 +78,7 @@ def _npu_smi(status: int, text: str) -> Iterator[Check]:
         code = re.search(r"ret is (-\d+)", text)
         yield Check("npu-smi", False, f"npu-smi info lists no NPU: {last}", OCCUPIED.get(code[1], "") if code else "")
         return
-    versions = ", ".join(f"{name} {version}" for name, version in parse_versions(text))
+    versions = ", ".join(f"{name} {version}" for name, version in parse_versions(text).items())
     ill = [state for state in states if state.health not in ("OK", "Warning")]
     named = ", ".join(sorted({state.name for state in states}))
     remedy = "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in ill)
@@ -86,10 +86,6 @@ def _npu_smi(status: int, text: str) -> Iterator[Check]:
     # npu-smi names products without torch_npu's prefix.
     if any(family(f"Ascend{state.name.removeprefix('Ascend').strip()}") == INFERENCE for state in states):
         yield Check("chips", False, "310 chips are made for inference and cannot train", "an Ascend 910")
-
-
-def _ill(states: list[NpuState]) -> str:
-    return "; ".join(f"NPU {state.card} healthy again, which is '{state.health}'" for state in states)
 
 
 def _cann(environ: Mapping[str, str]) -> Check:
@@ -104,15 +100,10 @@ def _cann(environ: Mapping[str, str]) -> Check:
 
 def _cann_version(home: Path) -> str | None:
     """Return the toolkit's version from the file that its installer leaves, or None."""
-    for name in (f"{platform.machine()}-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info"):
-        file = home / name
-        if not file.is_file():
-            continue
-        text = file.read_text(encoding="utf-8", errors="replace")
-        match = re.search(r"^(?:version|Version|toolkit_running_version)=\[?([^\s\]]+)", text, re.MULTILINE)
-        if match:
-            return match[1].rpartition(":")[2]
-    return None
+    names = (f"{platform.machine()}-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
+    texts = [file.read_text(encoding="utf-8", errors="replace") for name in names if (file := home / name).is_file()]
+    match = re.search(r"^(?:version|Version|toolkit_running_version)=\[?([^\s\]]+)", "\n".join(texts), re.MULTILINE)
+    return match[1].rpartition(":")[2] if match else None
 
 
 def _torch_npu() -> Check:
@@ -140,7 +131,7 @@ def paired(torch_version: str, torch_npu_version: str) -> bool:
 
 
 def _hccl() -> Check:
-    # Needed also for one NPU: a training without it would be a benchmark of something else.
+    # One NPU needs it too: a training without it would be a benchmark of something else.
     try:
         ctypes.CDLL("libhccl.so")
     except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 
@@ -26,10 +26,7 @@ class Check:
 
 def print_checks(console: Console, title: str, checks: Iterable[Check]) -> None:
     """Print checks as a section of the report."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1)
+    table = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(ratio=1), padding=(0, 2, 0, 0))
     for check in checks:
         mark = Text("✓", style="green") if check.passed else Text("✗", style="yellow")
         table.add_row(mark, check.name, Text(check.result))

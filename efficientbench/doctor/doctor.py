@@ -64,11 +64,8 @@ def check_device(name: str) -> int:
     device = device_called(name)
     checks = list(ascend_checks()) if device.telemetry == "ascend" else []
     usable = _device(device)
-    checks += [usable, _backend(device)]
-    if usable.passed:
-        checks += step_checks(device)
-    else:
-        checks.append(Check("step", False, "not tried, since the device type cannot be used"))
+    not_tried = Check("step", False, "not tried, since the device type cannot be used")
+    checks += [usable, _backend(device), *(step_checks(device) if usable.passed else [not_tried])]
     print_checks(console, f"Training on {device.type}", checks)
     print_checks(console, "Measurement", _measurement(device, usable.passed))
     failed = [check.name for check in checks if not check.passed]
@@ -133,9 +130,8 @@ def _device(device: Device) -> Check:
     if reason is not None:
         return Check(device.type, False, reason, device.remedy)
     capacity_bytes = device.memory_capacity_bytes()
-    memory = f"{memory_limit_bytes() / 1e9:.1f} GB of the host"
-    if capacity_bytes is not None:
-        memory = f"{capacity_bytes / 1e9:.1f} GB each"
+    host = f"{memory_limit_bytes() / 1e9:.1f} GB of the host"
+    memory = host if capacity_bytes is None else f"{capacity_bytes / 1e9:.1f} GB each"
     unsupported = device.unsupported_dtypes()
     parts = [
         f"{device.count()} × {device.names()[0]}, {memory}",
@@ -149,9 +145,7 @@ def _device(device: Device) -> Check:
 
 def _backend(device: Device) -> Check:
     reason = device.backend_unavailable_reason()
-    if reason is not None:
-        return Check(device.backend, False, f"for {device.type}: {reason}")
-    return Check(device.backend, True, f"for {device.type}: in this torch")
+    return Check(device.backend, reason is None, f"for {device.type}: {reason or 'in this torch'}")
 
 
 def _sensors(device: Device, usable: bool) -> list[Sensor]:
@@ -174,14 +168,12 @@ def _measurement(device: Device, usable: bool) -> Iterator[Check]:
 
 
 def _readings(name: str, sensor: Sensor, state: SensorState) -> Iterator[Check]:
-    given = [figure for quantity, figure in sensor.figures.items() if quantity not in state.unavailable]
-    scope = f" of {state.scope}" if state.name == "rapl" else ""
-    yield Check(name, True, f"sensor {state.name}: {', '.join(given)}{scope}")
-    missing: dict[str, list[str]] = {}
+    figures_by_reason: dict[str | None, list[str]] = {None: []}
     for quantity, figure in sensor.figures.items():
-        if quantity in state.unavailable:
-            missing.setdefault(state.unavailable[quantity], []).append(figure)
-    for reason, figures in missing.items():
+        figures_by_reason.setdefault(state.unavailable.get(quantity), []).append(figure)
+    scope = f" of {state.scope}" if state.name == "rapl" else ""
+    yield Check(name, True, f"sensor {state.name}: {', '.join(figures_by_reason.pop(None))}{scope}")
+    for reason, figures in figures_by_reason.items():
         yield Check(name, False, f"no {', '.join(figures)}: {reason}", sensor.remedy)
 
 
@@ -205,6 +197,6 @@ def _host() -> list[Check]:
 def _folder(key: str, path: Path) -> Check:
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
     free = f"{path}: {shutil.disk_usage(existing).free / 1e9:.1f} GB free"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return Check(key, False, f"{free}, and {existing} cannot be written", f"{key}=FOLDER")
-    return Check(key, True, free)
+    if os.access(existing, os.W_OK | os.X_OK):
+        return Check(key, True, free)
+    return Check(key, False, f"{free}, and {existing} cannot be written", f"{key}=FOLDER")

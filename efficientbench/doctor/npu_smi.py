@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/local/Ascend/driver/tools")
@@ -29,31 +28,24 @@ def find_tool() -> str | None:
     return shutil.which("npu-smi") or shutil.which("npu-smi", path=os.pathsep.join(_FOLDERS))
 
 
-def parse_versions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (`npu-smi`, its version) and (`driver`, the driver's version) from the head of the table."""
+def parse_versions(text: str) -> dict[str, str]:
+    """Return the versions of `npu-smi` and `driver` from the head of the table, by name; empty where it has none."""
     match = re.search(r"npu-smi\s+(\S+)\s+Version:\s*(\S+)", text)
-    if match:
-        yield "npu-smi", match[1]
-        yield "driver", match[2]
+    return {"npu-smi": match[1], "driver": match[2]} if match else {}
 
 
 def parse_table(text: str) -> list[NpuState]:
     """Return the NPUs of the table, which has two lines for each; what is no such pair of lines is skipped."""
     states: list[NpuState] = []
-    is_second_line = False
-    for line in text.splitlines():
+    lines = iter(text.splitlines())
+    for line in lines:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.lstrip().startswith("|") or len(cells) not in (3, 4):
-            is_second_line = False
-            continue
-        if is_second_line:
-            is_second_line = False
             continue
         # A 950's table has a column for the id.
         head = cells[:2] if len(cells) == 4 else cells[0].split(maxsplit=1)
-        health = cells[-2]
         is_id = len(head) == 2 and re.fullmatch(r"\d{1,9}", head[0], re.ASCII)
-        if is_id and head[1] and re.fullmatch("[A-Za-z]+", health):
-            states.append(NpuState(int(head[0]), head[1], health))
-            is_second_line = True
+        if is_id and head[1] and re.fullmatch("[A-Za-z]+", cells[-2]):
+            states.append(NpuState(int(head[0]), head[1], cells[-2]))
+            next(lines, None)  # the second line of this NPU
     return states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -98,9 +98,4 @@ def probe_host(config: RunConfig, threads: int) -> DeviceRates:
 
 def _shortest(work: Callable[[], object]) -> float:
     work()  # allocates, and starts the threads
-    times = []
-    for _ in range(REPETITIONS):
-        begin_s = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin_s)
-    return min(times)
+    return min(timeit.repeat(work, repeat=REPETITIONS, number=1))

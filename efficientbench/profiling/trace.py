@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def break_down(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     steps = [event for event in events if event.get("cat") == "user_annotation" and event["name"] == STEP]
     if not steps:
         raise MetricsError(f"the trace holds no '{STEP}': none was traced to its end")
-    windows = union((event["ts"], event["ts"] + event["dur"]) for event in steps)
+    windows = union(map(_interval, steps))
     kinds = _operation_kinds(events)
     kernels = [event for event in events if event.get("cat") in KERNELS]
     spent = _on_device(kernels, kinds) if kernels else _on_host(events, kinds, steps[0]["tid"])
@@ -116,21 +118,21 @@ def _on_device(kernels: list[Mapping[str, Any]], kinds: dict[int, str]) -> list[
     spent = []
     for event in kernels:
         started_by = kinds.get(event.get("args", {}).get("External id", -1), _kind_of(event["name"]))
-        kind = "communication" if _is_communication(event["name"]) else started_by
-        spent.append((kind, (event["ts"], event["ts"] + event["dur"])))
+        spent.append(("communication" if _is_communication(event["name"]) else started_by, _interval(event)))
     return spent
 
 
 def _on_host(events: list[Mapping[str, Any]], kinds: dict[int, str], thread: object) -> list[tuple[str, Interval]]:
     """Return the training thread's operations without their callees, and the collectives of other threads."""
+    called: dict[int, list[Interval]] = defaultdict(list)
+    for event, caller in _nested([each for each in events if each["tid"] == thread and each.get("cat") in OPERATIONS]):
+        called[id(caller)].append(_interval(event))
     spent = []
-    for event, parts in _self_times(event for event in events if event["tid"] == thread):
-        if event["cat"] == "cpu_op":
-            kind = kinds[id(event)]
-            spent += [(kind, part) for part in parts]
     for event in events:
-        if event["tid"] != thread and event.get("cat") == "cpu_op" and _is_communication(event["name"]):
-            spent.append(("communication", (event["ts"], event["ts"] + event["dur"])))
+        if event.get("cat") == "cpu_op" and event["tid"] == thread:
+            spent += [(kinds[id(event)], part) for part in without(_interval(event), called[id(event)])]
+        elif event.get("cat") == "cpu_op" and _is_communication(event["name"]):
+            spent.append(("communication", _interval(event)))
     return spent
 
 
@@ -142,44 +144,34 @@ def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
     """
     # Object identities are far above the numbers in a trace, so both fit into one dictionary.
     kinds: dict[int, str] = {}
-    threads: dict[object, list[Mapping[str, Any]]] = {}
+    scopes: dict[int, str | None] = {}
+    threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") in OPERATIONS:
-            threads.setdefault(event["tid"], []).append(event)
-    for operations in threads.values():
-        stack: list[tuple[float, str | None, str]] = []
-        for event in sorted(operations, key=lambda event: (event["ts"], -event["dur"])):
-            while stack and stack[-1][0] <= event["ts"]:
-                stack.pop()
-            outer_scope, outer_kind = stack[-1][1:] if stack else (None, "other")
-            scope = outer_scope or _scope_of(event["name"])
-            own = _kind_of(event["name"])
-            kind = own if own == "communication" else scope or (own if own != "other" else outer_kind)
-            stack.append((event["ts"] + event["dur"], scope, kind))
-            kinds[id(event)] = kind
-            number = event.get("args", {}).get("External id")
-            if number is not None and event["cat"] == "cpu_op":
-                kinds[number] = kind
+            threads[event["tid"]].append(event)
+    for event, caller in chain.from_iterable(map(_nested, threads.values())):
+        scopes[id(event)] = scope = scopes.get(id(caller)) or _scope_of(event["name"])
+        own = _kind_of(event["name"])
+        kind = own if own == "communication" else scope or (own if own != "other" else kinds.get(id(caller), "other"))
+        kinds[id(event)] = kind
+        number = event.get("args", {}).get("External id")
+        if number is not None and event["cat"] == "cpu_op":
+            kinds[number] = kind
     return kinds
 
 
-def _self_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], list[Interval]]]:
-    """Yield each operation of a thread with the parts of its time in which it calls no other."""
-    operations = [event for event in events if event.get("cat") in OPERATIONS]
-    stack: list[tuple[Mapping[str, Any], list[Interval]]] = []
+def _nested(operations: list[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Yield each operation of a thread, in order, with the operation that called it; None where none did."""
+    stack: list[Mapping[str, Any]] = []
     for event in sorted(operations, key=lambda event: (event["ts"], -event["dur"])):
-        while stack and _end(stack[-1][0]) <= event["ts"]:
-            done, called = stack.pop()
-            yield done, without((done["ts"], _end(done)), called)
-        if stack:
-            stack[-1][1].append((event["ts"], _end(event)))
-        stack.append((event, []))
-    for done, called in reversed(stack):
-        yield done, without((done["ts"], _end(done)), called)
+        while stack and _interval(stack[-1])[1] <= event["ts"]:
+            stack.pop()
+        yield event, stack[-1] if stack else None
+        stack.append(event)
 
 
-def _end(event: Mapping[str, Any]) -> float:
-    return float(event["ts"] + event["dur"])
+def _interval(event: Mapping[str, Any]) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]
 
 
 def _scope_of(name: str) -> str | None:

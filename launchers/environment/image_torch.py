@@ -93,6 +93,7 @@ def metadata_folder(name: str) -> Path:
 
 
 def main(constraints: Path, output: Path) -> int:
+    """Write the pins to `output`, print what was found, and return the exit status."""
     device = accelerator()
     if device is None:
         return NO_ACCELERATOR

@@ -11,16 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report, seconds
+from support.single_rank import world_of_one_rank
 
-from efficientbench.devices.cpu import CPU
+from efficientbench.config.load import resolve
 
 SEQUENCES = (2048, 4096, 8192, 16384)
 VARIANTS = ("nsa", "gqa")
@@ -28,11 +29,10 @@ LEAST_TIME_S = 4.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--size", default="0.5B", help="size of the matrix whose layer is measured")
     parser.add_argument("--threads", type=int, default=2, help="threads that torch computes with")
     parser.add_argument("--measure", nargs=2, metavar=("VARIANT", "SEQUENCE"), help=argparse.SUPPRESS)
-    add_write(parser)
     arguments = parser.parse_args()
     if arguments.measure:
         variant, sequence = arguments.measure
@@ -52,78 +52,59 @@ def main() -> None:
             )
             for sequence in SEQUENCES
         ]
-        for sequence, one in zip(SEQUENCES, found, strict=True):
-            print(f"{variant:4} S={sequence:6} {one['time_s']:8.3f} s  {one['memory_bytes'] / 1e6:8.0f} MB", flush=True)
-        for quantity in ("time_s", "memory_bytes"):
-            power = exponent([one[quantity] for one in found])
-            print(f"{variant:4} {quantity} grows as S^{power:.3f}", flush=True)
-            name, unit, scale = ("time", "s", 1.0) if quantity == "time_s" else ("memory", "MB", 1e-6)
-            figures[f"{variant}_{name}_exponent"] = Figure(f"{variant.upper()}: {name} grows as S^a: a", power)
-            for sequence, one in ((SEQUENCES[0], found[0]), (SEQUENCES[-1], found[-1])):
+        for name, unit in (("time", "s"), ("memory", "MB")):
+            values = {sequence: one[name] for sequence, one in zip(SEQUENCES, found, strict=True)}
+            print(f"{variant} {name}, {unit}, by tokens: {values}", flush=True)
+            what = f"{variant.upper()}: {name} grows as S^a: a"
+            figures[f"{variant}_{name}_exponent"] = Figure(what, exponent(values))
+            for sequence in (SEQUENCES[0], SEQUENCES[-1]):
                 what = f"{variant.upper()}: {name} at {sequence:,} tokens"
-                figures[f"{variant}_{name}_{sequence}"] = Figure(what, one[quantity] * scale, unit)
-    if arguments.write:
-        conditions = f"{arguments.size}, float32, one sequence, {arguments.threads} threads, least of several passes"
-        write_measured(__file__, CPU(), figures, conditions)
+                figures[f"{variant}_{name}_{sequence}"] = Figure(what, values[sequence], unit)
+    conditions = f"{arguments.size}, float32, one sequence, {arguments.threads} threads, least of several passes"
+    report(__file__, arguments, figures, conditions)
 
 
 def measure(name: str, sequence: int, threads: int) -> dict[str, float]:
-    """Fewest seconds of a forward and backward pass over several, and the memory that they add to the process."""
+    """Return the least time of several passes, forward and backward, in s, and the memory that they take, in MB."""
     import torch
 
-    from efficientbench.config.load import resolve
-
-    CPU().prepare(0)
-    from efficientbench.config.schema import ParallelConfig
-    from efficientbench.model.gpt import build_stages
-    from efficientbench.training import groups
-
     torch.set_num_threads(threads)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     config = resolve(name, overrides=["model.layers=1", "model.vocab_size=64", "training.dtype=fp32"])
-    with groups.model_parallel(ParallelConfig(), seed=0):
-        attention = build_stages(config, torch.device("cpu"))[0].decoder.layers[0].self_attention
+    with world_of_one_rank() as device:
+        from efficientbench.model.gpt import build_stages
+
+        attention = build_stages(config, device)[0].decoder.layers[0].self_attention
         for module in (attention.linear_qkv, attention.linear_proj, getattr(attention, "linear_gate", None)):
             if module is not None:
                 module.gradient_accumulation_fusion = False  # there is no buffer of gradients here
         torch.manual_seed(0)
-        run(attention, torch.randn(64, 1, config.model.hidden_size))  # warm-up
-        base = forget_peak()
+
+        def run(hidden: torch.Tensor) -> None:
+            out, _ = attention(hidden, attention_mask=None)
+            out.backward(out.detach())
+
+        run(torch.randn(64, 1, config.model.hidden_size))  # warm-up
+        # The kernel's peak of this process (VmHWM) then begins at its present use.
+        Path("/proc/self/clear_refs").write_text("5")
+        base = status_bytes("VmRSS")
         hidden = torch.randn(sequence, 1, config.model.hidden_size, requires_grad=True)
-        times = [run(attention, hidden)]
+        times = [seconds(lambda: run(hidden))]
         peak = status_bytes("VmHWM")
         while sum(times) < LEAST_TIME_S:
-            times.append(run(attention, hidden))
-    torch.distributed.destroy_process_group()
-    return {"time_s": min(times), "memory_bytes": peak - base}
-
-
-def forget_peak() -> int:
-    """Makes the process's peak of memory what it uses now, in bytes, and returns that (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return status_bytes("VmRSS")
+            times.append(seconds(lambda: run(hidden)))
+    return {"time": min(times), "memory": (peak - base) / 1e6}
 
 
 def status_bytes(key: str) -> int:
-    """A size that the kernel keeps of this process."""
+    """Return a size that the kernel reports of this process (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
 
 
-def run(attention: object, hidden: object) -> float:
-    """Seconds of one forward and backward pass."""
-    begin_s = time.perf_counter()
-    out, _ = attention(hidden, attention_mask=None)  # type: ignore[operator]
-    out.backward(out.detach())
-    return time.perf_counter() - begin_s
-
-
-def exponent(values: list[float]) -> float:
-    """Slope of the least-squares line through log(value) over log(sequence)."""
-    x, y = [math.log(sequence) for sequence in SEQUENCES], [math.log(value) for value in values]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((each - mean_x) ** 2 for each in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+def exponent(values: dict[int, float]) -> float:
+    """Return the slope of the least-squares line through log(value) over log(sequence)."""
+    logs = [(math.log(sequence), math.log(value)) for sequence, value in values.items()]
+    return statistics.linear_regression(*zip(*logs, strict=True)).slope
 
 
 if __name__ == "__main__":

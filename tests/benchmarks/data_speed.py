@@ -8,19 +8,19 @@ reading one of 1,000.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
 import tempfile
-import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report, seconds
 from support.pairs import write_equal_documents
 from support.reading_speed import reading_and_training_s
 
@@ -36,11 +36,10 @@ OTHER_MEMORY_BYTES = 256 << 20
 
 def main() -> None:
     """Print both comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--names", nargs="*", default=["mqa_0.5B", "mla_0.5B", "gqa_1.5B"], help="smoke runs")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
-    add_write(parser)
     arguments = parser.parse_args()
     CPU().prepare(0)
     import torch
@@ -48,13 +47,10 @@ def main() -> None:
 
     torch.set_num_threads(arguments.threads)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    figures: dict[str, Figure] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.names:
-            figures[name] = compare_with_training(name, arguments.rounds, Path(folder))
+        figures = {name: compare_with_training(name, arguments.rounds, Path(folder)) for name in arguments.names}
         figures |= compare_sizes(Path(folder))
-    if arguments.write:
-        write_measured(__file__, CPU(), figures, "mapped files, batches and training steps in turn")
+    report(__file__, arguments, figures, "mapped files, batches and training steps in turn")
 
 
 def compare_with_training(name: str, rounds: int, folder: Path) -> Figure:
@@ -62,15 +58,9 @@ def compare_with_training(name: str, rounds: int, folder: Path) -> Figure:
     config = resolve(name, smoke=True, overrides=[f"data.cache={folder}"])
     corpus = prepare_corpus(None, None, folder, config.data.trained_vocab_size)
     pairs = reading_and_training_s(config, corpus.prefix, rounds)
-    tokens = config.training.global_batch_size * config.training.seq_len
-    reading_s, training_s = (statistics.median(times) for times in zip(*pairs, strict=True))
-    low, middle, high = interval([training / reading for reading, training in pairs])
-    print(
-        f"{name} (smoke): batches {tokens / reading_s:,.0f} tokens/s, training {tokens / training_s:,.0f} tokens/s: "
-        f"{middle:.0f} times faster (95 % interval {low:.0f} to {high:.0f}, {rounds} rounds)"
-    )
     what = f"batches, times faster than the training of {name} (smoke)"
-    return Figure(what, middle, interval=(low, high), n=rounds, n_of="rounds")
+    # An interrupted read does not move the median.
+    return Figure.with_bootstrap(what, [training / reading for reading, training in pairs], statistics.median)
 
 
 def compare_sizes(folder: Path) -> dict[str, Figure]:
@@ -90,48 +80,31 @@ def compare_sizes(folder: Path) -> dict[str, Figure]:
         for number in range(0, DOCUMENTS[1], 10):
             large(number)
         for between, rounds, reads in (("nothing else", 200, 100), ("a training step's worth of memory", 300, 1)):
-            times_s = in_turn(small, large, rounds, reads)
-            low, middle, high = interval([large_s / small_s for small_s, large_s in times_s])
-            medians = " and ".join(f"{statistics.median(each) * 1e6:.2f} µs" for each in zip(*times_s, strict=True))
-            print(
-                f"{reader}: one document of {DOCUMENTS[0]:,} and of {DOCUMENTS[1]:,}, {between} touched in between: "
-                f"{medians}, ratio {middle:.3f} (95 % interval {low:.3f} to {high:.3f}, {rounds} rounds of {reads})"
-            )
             what = f"{reader}: reading one document of {DOCUMENTS[1]:,} over one of {DOCUMENTS[0]:,}, after {between}"
-            figures[f"{reader}_{reads}"] = Figure(what, middle, "", (low, high), n=rounds, n_of="pairs")
+            ratios = ratios_in_turn(small, large, rounds, reads)
+            figures[f"{reader}_{reads}"] = Figure.with_bootstrap(what, ratios, statistics.median, n_of="pairs")
     return figures
 
 
-def in_turn(
+def ratios_in_turn(
     small: Callable[[int], object], large: Callable[[int], object], rounds: int, reads: int
-) -> list[tuple[float, float]]:
-    """Mean times of `reads` random reads of each, s, in turn.
+) -> list[float]:
+    """Return the time of `reads` random reads of the large pair over that of the small one, in turn.
 
     A single read comes after other memory has gone through the processor's caches, as it does between two steps of
     training; more of them in a row find the small pair in the caches whole.
     """
     chosen = random.Random(0)
     other_memory = np.ones(OTHER_MEMORY_BYTES // 8)
-    pairs = []
+    times_s: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        times = []
-        for read, documents in zip((small, large), DOCUMENTS, strict=True):
+        for read, documents, times in zip((small, large), DOCUMENTS, times_s, strict=True):
             numbers = [chosen.randrange(documents) for _ in range(reads)]
             if reads == 1:
                 other_memory += 1
-            begin_s = time.perf_counter()
-            for number in numbers:
-                read(number)
-            times.append((time.perf_counter() - begin_s) / reads)
-        pairs.append((times[0], times[1]))
-    return pairs
-
-
-def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Median of paired ratios, which a read that was interrupted does not move, and its 95 % bootstrap interval."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], statistics.median(ratios), medians[1949]
+            # The deque runs the reads in C and drops their results.
+            times.append(seconds(partial(deque, map(read, numbers), maxlen=0)))
+    return [large_s / small_s for small_s, large_s in zip(*times_s, strict=True)]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ NOT RUN YET: written where no GPU was at hand. A minute of real training under b
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report
 from torch.nn import functional as F
 
 from efficientbench.devices.registry import find_device
@@ -71,68 +70,53 @@ def train(seconds: float) -> tuple[RunMeasurement, RunMeasurement]:
     return merge([counted.finish()]), merge([polled.finish()])
 
 
-def matmul_flops_per_s(size: int, rounds: int = 50) -> float:
-    """Measured with the device's own events, and by no part of the monitor."""
+def matmul_utilization(size: int, peak: float, rounds: int = 50) -> tuple[float, float]:
+    """Return the utilization of matmuls by the device's own events, and by `flops_utilization` of a monitor's window.
+
+    No part of the monitor takes part in the first.
+    """
     device = torch.accelerator.current_accelerator()
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(5):
-        left @ right
     begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(rounds):
+    for number in range(rounds + 5):
+        if number == 5:  # the rest was warm-up
+            begin.record()
         left @ right
     end.record()
     torch.accelerator.synchronize()
-    return rounds * 2 * size**3 / (begin.elapsed_time(end) / 1e3)
-
-
-def matmul_utilization(size: int, peak: float, rounds: int = 50) -> float:
-    """The same matmuls as steps of the monitor, and `flops_utilization` of its window."""
-    device = torch.accelerator.current_accelerator()
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     with EfficiencyMonitor([], warmup_steps=5) as monitor:
         for _ in range(rounds + 5):
             with monitor.step(tokens=1):
                 left @ right
-    run = merge([monitor.finish()])
-    return flops_utilization(rounds * 2 * size**3, run.window_s, 1, peak)
+    flops, window_s = rounds * 2 * size**3, merge([monitor.finish()]).window_s
+    return flops / (begin.elapsed_time(end) / 1e3) / peak, flops_utilization(flops, window_s, 1, peak)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--size", type=int, default=8192, help="rows of the square matrices")
-    add_write(parser)
     arguments = parser.parse_args()
     if not torch.accelerator.is_available():
-        print("no accelerator is here")
-        return 1
+        sys.exit("no accelerator is here")
     counted, polled = train(arguments.seconds)
     print(describe(counted))
     if counted.energy_j is None or polled.energy_j is None:
-        print(f"no comparison: {counted.unavailable.get('energy_j') or polled.unavailable['energy_j']}")
-        return 1
-    difference = polled.energy_j / counted.energy_j - 1
-    print(f"counter {counted.energy_j:,.0f} J, integrated power {polled.energy_j:,.0f} J: {difference:+.2%}")
-    name = counted.device_names[0]
-    peak, source = peak_flops(name, "bf16")
+        sys.exit(f"no comparison: {counted.unavailable.get('energy_j') or polled.unavailable['energy_j']}")
+    peak, source = peak_flops(counted.device_names[0], "bf16")
     if peak is None:
-        print(f"no MFU: {source}")
-        return 1
-    measured = matmul_flops_per_s(arguments.size)
-    formula = matmul_utilization(arguments.size, peak)
-    print(f"matmul {measured / 1e12:,.1f} TFLOP/s, {measured / peak:.1%} of {source}; by our formula {formula:.1%}")
-    if arguments.write:
-        figures = {
-            "energy": Figure("energy, integrated power over the counter, difference", difference * 100, "%"),
-            "matmul_measured": Figure("utilization of a square bf16 matmul, by events", measured / peak * 100, "%"),
-            "matmul_formula": Figure("the same by our formula", formula * 100, "%"),
-        }
-        conditions = f"{arguments.seconds:g} s of training, matmul of {arguments.size:,} rows"
-        write_measured(__file__, find_device("cuda"), figures, conditions)
-    agree = abs(difference) < TOLERANCE and abs(formula / (measured / peak) - 1) < TOLERANCE
-    return 0 if agree else 1
+        sys.exit(f"no MFU: {source}")
+    difference = polled.energy_j / counted.energy_j - 1
+    measured, formula = matmul_utilization(arguments.size, peak)
+    figures = {
+        "energy": Figure("energy, integrated power over the counter, difference", difference * 100, "%"),
+        "matmul_measured": Figure("utilization of a square bf16 matmul, by events", measured * 100, "%"),
+        "matmul_formula": Figure("the same by our formula", formula * 100, "%"),
+    }
+    conditions = f"{arguments.seconds:g} s of training, matmul of {arguments.size:,} rows, peak of {source}"
+    report(__file__, arguments, figures, conditions, find_device("cuda"))
+    sys.exit(int(max(abs(difference), abs(formula / measured - 1)) >= TOLERANCE))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

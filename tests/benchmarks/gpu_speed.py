@@ -16,26 +16,27 @@ for at both ends, with float32 master weights and the kernels that a run of the 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import logging
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report
 from support.qwen2 import qwen2_config
+from support.single_rank import world_of_one_rank
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.layout import Layout
@@ -51,7 +52,6 @@ from efficientbench.planning.plan import make_plan, with_kernels
 
 BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
 LENGTHS = (2048, 4096, 8192, 16_384, 32_768)
-Found = TypeVar("Found")
 
 WARM_UP_STEPS, LEAST_STEPS, SECONDS = 3, 5, 4.0
 
@@ -73,102 +73,90 @@ class Speed:
 
 
 class Bench:
-    """Measures configurations on one device until its time is over."""
+    """Measures configurations on one device until its time is over; each figure goes to `output` at once."""
 
-    def __init__(self, device: Device, limit_s: float, toy: bool) -> None:
-        self.device, self.toy = device, toy
-        self.torch_device = device.prepare(0)
+    def __init__(self, device: Device, torch_device: torch.device, limit_s: float, toy: bool, output: Path) -> None:
+        self.device, self.torch_device, self.toy, self.output = device, torch_device, toy, output
+        self.about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
+        self._found: dict[str, list[Speed]] = defaultdict(list)
         self._end_s = time.monotonic() + limit_s
 
     def config(self, name: str, *overrides: str) -> RunConfig:
-        """A run of the matrix; with toys the same architecture in small, at the length that it has there."""
-        if self.toy:
-            return with_kernels(resolve(name, True, [*BASE, "training.global_batch_size=4"]), self.device)
-        return with_kernels(resolve(name, False, [*BASE, *overrides]), self.device)
+        """Return a run of the matrix; with toys the same architecture in small, at the length that it has there."""
+        changes = ["training.global_batch_size=4"] if self.toy else overrides
+        return with_kernels(resolve(name, self.toy, [*BASE, *changes]), self.device)
 
-    def measure(self, config: RunConfig) -> Speed:
-        """Tokens/s and what follows from them."""
-        training = config.training
-        named = {
-            "name": config.name,
-            "seq_len": training.seq_len,
-            "micro_batch_size": training.micro_batch_size,
-            "estimate_bytes": self.estimate_bytes(config),
-        }
-        try:
-            step_s, peak_bytes, kernels = self.attempt(lambda: self._trained(config))
-        except _NoFigureError as error:
-            return Speed(**named, reason=str(error))
-        rate = training.global_batch_size * training.seq_len / step_s
-        flops = flops_per_token(config.model, training.seq_len, training.recompute)
-        peak, _ = peak_flops(self.device.names()[0], training.dtype)
-        share = rate / peak if peak else None
-        return Speed(
-            **named,
-            tokens_per_s=rate,
-            mfu=flops.training * share if share else None,
-            mfu_full_square=flops.training_full_square * share if share else None,
-            peak_bytes=peak_bytes,
-            kernels=kernels,
-        )
-
-    def transformers(self, config: RunConfig, autocast: bool, compiled: bool) -> Speed:
-        """The same architecture by transformers."""
-        kind = f"transformers, {'float32 weights and autocast' if autocast else 'weights in the compute dtype'}"
-        named = {
-            "name": kind + (", torch.compile" if compiled else ""),
-            "seq_len": config.training.seq_len,
-            "micro_batch_size": config.training.micro_batch_size,
-        }
-
-        def trained() -> tuple[float, int | None]:
-            from transformers import Qwen2ForCausalLM
-
-            narrow = torch.float32 if autocast or config.training.dtype == "fp32" else torch.bfloat16
-            qwen2 = Qwen2ForCausalLM(qwen2_config(config.model)).to(self.torch_device, narrow)
-            model = torch.compile(qwen2) if compiled else qwen2
-            step = transformers_step(model, config, random_tokens(config, self.torch_device), autocast)
-            return self._step_s(step), self._peak_bytes()
-
-        try:
-            step_s, peak_bytes = self.attempt(trained)
-        except _NoFigureError as error:
-            return Speed(**named, reason=str(error))
-        rate = config.training.global_batch_size * config.training.seq_len / step_s
-        return Speed(**named, tokens_per_s=rate, peak_bytes=peak_bytes)
-
-    def estimate_bytes(self, config: RunConfig) -> int:
-        """Of `plan`."""
+    def ours(self, part: str, config: RunConfig) -> Speed:
+        """Measure our training."""
         layout = Layout.of(config, devices=1, oversubscribe=True)
         # Without what the driver keeps for a process: the peak beside it is the allocator's, which does not see that.
-        return make_plan(config, layout, runtime_bytes=0).rank_memory_bytes()
+        estimate = make_plan(config, layout, runtime_bytes=0).rank_memory_bytes()
+        return self._measure(part, config.name, config, partial(self._our_step, config), estimate_bytes=estimate)
 
-    def attempt(self, work: Callable[[], Found]) -> Found:
-        """Free all memory and return what `work` returns.
+    def transformers(self, part: str, config: RunConfig, autocast: bool, compiled: bool) -> Speed:
+        """Measure the same architecture by transformers."""
+        kind = f"transformers, {'float32 weights and autocast' if autocast else 'weights in the compute dtype'}"
+        name = kind + (", torch.compile" if compiled else "")
+        return self._measure(part, name, config, partial(self._transformers_step, config, autocast, compiled))
 
-        Raises:
-            _NoFigureError: `work` failed; one configuration then does not take the others' figures with it.
-        """
+    def _our_step(self, config: RunConfig) -> tuple[Step, dict[str, Any]]:
+        from efficientbench.model.kernels.names import kernel_names
+
+        step, _ = our_step(config, self.torch_device, random_tokens(config, self.torch_device))
+        return step, {"kernels": kernel_names(config, self.device.type)}
+
+    def _transformers_step(self, config: RunConfig, autocast: bool, compiled: bool) -> tuple[Step, dict[str, Any]]:
+        from transformers import Qwen2ForCausalLM
+
+        narrow = torch.float32 if autocast or config.training.dtype == "fp32" else torch.bfloat16
+        qwen2 = Qwen2ForCausalLM(qwen2_config(config.model)).to(self.torch_device, narrow)
+        model = torch.compile(qwen2) if compiled else qwen2
+        return transformers_step(model, config, random_tokens(config, self.torch_device), autocast), {}
+
+    def _measure(
+        self,
+        part: str,
+        name: str,
+        config: RunConfig,
+        build: Callable[[], tuple[Step, dict[str, Any]]],
+        **known: Any,
+    ) -> Speed:
+        """Measure what `build` returns; a failure has its reason in the figure, and leaves the other figures alone."""
+        try:
+            known |= self._figures(config, build)
+        except (torch.OutOfMemoryError, MemoryError):
+            known["reason"] = "out of memory"
+        except TimeoutError:
+            known["reason"] = "not measured: the time was over"
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            known["reason"] = f"{type(error).__name__}: {first_line[:200]}"
+        speed = Speed(name, config.training.seq_len, config.training.micro_batch_size, **known)
+        self._found[part].append(speed)
+        # At once: whatever ends the script, the figures so far are there.
+        content = {"about": self.about} | {key: [asdict(each) for each in found] for key, found in self._found.items()}
+        write_whole(self.output, json.dumps(content, indent=2) + "\n")
+        return speed
+
+    def _figures(self, config: RunConfig, build: Callable[[], tuple[Step, dict[str, Any]]]) -> dict[str, Any]:
         if time.monotonic() > self._end_s:
-            raise _NoFigureError("not measured: the time was over")
+            raise TimeoutError
         gc.collect()
         allocator = self.device.allocator()
         if allocator is not None:
             allocator.empty_cache()
             allocator.reset_peak_memory_stats()
-        try:
-            return work()
-        except (torch.OutOfMemoryError, MemoryError):
-            raise _NoFigureError("out of memory") from None
-        except Exception as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise _NoFigureError(f"{type(error).__name__}: {first_line[:200]}") from None
-
-    def _trained(self, config: RunConfig) -> tuple[float, int | None, dict[str, str]]:
-        from efficientbench.model.kernels.names import kernel_names
-
-        step, _ = our_step(config, self.torch_device, random_tokens(config, self.torch_device))
-        return self._step_s(step), self._peak_bytes(), kernel_names(config, self.device.type)
+        step, figures = build()
+        training = config.training
+        rate = training.global_batch_size * training.seq_len / self._step_s(step)
+        flops = flops_per_token(config.model, training.seq_len, training.recompute)
+        peak, _ = peak_flops(self.device.names()[0], training.dtype)
+        return figures | {
+            "tokens_per_s": rate,
+            "mfu": flops.training * rate / peak if peak else None,
+            "mfu_full_square": flops.training_full_square * rate / peak if peak else None,
+            "peak_bytes": allocator and int(allocator.max_memory_reserved()),
+        }
 
     def _step_s(self, step: Step) -> float:
         for _ in range(WARM_UP_STEPS):
@@ -181,68 +169,39 @@ class Bench:
         self.device.synchronize()
         return (time.perf_counter() - begin_s) / steps
 
-    def _peak_bytes(self) -> int | None:
-        allocator = self.device.allocator()
-        return None if allocator is None else int(allocator.max_memory_reserved())
-
-
-class _NoFigureError(Exception):
-    pass
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--limit-s", type=float, default=540, help="begin no further measurement after this time")
     parser.add_argument("--output", type=Path, default=Path("gpu_speed.json"))
     parser.add_argument("--rehearse", action="store_true", help="toy models on a CPU")
-    add_write(parser)
     arguments = parser.parse_args()
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     device = find_device("cpu" if arguments.rehearse else "cuda")
-    bench = Bench(device, arguments.limit_s, arguments.rehearse)
-    dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
-    from efficientbench.training import groups
-
-    about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
-    found: dict[str, list[Speed]] = {}
-
-    def keep(part: str, speed: Speed) -> Speed:
-        """At once: whatever ends the script, the figures so far are there."""
-        found.setdefault(part, []).append(speed)
-        content = {"about": about, **{name: [asdict(each) for each in speeds] for name, speeds in found.items()}}
-        write_whole(arguments.output, json.dumps(content, indent=2) + "\n")
-        return speed
-
-    with groups.model_parallel(bench.config("gqa_1.5B").parallel, seed=0):
-        figures = run_all(bench, Console(width=160), keep)
-    if arguments.write:
-        write_measured(__file__, device, figures, "whole optimizer steps on random tokens, one device")
-    print(f"{about}\n{arguments.output}")
-    dist.destroy_process_group()
+    with world_of_one_rank(device) as torch_device:
+        bench = Bench(device, torch_device, arguments.limit_s, arguments.rehearse, arguments.output)
+        figures = run_all(bench, Console(width=160))
+    report(__file__, arguments, figures, "whole optimizer steps on random tokens, one device", device)
+    print(f"{bench.about}\n{arguments.output}")
 
 
-def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed]) -> dict[str, Figure]:
-    """All parts in the order of their weight, each printed as it ends; `keep` gets each figure with its part's name.
-
-    Returns the figures for the docs.
-    """
+def run_all(bench: Bench, console: Console) -> dict[str, Figure]:
+    """Measure all parts in the order of their weight, print each as it ends, and return the figures for the docs."""
     figures = {}
     first = bench.config("gqa_1.5B", "training.micro_batch_size=2")
-    ours = keep("transformers", bench.measure(first))
+    ours = bench.ours("transformers", first)
     kinds = [(autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
-    theirs = [keep("transformers", bench.transformers(first, *kind)) for kind in kinds]
+    theirs = [bench.transformers("transformers", first, *kind) for kind in kinds]
     show(console, "gqa_1.5B against transformers", [ours, *theirs])
     fastest = max((each.tokens_per_s for each in theirs if each.tokens_per_s), default=None)
     if ours.tokens_per_s and fastest:
-        ratio = ours.tokens_per_s / fastest
-        console.print(f"ours over the fastest of transformers: {ratio:.3f}")
-        figures["ratio"] = Figure("gqa_1.5B: tokens/s, ours over the fastest of transformers", ratio)
+        what = "gqa_1.5B: tokens/s, ours over the fastest of transformers"
+        figures["ratio"] = Figure(what, ours.tokens_per_s / fastest)
     if ours.peak_bytes and ours.estimate_bytes:
-        ratio = ours.estimate_bytes / ours.peak_bytes
-        console.print(f"the plan's estimate over the peak: {ratio:.3f}")
-        figures["memory"] = Figure("gqa_1.5B: the plan's memory estimate over the peak", ratio)
-    runs = [keep("matrix", bench.measure(bench.config(run.name))) for run in load_matrix().runs]
+        what = "gqa_1.5B: the plan's memory estimate over the peak"
+        figures["memory"] = Figure(what, ours.estimate_bytes / ours.peak_bytes)
+    runs = [bench.ours("matrix", bench.config(run.name)) for run in load_matrix().runs]
     show(console, "the matrix", runs)
     for each in (ours, *runs):
         key = f"{each.name}, sequence {each.seq_len:,}, micro-batch {each.micro_batch_size}"
@@ -255,16 +214,16 @@ def run_all(bench: Bench, console: Console, keep: Callable[[str, Speed], Speed])
         for name in ("gqa_1.5B", "mla_1.5B", "nsa_1.5B"):
             batch = max(1, 16_384 // length)
             words = [f"training.seq_len={length}", "training.micro_batch_size=1", f"training.global_batch_size={batch}"]
-            curve.append(keep("lengths", bench.measure(bench.config(name, *words))))
+            curve.append(bench.ours("lengths", bench.config(name, *words)))
     show(console, "over the sequence's length", curve)
-    again = keep("again", bench.measure(first))
+    again = bench.ours("again", first)
     if ours.tokens_per_s and again.tokens_per_s:
-        console.print(f"gqa_1.5B once more: {again.tokens_per_s / ours.tokens_per_s:.3f} of the first")
+        figures["again"] = Figure("gqa_1.5B once more, over the first", again.tokens_per_s / ours.tokens_per_s)
     return figures
 
 
 def show(console: Console, title: str, speeds: Iterable[Speed]) -> None:
-    """One table."""
+    """Print one table."""
     table = Table("run", "sequence", "micro-batch", "tokens/s", "MFU", "full square", "peak GB", "plan GB", title=title)
     for each in speeds:
         figures = (

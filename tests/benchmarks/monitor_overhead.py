@@ -11,7 +11,6 @@ Blocks of one step give the narrowest interval for the time spent: what else goe
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -28,10 +27,9 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report
 from support.nvml_replica import Driver, Gpu
 
-from efficientbench.devices.cpu import CPU
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, RaplSensor, ReplaySensor
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler
 from efficientbench.metrics.sensors.base import Sensor
@@ -42,26 +40,13 @@ TRACE_S = 7200
 
 
 @dataclass
-class Cost:
-    """On against off in turn, as a share of a step."""
-
-    mean: float
-    low: float
-    high: float
-    """95 % interval, by the bootstrap over pairs."""
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.3%}, 95 % interval {self.low:+.3%} to {self.high:+.3%}"
-
-
-@dataclass
 class Overhead:
-    """What the monitor costs."""
+    """The monitor's cost, on against off in turn, in percent of a step."""
 
-    processor: Cost
-    """Of a step's processor time, all threads together."""
-    clock: Cost
-    """Of a step's time by the clock, in which a free core may hide a part."""
+    processor: Figure
+    """Share of a step's processor time, all threads together."""
+    clock: Figure
+    """Share of a step's time by the clock, in which a free core may hide a part."""
     step_ms: float
     interval_s: float
     """The longest mean interval that a sensor achieved."""
@@ -223,57 +208,46 @@ def measure(sensors: list[Sensor], pairs: int, steps: int) -> Overhead:
         raise RuntimeError(f"a sensor failed, so that this is no cost of all: {failures}")
     samples = [device.samples for device in monitor.finish().devices]
     return Overhead(
-        processor=cost(cpu),
-        clock=cost(wall),
+        processor=cost("monitor on against off, a step's processor time", cpu),
+        clock=cost("monitor on against off, a step by the clock", wall),
         step_ms=statistics.median(cpu[False]) / steps * 1e3,
         interval_s=sum(wall[True]) / min(samples),
     )
 
 
-def cost(seconds: dict[bool, list[float]]) -> Cost:
-    """Of the blocks with the monitor (True) and those without, pair by pair.
+def cost(what: str, seconds: dict[bool, list[float]]) -> Figure:
+    """Compare the blocks with the monitor (True) with those without, pair by pair, in percent.
 
     Over the typical block and not over each pair's own: the mean of such ratios lies above 1 where the two differ by
     noise alone.
     """
     typical_s = statistics.median(seconds[False])
-    differences = [(on - off) / typical_s for on, off in zip(seconds[True], seconds[False], strict=True)]
-    generator = random.Random(0)
-    resampled = sorted(trimmed_mean(generator.choices(differences, k=len(differences))) for _ in range(2000))
-    return Cost(trimmed_mean(differences), low=resampled[50], high=resampled[1949])
+    differences = [(on - off) / typical_s * 100 for on, off in zip(seconds[True], seconds[False], strict=True)]
+    return Figure.with_bootstrap(what, differences, trimmed_mean, "%", n_of="pairs")
 
 
-def trimmed_mean(values: list[float]) -> float:
+def trimmed_mean(values: Sequence[float]) -> float:
     """Without the tenth of them at either end, in which other programs had the machine."""
     cut = len(values) // 10
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--pairs", type=int, default=500)
     parser.add_argument("--steps", type=int, default=1, help="steps in a block")
-    add_write(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         own = own_share(all_sensors(Path(folder)), arguments.pairs * arguments.steps // 2)
-    print(f"own processor time: {own:.3%} of a step", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(all_sensors(Path(folder)), arguments.pairs, arguments.steps)
-    print(f"a step takes {found.step_ms:.1f} ms; a sample of each sensor every {found.interval_s:.3f} s")
-    print(f"on against off, {arguments.pairs} pairs, of a step's processor time: {found.processor}")
-    print(f"on against off, {arguments.pairs} pairs, of a step by the clock: {found.clock}")
-    if arguments.write:
-        figures = {
-            name: Figure(what, each.mean * 100, "%", (each.low * 100, each.high * 100), n=arguments.pairs, n_of="pairs")
-            for name, what, each in (
-                ("clock", "monitor on against off, a step by the clock", found.clock),
-                ("processor", "monitor on against off, a step's processor time", found.processor),
-            )
-        }
-        figures["own"] = Figure("the monitor's own processor time, of a step", own * 100, "%")
-        conditions = f"four sensors, a sample every {found.interval_s:.3f} s, one thread, {found.step_ms:.0f} ms a step"
-        write_measured(__file__, CPU(), figures, conditions)
+    figures = {
+        "clock": found.clock,
+        "processor": found.processor,
+        "own": Figure("the monitor's own processor time, of a step", own * 100, "%"),
+    }
+    conditions = f"four sensors, a sample every {found.interval_s:.3f} s, one thread, {found.step_ms:.0f} ms a step"
+    report(__file__, arguments, figures, conditions)
 
 
 if __name__ == "__main__":

@@ -10,28 +10,27 @@ projected. Of steps and of rates the least time of several counts, which other p
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from support.cells import write_corpus
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report, seconds
 from support.ranks import Ranks
+from support.tiny_training import tiny_training
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import causal_score_flops
-from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.hardware import DeviceRates
-from efficientbench.planning.step_time import Efficiency, Projection, project
+from efficientbench.planning.step_time import Efficiency, project
 
 WITHIN = 0.25
 
@@ -59,11 +58,10 @@ LAYOUTS = {
 
 def main() -> None:
     """Print each layout's ratio; exit with 1 where one is off by more than a quarter."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each round")
     parser.add_argument("--rounds", type=int, default=3, help="times that rates, then steps are measured")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    add_write(parser)
     arguments = parser.parse_args()
     figures: dict[str, Figure] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -71,16 +69,15 @@ def main() -> None:
             config = resolve("gqa_1.5B", True, [*SHAPE, f"data.cache={folder}", *LAYOUTS[name]])
             write_corpus(Path(folder) / "tokens", config.model.vocab_size, documents=300, length=200)
             figures[name] = compare(name, config, Path(folder) / "tokens", arguments.rounds, arguments.steps)
-    if arguments.write:
-        write_measured(__file__, CPU(), figures, "float32, one thread a rank, rates measured before and after")
+    report(__file__, arguments, figures, "float32, one thread a rank, rates measured before and after")
     sys.exit(int(any(not 1 - WITHIN <= figure.value <= 1 + WITHIN for figure in figures.values())))
 
 
 def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int) -> Figure:
     """Print a layout's figures; return measured over projected time."""
     layout = Layout.of(config, devices=1, oversubscribe=True)
-    ranks, ratios = Ranks(layout.world_size), []
-    try:
+    ratios = []
+    with closing(Ranks(layout.world_size)) as ranks:
         for _ in range(rounds):
             # Before and after, since a machine's speed is not the same from one minute to the next.
             before = slowest(ranks.call(measure_rates, config))
@@ -90,17 +87,9 @@ def compare(name: str, config: RunConfig, prefix: Path, rounds: int, steps: int)
             projection = project(config, layout, rates, efficiency)
             projected_s = (project(config, layout, *before).step_time_s + projection.step_time_s) / 2
             ratios.append(step_time_s / projected_s)
-    finally:
-        ranks.close()
-    ratio = statistics.median(ratios)
-    print(
-        f"{name}: measured {step_time_s:.3f} s, projected {projected_s:.3f} s (the last round); measured / projected "
-        f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f} over {rounds} rounds)\n  {told(rates, efficiency)}\n"
-        f"  {parts(projection)}",
-        flush=True,
-    )
-    what = f"measured over projected step time, {name}"
-    return Figure(what, ratio, "", (min(ratios), max(ratios)), "range", rounds, "rounds")
+            print(f"{name}: measured {step_time_s:.3f} s, projected {projected_s:.3f} s", flush=True)
+    print(rates, efficiency, projection, sep="\n", flush=True)
+    return Figure.with_range(f"measured over projected step time, {name}", ratios)
 
 
 def slowest(measured: list[tuple[float, float, float, float]]) -> tuple[DeviceRates, Efficiency]:
@@ -108,19 +97,6 @@ def slowest(measured: list[tuple[float, float, float, float]]) -> tuple[DeviceRa
     matmul, attention, memory, link = (min(each) for each in zip(*measured, strict=True))
     rates = DeviceRates("this machine", "gloo", matmul, memory, None, link, None, ("measured",))
     return rates, Efficiency(matmul=1, attention=attention / matmul, memory=1, link=1)
-
-
-def told(rates: DeviceRates, efficiency: Efficiency) -> str:
-    return (
-        f"measured rates of a rank: matmul {rates.peak_flops / 1e9:.1f} GFLOP/s, attention "
-        f"{rates.peak_flops * efficiency.attention / 1e9:.1f} GFLOP/s, memory {rates.memory_bytes_s / 1e9:.1f} GB/s, "
-        f"gloo {rates.in_node_bytes_s / 1e9:.2f} GB/s"
-    )
-
-
-def parts(projection: Projection) -> str:
-    named = {**projection.compute_s, **projection.communication_s, "pipeline bubble": projection.bubble_s}
-    return "projected, ms: " + ", ".join(f"{name} {time_s * 1e3:.1f}" for name, time_s in named.items() if time_s)
 
 
 def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
@@ -164,34 +140,20 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
 
 
 def least(work: Callable[[], object], times: int = 7) -> float:
-    """The least of several times, s, after one that is not counted."""
-    measured = []
-    for _ in range(times + 1):
-        begin_s = time.perf_counter()
-        work()
-        measured.append(time.perf_counter() - begin_s)
-    return min(measured[1:])
+    """Return the least of several times, in s, after one that is not counted."""
+    work()
+    return min(seconds(work) for _ in range(times))
 
 
 def train(config: RunConfig, prefix: Path, steps: int) -> list[float]:
-    """The time of each step on this rank, s, after two that are not counted."""
-    from efficientbench.model.gpt import build_stages
+    """Return the time of each step on this rank, in s, after two that are not counted."""
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
-    from efficientbench.training.trainer import Trainer
 
     times: list[float] = []
-    device = torch.device("cpu")
-    with groups.model_parallel(config.parallel, config.training.seed):
-        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-        batches = Batches(config, 50, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "random"}), device)
-        trainer = Trainer(config, 50, stages, build_optimizer(stages, config), batches, [])
+    with tiny_training(config, prefix, steps=50) as trainer:
         for step in range(1, steps + 3):
             groups.barrier()
-            begin_s = time.perf_counter()
-            trainer.train_step(step)
-            times.append(time.perf_counter() - begin_s)
+            times.append(seconds(partial(trainer.train_step, step)))
     return times[2:]
 
 

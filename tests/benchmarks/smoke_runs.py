@@ -7,25 +7,22 @@ Make runs first, like `bash experiments/attention_variants/run_gqa_1.5B.sh --smo
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.measured import add_write, write_content
+from support.measured import options, write_content
 
 from efficientbench.devices.registry import find_device
-from efficientbench.metrics.records.load import load_records
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import RunRecord, load_records
 
 
 def main() -> None:
     """Print a row for each completed run; with `--write`, write them for the docs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu", help="the type of device that the runs used")
-    add_write(parser)
     arguments = parser.parse_args()
     records = [record for record in load_records(arguments.folder)[0] if record.status == "completed"]
     rows = [row(record) for record in records]

@@ -7,24 +7,20 @@ The same model, batch, dtype and threads; float32 master weights and fused AdamW
 
 from __future__ import annotations
 
-import argparse
-import math
 import random
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-import torch.distributed as dist
-from support.measured import Figure, add_write, write_measured
+from support.measured import Figure, options, report, seconds
+from support.single_rank import world_of_one_rank
 from support.training_steps import Step, our_step, random_tokens, transformers_step
 
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.devices.cpu import CPU
 
 SHAPE = [
     "model.layers=6",
@@ -43,39 +39,32 @@ SHAPE = [
 
 def main() -> None:
     """Run the comparison and print the paired ratio with its 95 % interval."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", nargs="*", default=[], help="key=value overrides, like model.vocab_size=151936")
-    add_write(parser)
     arguments = parser.parse_args()
     config = resolve("gqa_1.5B", smoke=True, overrides=[*SHAPE, f"training.dtype={arguments.dtype}", *arguments.shape])
-    device = CPU().prepare(0)
     torch.set_num_threads(arguments.threads)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    from efficientbench.training import groups
-
-    with groups.model_parallel(config.parallel, config.training.seed):
-        ratio = report(compare(*build(config, device), arguments.rounds))
-    if arguments.write:
-        words = ", ".join([*SHAPE, *arguments.shape])
-        conditions = f"{arguments.dtype}, {arguments.threads} threads on both sides, rounds in turn; {words}"
-        write_measured(__file__, CPU(), {"ratio": ratio}, conditions)
+    with world_of_one_rank(seed=config.training.seed) as device:
+        ratio = compare(*build(config, device), arguments.rounds)
+    shape = ", ".join([*SHAPE, *arguments.shape])
+    conditions = f"{arguments.dtype}, {arguments.threads} threads on both sides, rounds in turn; {shape}"
+    report(__file__, arguments, {"ratio": ratio}, conditions)
 
 
-def compare(ours: Step, theirs: Step, rounds: int) -> list[tuple[float, float]]:
-    """Times of both steps in each round, s, after a warm-up."""
-    for step in (ours, theirs):
-        for _ in range(3):
-            step()
-    pairs = []
-    for _ in range(rounds):
-        order = [ours, theirs]
-        random.shuffle(order)
-        times = {step: timed(step) for step in order}
-        pairs.append((times[ours], times[theirs]))
-    return pairs
+def compare(ours: Step, theirs: Step, rounds: int) -> Figure:
+    """Time both steps in each round, in random order, after three rounds of warm-up; return the paired ratio."""
+    times_s: dict[Step, list[float]] = {ours: [], theirs: []}
+    for _ in range(3 + rounds):
+        for step in random.sample([ours, theirs], 2):
+            times_s[step].append(seconds(step))
+    pairs = list(zip(times_s[ours][3:], times_s[theirs][3:], strict=True))
+    medians = [statistics.median(each) * 1e3 for each in zip(*pairs, strict=True)]
+    print(f"medians: ours {medians[0]:.1f} ms, transformers {medians[1]:.1f} ms")
+    what = "time of a training step, ours over transformers'"
+    return Figure.with_bootstrap(what, [our_s / their_s for our_s, their_s in pairs], statistics.geometric_mean)
 
 
 def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
@@ -89,26 +78,6 @@ def build(config: RunConfig, device: torch.device) -> tuple[Step, Step]:
     tensors = {name: parameter.detach().float() for name, parameter in global_parameters(stage).items()}
     qwen2 = same_weights(tensors, config.model)
     return ours, transformers_step(qwen2, config, sequences, autocast=config.training.dtype == "bf16")
-
-
-def timed(step: Step) -> float:
-    """Wall time of one step, s."""
-    begin_s = time.perf_counter()
-    step()
-    return time.perf_counter() - begin_s
-
-
-def report(pairs: list[tuple[float, float]]) -> Figure:
-    """Print both medians, and return the geometric mean of the paired ratios with a bootstrap interval."""
-    logs = [math.log(ours / theirs) for ours, theirs in pairs]
-    generator = random.Random(0)
-    means = sorted(statistics.fmean(generator.choices(logs, k=len(logs))) for _ in range(5000))
-    low, middle, high = (math.exp(value) for value in (means[125], statistics.fmean(logs), means[4874]))
-    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
-    print(f"ours {ours * 1e3:.1f} ms, transformers {theirs * 1e3:.1f} ms (medians of {len(pairs)} rounds)")
-    print(f"ratio ours / transformers {middle:.3f}, 95 % interval {low:.3f} to {high:.3f}")
-    what = "time of a training step, ours over transformers'"
-    return Figure(what, middle, "", (low, high), n=len(pairs), n_of="rounds")
 
 
 if __name__ == "__main__":

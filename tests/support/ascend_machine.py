@@ -49,11 +49,16 @@ def clone_with_environment(folder: Path) -> Path:
     tools = folder / ".venv" / "bin"
     for name in ("python", "python3", "efficientbench"):
         executable(tools / name, f"#!/bin/bash\nprintf '%s\\n' \"{name} $*\" >>'{folder}/calls'\n")
-    (folder / ".venv" / ".efficientbench-made-here").touch()
-    installed = hashlib.sha256((folder / "setup.py").read_bytes() + (folder / "constraints.txt").read_bytes())
-    stamp = (installed.hexdigest(), str(folder.resolve()), "", "npu")
-    (folder / ".venv" / ".efficientbench-complete").write_text("".join(f"{line}\n" for line in stamp))
+    mark_complete(folder, "npu")
     return folder
+
+
+def mark_complete(clone: Path, extras: str) -> None:
+    """Mark a clone's .venv as made and finished by bootstrap.sh with these extras."""
+    (clone / ".venv" / ".efficientbench-made-here").touch()
+    installed = hashlib.sha256((clone / "setup.py").read_bytes() + (clone / "constraints.txt").read_bytes())
+    stamp = (installed.hexdigest(), str(clone.resolve()), "", extras)
+    (clone / ".venv" / ".efficientbench-complete").write_text("".join(f"{line}\n" for line in stamp))
 
 
 def clean_environment(home: Path, **more: str) -> dict[str, str]:

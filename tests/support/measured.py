@@ -6,13 +6,18 @@ import argparse
 import datetime
 import json
 import os
+import random
+import statistics
 import subprocess
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from support.repository import ROOT
 
 from efficientbench.devices.base import Device
+from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.files import write_whole
 
 MEASURED = ROOT / "docs" / "measured"
@@ -31,15 +36,59 @@ class Figure:
     n: int = 1
     n_of: str = "run"
 
+    @classmethod
+    def with_range(cls, what: str, values: Sequence[float], unit: str = "", n_of: str = "rounds") -> Figure:
+        """Return the median of measured values with their range."""
+        return cls(what, statistics.median(values), unit, (min(values), max(values)), "range", len(values), n_of)
 
-def add_write(parser: argparse.ArgumentParser) -> None:
-    """Add `--write` to a benchmark's options."""
+    @classmethod
+    def with_bootstrap(
+        cls,
+        what: str,
+        values: Sequence[float],
+        center: Callable[[Sequence[float]], float],
+        unit: str = "",
+        n_of: str = "rounds",
+    ) -> Figure:
+        """Return the center of measured values with its 95 % interval, by the bootstrap."""
+        generator = random.Random(0)
+        centers = sorted(center(generator.choices(values, k=len(values))) for _ in range(2000))
+        return cls(what, center(values), unit, (centers[50], centers[1949]), n=len(values), n_of=n_of)
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {_rounded(self.value):,} {self.unit}".rstrip()
+        if self.interval is None:
+            return text
+        low, high = (f"{_rounded(each):,}" for each in self.interval)
+        return f"{text} ({self.interval_kind} {low} to {high}, {self.n} {self.n_of})"
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return a benchmark's parser, with its module docstring as description and the option `--write`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the figures to docs/measured for the docs")
+    return parser
 
 
-def write_measured(script: str, device: Device, figures: dict[str, Figure], conditions: str) -> None:
-    """Write the figures of `script` (its `__file__`), measured on `device`, with machine, commit and date."""
-    write_content(script, device, {"conditions": conditions, "figures": {k: _plain(f) for k, f in figures.items()}})
+def seconds(work: Callable[[], object]) -> float:
+    """Return the wall time of one call."""
+    begin_s = time.perf_counter()
+    work()
+    return time.perf_counter() - begin_s
+
+
+def report(
+    script: str,
+    arguments: argparse.Namespace,
+    figures: dict[str, Figure],
+    conditions: str,
+    device: Device | None = None,
+) -> None:
+    """Print the figures of `script` (its `__file__`), measured on `device` (the CPU); write them with `--write`."""
+    print(conditions, *figures.values(), sep="\n", flush=True)
+    if arguments.write:
+        plain = {key: _plain(figure) for key, figure in figures.items()}
+        write_content(script, device or CPU(), {"conditions": conditions, "figures": plain})
 
 
 def write_content(script: str, device: Device, content: dict[str, object]) -> None:

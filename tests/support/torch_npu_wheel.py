@@ -77,19 +77,23 @@ def namespace_names() -> frozenset[str]:
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            bound = [target.id for target in targets if isinstance(target, ast.Name)]
-            names |= set(ast.literal_eval(node.value)) if bound == ["__all__"] else set(bound)
-    return frozenset(names - {"*"})
+        else:
+            names |= {name for name, _ in _assignments(node)}
+    return frozenset(names | assigned(text(NAMESPACE_SOURCE), "__all__")) - {"*"}
 
 
-def adaptor_list(name: str) -> list[str]:
-    """Return the list that `transfer_to_npu` assigns to `name`."""
-    for node in ast.parse(text(ADAPTOR)).body:
-        if isinstance(node, ast.Assign) and [each.id for each in node.targets if isinstance(each, ast.Name)] == [name]:
-            return list(ast.literal_eval(node.value))
-    raise KeyError(name)
+def assigned(source: str, name: str) -> set[str]:
+    """Return the list that a module's source assigns to `name`."""
+    values = [value for node in ast.parse(source).body for target, value in _assignments(node) if target == name]
+    return set(ast.literal_eval(values[0]))
+
+
+def _assignments(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """Return the names to which a statement assigns a value, each with the value."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [(target.id, node.value) for target in targets if isinstance(target, ast.Name)]
 
 
 def differentiable() -> set[str]:
@@ -152,9 +156,7 @@ def _aliases(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
             found |= {alias.asname or alias.name: NAMESPACE for alias in node.names if alias.name == "npu"}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            owner = _owner(node.value, found)
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if owner is not None:
-                found |= {target.id: owner for target in targets if isinstance(target, ast.Name)}
+        for name, value in _assignments(node):
+            if (owner := _owner(value, found)) is not None:
+                found[name] = owner
     return found

@@ -23,20 +23,6 @@ def problems_of(*overrides: str, name: str = "gqa_1.5B", smoke: bool = False) ->
     return caught.value.problems
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "reason"),
-    [
-        ("nsa_1.5B", (), "has kernels of its own"),
-        ("relative_1.5B", (), "put a bias on the scores"),
-        ("gqa_1.5B", ("parallel.cp=2",), "parts of a sequence"),
-    ],
-)
-def test_a_kernel_is_asked_for_where_it_can_serve(name: str, overrides: tuple[str, ...], reason: str) -> None:
-    (problem,) = problems_of("kernels.attention=flash", *overrides, name=name)
-    assert reason in problem
-    assert resolve("mla_1.5B", overrides=["kernels.attention=flash"]).kernels.attention == "flash"
-
-
 def test_layers_in_order() -> None:
     named = resolve("mqa_3B")
     assert named.name == "mqa_3B"
@@ -160,34 +146,43 @@ def test_mistakes(override: str, message: str) -> None:
     assert message in problem
 
 
-def test_a_key_of_another_kind() -> None:
-    (problem,) = problems_of("model.position.kind=none", "model.position.base=1e4")
-    assert problem == "model.position.base: is no key of kind none"
-
-
-def test_a_relative_bias_with_buckets_to_spare() -> None:
-    (problem,) = problems_of("model.position.max_distance=16", name="relative_1.5B")
-    assert problem.startswith("model.position: max_distance 16 must be above 16, half of the 32 buckets")
-
-
 def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
     position = resolve("gqa_1.5B", overrides=["model.position.base=1e4"]).model.position
     assert position == RopeConfig(base=1e4)
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("name", "overrides", "message"),
     [
-        ("model.attention.query_groups=2", "model.attention.query_groups: is no key of kind mla"),
-        ("model.attention.qk_rope_head_dim=7", "attention.qk_rope_head_dim must be even, not 7"),
-        ("model.attention.kv_lora_rank=0", "model.attention.kv_lora_rank: '0' does not fit"),
-        ("model.hidden_size=x", "model.hidden_size: 'x' does not fit"),
-        ("model.position.kind=none", "MLA has a part of its keys for RoPE and takes no other encoding, not 'none'"),
+        ("gqa_1.5B", ["model.position.kind=none", "model.position.base=1"], "position.base: is no key of kind none"),
+        ("relative_1.5B", ["model.position.max_distance=16"], "16 must be above 16, half of the 32 buckets"),
+        ("mla_1.5B", ["model.attention.query_groups=2"], "model.attention.query_groups: is no key of kind mla"),
+        ("mla_1.5B", ["model.attention.qk_rope_head_dim=7"], "attention.qk_rope_head_dim must be even, not 7"),
+        ("mla_1.5B", ["model.attention.kv_lora_rank=0"], "model.attention.kv_lora_rank: '0' does not fit"),
+        ("mla_1.5B", ["model.hidden_size=x"], "model.hidden_size: 'x' does not fit"),
+        ("mla_1.5B", ["model.position.kind=none"], "MLA has a part of its keys for RoPE and takes no other encoding"),
+        ("nsa_1.5B", ["model.position.kind=relative"], "take no bias on their scores, as position.kind=relative is"),
+        (
+            "nsa_1.5B",
+            ["model.attention.compress_stride=12"],
+            "compress_block 32 is not a multiple of compress_stride 12",
+        ),
+        ("nsa_1.5B", ["model.attention.select_block=40"], "select_block 40 is not a multiple of compress_stride 16"),
+        ("nsa_1.5B", ["model.attention.select_block=16"], "compress_block 32 must not be above select_block 16"),
+        ("nsa_1.5B", ["model.attention.select_count=2"], "select_count 2 leaves no room for the first and two local"),
+        ("nsa_1.5B", ["model.attention.window=0"], "model.attention.window: '0' does not fit"),
+        ("nsa_1.5B", ["kernels.attention=flash"], "has kernels of its own"),
+        ("relative_1.5B", ["kernels.attention=flash"], "put a bias on the scores"),
+        ("gqa_1.5B", ["kernels.attention=flash", "parallel.cp=2"], "parts of a sequence"),
     ],
 )
-def test_mistakes_with_mla(override: str, message: str) -> None:
-    (problem,) = problems_of(override, name="mla_1.5B")
+def test_mistakes_of_a_variant(name: str, overrides: list[str], message: str) -> None:
+    (problem,) = problems_of(*overrides, name=name)
     assert message in problem
+
+
+def test_a_kernel_serves_plain_attention() -> None:
+    assert resolve("mla_1.5B", overrides=["kernels.attention=flash"]).kernels.attention == "flash"
 
 
 def test_mlas_widths_follow_the_backbone_unless_set() -> None:

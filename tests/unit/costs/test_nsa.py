@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import re
-
 import pytest
-from rich.console import Console
+from support.printed import on_one_line
 
-from efficientbench.config.errors import ConfigError
-from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.model import NSAConfig
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
@@ -20,10 +15,8 @@ from efficientbench.planning.plan_table import print_plan
 SMALL = NSAConfig(compress_block=6, compress_stride=2, select_block=10, select_count=3, window=5)
 
 
-def printed(name: str, *overrides: str, smoke: bool = False) -> str:
-    out = io.StringIO()
-    print_plan(plan_anywhere(resolve(name, smoke, overrides)), Console(file=out, width=120))
-    return re.sub(r"[\s│]+", " ", out.getvalue())
+def printed(name: str, *overrides: str) -> str:
+    return on_one_line(print_plan, plan_anywhere(resolve(name, overrides=overrides)))
 
 
 def test_published_blocks_read_more_than_dense_attention_at_2048_tokens() -> None:
@@ -63,29 +56,3 @@ def test_cache_grows_by_the_selected_branch_and_the_compressed_keys() -> None:
     # 28 layers, 2 groups of 128: keys and values, and one in 16 of each once more; 2 bytes.
     expected = 28 * (2 * 2 * 128 + 2 * 2 * 128 // 16) * 2
     assert kv_cache_bytes_per_token(resolve("nsa_1.5B").model, "bf16") == expected
-
-
-def test_tensor_parallel_ranks_hold_whole_groups() -> None:
-    config = resolve("nsa_1.5B", overrides=["parallel.tp=4"])
-    with pytest.raises(ConfigError, match=r"parallel.tp: 4 does not divide the 2 query groups .* of NSA hold whole"):
-        Layout.of(config, devices=4)
-
-
-def test_a_bias_on_the_scores_is_refused() -> None:
-    with pytest.raises(ConfigError, match="NSA's branches take no bias on their scores, as position.kind=relative is"):
-        resolve("nsa_1.5B", overrides=["model.position.kind=relative"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("compress_stride=12", "compress_block 32 is not a multiple of compress_stride 12"),
-        ("select_block=40", "select_block 40 is not a multiple of compress_stride 16"),
-        ("select_block=16", "compress_block 32 must not be above select_block 16"),
-        ("select_count=2", "select_count 2 leaves no room for the first and two local blocks: 3 or more"),
-        ("window=0", "model.attention.window: '0' does not fit"),
-    ],
-)
-def test_mistakes(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        resolve("nsa_1.5B", overrides=[f"model.attention.{override}"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from support.printed import on_one_line
 
 from efficientbench.config.load import resolve
 from efficientbench.devices import cpu
@@ -81,7 +80,7 @@ def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: py
     CPU().check("bf16")
     check_machine()
     assert warning in " ".join(capsys.readouterr().out.split())
-    assert f"warning: {warning}\n" in planned("training.dtype=bf16")
+    assert f"warning: {warning} " in planned("training.dtype=bf16")
     for overrides in (["training.dtype=fp32"], ["training.dtype=bf16", "device=cuda"]):
         assert "warning" not in planned(*overrides)
     described.write_text(x86(AVX512))
@@ -89,6 +88,4 @@ def test_every_page_warns_and_names_the_faster_dtype(described: Path, capsys: py
 
 
 def planned(*overrides: str) -> str:
-    out = io.StringIO()
-    print_plan(plan_anywhere(resolve("gqa_0.5B", overrides=overrides)), Console(file=out, width=100))
-    return out.getvalue()
+    return on_one_line(print_plan, plan_anywhere(resolve("gqa_0.5B", overrides=overrides)))

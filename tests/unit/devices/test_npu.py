@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,26 +91,18 @@ def test_another_projects_patches_are_refused_by_name(
 
 def test_without_cann_the_reason_names_the_script(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     device = machine("Ascend910B2")
-
-    def without_cann() -> None:
-        raise ImportError("libhccl.so: cannot open shared object file")
-
-    monkeypatch.setattr(npu, "npu_namespace", without_cann)
-    reason = device.unavailable_reason()
-    assert reason is not None
-    assert "libhccl.so" in reason
-    assert "source CANN's set_env.sh first" in reason
+    monkeypatch.setattr(npu, "npu_namespace", Mock(side_effect=ImportError("libhccl.so: cannot open shared object")))
+    assert device.unavailable_reason() == (
+        "torch_npu does not import (libhccl.so: cannot open shared object); source CANN's set_env.sh first"
+    )
 
 
 def test_an_npu_that_the_driver_withholds_is_no_matter_of_cann(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = machine("Ascend910B2")
-
-    def refused(index: int) -> str:
-        raise RuntimeError("NPU function error: aclrtSetDevice, error code is 507033\n[ERROR] many lines of a log")
-
-    monkeypatch.setattr(npu.npu_namespace(), "get_device_name", refused)
+    error = RuntimeError("NPU function error: aclrtSetDevice, error code is 507033\n[ERROR] many lines of a log")
+    monkeypatch.setattr(npu.npu_namespace(), "get_device_name", Mock(side_effect=error))
     assert device.unavailable_reason() == (
         "the driver refuses torch_npu the NPU (NPU function error: aclrtSetDevice, error code is 507033); npu-smi info "
         "tells more"

@@ -10,7 +10,7 @@ import pytest
 from support import torch_npu_wheel
 from support.npu_kernels import NsaSelectAttention
 from support.repository import ROOT
-from support.torch_npu_wheel import NAMESPACE, PACKAGE, Use, uses
+from support.torch_npu_wheel import NAMESPACE, PACKAGE, Use, assigned, uses
 
 from efficientbench.devices.npu import NPU
 from efficientbench.metrics.sensors.allocator import DeviceMemory
@@ -44,11 +44,10 @@ def problems(use: Use) -> Iterator[str]:
 
 
 def _fits(schema: object, use: Use) -> bool:
-    arguments = schema.arguments  # type: ignore[attr-defined]
-    positional = [each.name for each in arguments if not each.kwarg_only]
+    positional, named = _names(schema)
     given = set(positional[: use.arguments]) | set(use.keywords)
-    needed = {each.name for each in arguments if not each.has_default_value()}
-    known = {each.name for each in arguments}
+    needed = {each.name for each in schema.arguments if not each.has_default_value()}  # type: ignore[attr-defined]
+    known = {*positional, *named}
     return (use.arguments or 0) <= len(positional) and set(use.keywords) <= known and needed <= given
 
 
@@ -98,13 +97,9 @@ def test_environment_variables_are_read_by_torch_npu() -> None:
     assert [name for name in NPU.environment if name.encode() not in library + sources] == []
 
 
-def functions(file: str) -> dict[str, ast.FunctionDef]:
-    tree = ast.parse((SIMULATED / file).read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
 def test_simulated_kernels_have_the_real_signatures() -> None:
-    kernels = {name: node for name, node in functions("kernels.py").items() if name.startswith("npu_")}
+    functions = ast.parse((SIMULATED / "kernels.py").read_text()).body
+    kernels = {each.name: each for each in functions if isinstance(each, ast.FunctionDef) and each.name[:4] == "npu_"}
     assert kernels
     for name, node in kernels.items():
         arguments = ([each.arg for each in node.args.args], [each.arg for each in node.args.kwonlyargs])
@@ -129,16 +124,8 @@ def _names(schema: object) -> tuple[list[str], list[str]]:
     return positional, [each.name for each in arguments if each.kwarg_only]
 
 
-def assigned(file: str, name: str) -> set[str]:
-    """Return the list that a source of the simulated NPU assigns to `name`."""
-    for node in ast.parse((SIMULATED / file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
-            return set(ast.literal_eval(node.value))
-    raise KeyError(name)
-
-
 def test_simulated_namespace_has_no_more_than_the_real_one() -> None:
-    assert assigned("npu.py", "__all__") <= torch_npu_wheel.namespace_names()
+    assert assigned((SIMULATED / "npu.py").read_text(), "__all__") <= torch_npu_wheel.namespace_names()
 
 
 @pytest.mark.parametrize(
@@ -151,4 +138,5 @@ def test_simulated_namespace_has_no_more_than_the_real_one() -> None:
     ],
 )
 def test_simulated_adaptor_wraps_no_more_than_the_real_one(name: str) -> None:
-    assert assigned("contrib/transfer_to_npu.py", name) <= set(torch_npu_wheel.adaptor_list(name))
+    simulated = (SIMULATED / "contrib" / "transfer_to_npu.py").read_text()
+    assert assigned(simulated, name) <= assigned(torch_npu_wheel.text(torch_npu_wheel.ADAPTOR), name)

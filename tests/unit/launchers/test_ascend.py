@@ -8,20 +8,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.ascend_machine import ROOT, clean_environment, clone_with_environment, install_cann
+from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable, install_cann
 
+FIX = ROOT / "launchers" / "fix_ascend_env.sh"
 SCRIPTS = sorted((ROOT / "launchers").glob("*.sh"))
 
 
+def run(*command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
 def bash(command: str, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command, "bash", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return run("bash", "-c", command, "bash", *arguments, environment=environment)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.name for script in SCRIPTS])
@@ -82,9 +80,7 @@ def test_without_cann_it_says_where_it_looked(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_cann_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "Ascend" / "ascend-toolkit"
-    folder.mkdir(parents=True)
-    (folder / "set_env.sh").write_text("false\n")
+    executable(tmp_path / "Ascend" / "ascend-toolkit" / "set_env.sh", "false\n")
     done = bash(
         'source "$1/launchers/environment/ascend_env.sh"; ascend_source', clean_environment(tmp_path), str(ROOT)
     )
@@ -109,9 +105,7 @@ def test_setup_sources_cann_makes_the_environment_and_checks(tmp_path: Path, sou
 
 
 def fix(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ROOT / "launchers" / "fix_ascend_env.sh"), *arguments]
-    environment = clean_environment(home, **more)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return run("bash", str(FIX), *arguments, environment=clean_environment(home, **more))
 
 
 def test_fix_tells_and_changes_nothing(tmp_path: Path) -> None:
@@ -172,8 +166,7 @@ def test_fix_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_without_home_cann_is_still_looked_for() -> None:
     environment = {"PATH": os.environ["PATH"], "ASCEND_DEVICE_FILES": "/nowhere*"}
-    script = str(ROOT / "launchers" / "fix_ascend_env.sh")
-    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = run("bash", str(FIX), environment=environment)
     assert "unbound variable" not in done.stderr
     assert "no NPU: no file /dev/davinci0" in done.stdout
 

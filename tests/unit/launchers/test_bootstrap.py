@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.ascend_machine import executable, mark_complete
 from support.repository import ROOT
 
 TOOLS = ("cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "mv", "rm", "sed", "sha256sum", "tail", "tr")
@@ -42,12 +42,6 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-def executable(file: Path, script: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"#!/bin/bash\n{script}\n")
-    file.chmod(0o755)
-
-
 def clean_environment(path: str, **more: str) -> dict[str, str]:
     return {"PATH": path, "HOME": os.environ.get("HOME", "/"), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
@@ -59,11 +53,8 @@ def bootstrap(clone: Path, environment: dict[str, str], *extras: str) -> subproc
 
 def finish(clone: Path, extras: str) -> None:
     """Lays down a finished .venv whose Python complains when it is started."""
-    executable(clone / ".venv" / "bin" / "python", "echo 'started Python' >&2; exit 1")
-    (clone / ".venv" / ".efficientbench-made-here").touch()
-    installed = hashlib.sha256((clone / "setup.py").read_bytes() + (clone / "constraints.txt").read_bytes())
-    stamp = [installed.hexdigest(), str(clone.resolve()), "", extras]
-    (clone / ".venv" / ".efficientbench-complete").write_text("".join(f"{line}\n" for line in stamp))
+    executable(clone / ".venv" / "bin" / "python", "#!/bin/bash\necho 'started Python' >&2; exit 1\n")
+    mark_complete(clone, extras)
 
 
 def is_complete(clone: Path, *extras: str) -> bool:
@@ -119,7 +110,7 @@ def test_an_active_environment_that_lacks_a_package_is_not_used(clone: Path, tmp
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
     packages = next(venv.glob("lib/python3*")) / "site-packages"
     (packages / "clone.pth").write_text(f"{clone.resolve()}\n")
-    executable(venv / "bin" / "efficientbench", "")
+    executable(venv / "bin" / "efficientbench", "#!/bin/bash\n")
     required = (ROOT / "setup.py").read_text().partition('"gpu"')[0]
     requirements = re.findall(r'"([\w-]+)[=>]=', required)
     modules = {"nvidia-ml-py": "pynvml", "megatron-core": "megatron", "pyyaml": "yaml"}
@@ -153,7 +144,7 @@ def test_without_a_fitting_python_the_found_ones_are_named(
     clone: Path, tools: Path, version: str | None, told: str
 ) -> None:
     if version is not None:
-        executable(tools / "python3", f'[[ "$1" == -c ]] && echo {version}')
+        executable(tools / "python3", f'#!/bin/bash\n[[ "$1" == -c ]] && echo {version}\n')
     done = bootstrap(clone, clean_environment(str(tools)))
     assert done.returncode == 1
     assert done.stderr == f"error: Python 3.10, 3.11 or 3.12 is needed; found on PATH: {told}\n"
@@ -161,7 +152,7 @@ def test_without_a_fitting_python_the_found_ones_are_named(
 
 def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
-    executable(tools / "efficientbench", "true")
+    executable(tools / "efficientbench", "#!/bin/bash\n")
     site = [str(folder) for folder in map(Path, sys.path) if folder.name == "site-packages"]
     environment = clean_environment(str(tools), PYTHONPATH=os.pathsep.join([str(clone), *site]), **NO_INDEX)
     done = bootstrap(clone, environment, "dev")
@@ -171,7 +162,7 @@ def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, to
 
 def test_a_wheel_is_used_where_it_is_installed_and_never_set_up(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
-    executable(tools / "efficientbench", "true")
+    executable(tools / "efficientbench", "#!/bin/bash\n")
     package = clone.with_name("site") / "efficientbench"
     shutil.copytree(clone / "launchers", package / "launchers")
     (package / "__init__.py").touch()
@@ -187,7 +178,7 @@ def test_a_wheel_is_used_where_it_is_installed_and_never_set_up(clone: Path, too
 
 def test_somebody_elses_venv_is_left_alone(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
-    executable(clone / ".venv" / "bin" / "python", "exit 1")
+    executable(clone / ".venv" / "bin" / "python", "#!/bin/bash\nexit 1\n")
     done = bootstrap(clone, clean_environment(str(tools), **NO_INDEX))
     assert done.returncode == 1
     assert ".venv was not made by launchers/bootstrap.sh" in done.stderr

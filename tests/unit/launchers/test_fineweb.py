@@ -93,7 +93,8 @@ def test_every_stage_is_called_once(machine: Machine) -> None:
     work = machine.folder / "the work"
     assert calls == [
         f"-m efficientbench.data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
-        f"-m efficientbench.data_tools tokenize {machine.text} --output {work}/tokens/fineweb --tokenizer {work}/tokenizer",
+        f"-m efficientbench.data_tools tokenize {machine.text} --output {work}/tokens/fineweb "
+        f"--tokenizer {work}/tokenizer",
         f"efficientbench run fineweb_d12 dsw --matrix {machine.clone}/experiments/fineweb.yaml --repeat 1 --data "
         f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
         "evaluate",
@@ -109,7 +110,8 @@ def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) 
     status, printed, calls = machine.run("quick_fineweb_test.sh", failure="download")
     assert status == 1
     assert "the download is not complete; call again to go on, or give text of your own with --data PATH" in printed
-    assert calls == [f"-m efficientbench.data_tools download --num-files 1 --output {machine.folder}/output/fineweb_quick/text"]
+    text = machine.folder / "output" / "fineweb_quick" / "text"
+    assert calls == [f"-m efficientbench.data_tools download --num-files 1 --output {text}"]
     status, _, calls = machine.run("quick_fineweb_test.sh")
     assert status == 0
     assert len(calls) == 5

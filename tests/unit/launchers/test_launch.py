@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,6 +66,9 @@ class Launcher:
     def interrupt_from_terminal(self) -> None:
         """Ctrl-C: the terminal signals every process of the foreground group."""
         os.killpg(self.process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        self.process.terminate()
 
     def finish(self) -> tuple[int, str]:
         _, stderr = self.process.communicate(timeout=120)
@@ -164,33 +168,25 @@ def test_a_users_mistake_is_told_once_with_exit_code_2(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == "error: data.idx is corrupt\n"
 
 
-def test_ctrl_c_is_passed_on_once_and_ranks_may_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ([Launcher.interrupt_from_terminal], 130),
+        ([Launcher.terminate], 143),
+        # Schedulers send SIGTERM to a job's script and to its processes, and the script passes it on.
+        ([Launcher.terminate, Launcher.terminate], 143),
+    ],
+)
+def test_a_stop_is_passed_on_once_and_ranks_may_save(
+    signals: list[Callable[[Launcher], None]], expected: int, tmp_path: Path
+) -> None:
     launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
     launcher.worker_pids()
-    launcher.interrupt_from_terminal()
+    for send in signals:
+        send(launcher)
+        until((tmp_path / "notes_0").exists, "rank 0 has the first signal")
     code, message = launcher.finish()
-    assert code == 130
-    assert "error" not in message
-    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
-
-
-def test_sigterm_is_passed_on(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
-    launcher.worker_pids()
-    launcher.process.terminate()
-    assert launcher.finish()[0] == 143
-    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
-
-
-def test_a_second_sigterm_lets_the_ranks_save(tmp_path: Path) -> None:
-    """Schedulers send it to a job's script and to its processes, and the script passes it on."""
-    launcher = Launcher(tmp_path, STOPPABLE, ranks=2, stop_grace_s=10)
-    launcher.worker_pids()
-    launcher.process.terminate()
-    until((tmp_path / "notes_0").exists, "rank 0 has the first signal")
-    launcher.process.terminate()
-    code, message = launcher.finish()
-    assert (code, "killed" in message) == (143, False)
+    assert (code, "error" in message, "killed" in message) == (expected, False, False)
     assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["SIGTERM saved"] * 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import re
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 from support.alone import engine_groups, peak_memory_bytes
+from support.printed import on_one_line
 from typer.testing import CliRunner
 
 from efficientbench.cli import app
@@ -160,17 +159,11 @@ def cluster_plan(alone: ProcessPoolExecutor, name: str, world: int, device: str 
     return alone.submit(make_cluster_plan, config, world, 8, device).result()
 
 
-def printed(cluster: ClusterPlan) -> str:
-    out = io.StringIO()
-    print_cluster_plan(cluster, Console(file=out, width=160))
-    return re.sub(r"\s+", " ", out.getvalue())
-
-
 def test_printed_figures(alone: ProcessPoolExecutor) -> None:
     cluster = cluster_plan(
         alone, "gqa_3B", 1024, "NVIDIA H100 80GB HBM3", "parallel.tp=8", "parallel.sp=true", "parallel.pp=4"
     )
-    text = printed(cluster)
+    text = on_one_line(print_cluster_plan, cluster)
     for figure in (
         "1,024 ranks = tp 8 × cp 1 × dp 32 × pp 4; 128 nodes of 8",
         f"{cluster.stage_parameters[0]:,}",
@@ -186,11 +179,12 @@ def test_printed_figures(alone: ProcessPoolExecutor) -> None:
 
 
 def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:
-    text = printed(cluster_plan(alone, "gqa_0.5B", 16, None))
-    assert "step time: n/a; --device NAME" in text
-    text = printed(cluster_plan(alone, "gqa_0.5B", 16, "L40S"))
-    assert "step time: n/a; what the network of a node of L40S carries" in text
-    assert "projected step on L40S" in printed(cluster_plan(alone, "gqa_0.5B", 8, "L40S"))
+    for world, device, text in (
+        (16, None, "step time: n/a; --device NAME"),
+        (16, "L40S", "step time: n/a; what the network of a node of L40S carries"),
+        (8, "L40S", "projected step on L40S"),
+    ):
+        assert text in on_one_line(print_cluster_plan, cluster_plan(alone, "gqa_0.5B", world, device))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable
 
 import pytest
-from rich.console import Console
+from support.printed import on_one_line
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -45,12 +43,10 @@ def test_a_gpu_gets_fused_kernels_and_larger_blocks_of_logits() -> None:
 
 
 def test_printed_figures() -> None:
-    out = io.StringIO()
-    print_plan(plan_of("gqa_1.5B", "parallel.pp=2"), Console(file=out, width=100))
-    text = re.sub(r"\s+", " ", out.getvalue())
-    for figure in ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B"):
+    text = on_one_line(print_plan, plan_of("gqa_1.5B", "parallel.pp=2"))
+    figures = ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B")
+    for figure in (*figures, "extended to 15 steps"):
         assert figure in text
-    assert "extended to 15 steps" in text
 
 
 def test_the_runtime_is_that_of_the_named_device_type() -> None:

@@ -104,8 +104,15 @@ def is_available() -> bool:
 is_initialized = is_available
 
 
-def init() -> None:
-    pass
+def _no_operation() -> Callable[..., None]:
+    """Return a function that does nothing: no work is ever queued, and nothing has to be set up."""
+    return lambda *arguments, **options: None
+
+
+# One function for each name, since torch._dynamo knows functions by their identity.
+init, set_device, synchronize, set_stream, empty_cache, reset_peak_memory_stats, _lazy_init = (
+    _no_operation() for _ in range(7)
+)
 
 
 def device_count() -> int:
@@ -117,23 +124,11 @@ def current_device() -> int:
     return 0
 
 
-def set_device(device: object) -> None:
-    pass
-
-
-def synchronize(device: object = None) -> None:
-    pass
-
-
 def current_stream(device: object = None) -> Stream:
     return Stream()
 
 
 default_stream = current_stream
-
-
-def set_stream(stream: Stream) -> None:
-    pass
 
 
 def is_current_stream_capturing() -> bool:
@@ -150,10 +145,6 @@ def manual_seed(seed: int) -> None:
 manual_seed_all = manual_seed
 
 
-def empty_cache() -> None:
-    pass
-
-
 def memory_allocated(device: object = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -163,10 +154,6 @@ max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
 
 def memory_stats(device: object = None) -> dict[str, int]:
     return {"num_ooms": 0, "num_alloc_retries": 0}
-
-
-def reset_peak_memory_stats(device: object = None) -> None:
-    pass
 
 
 def mem_get_info(device: object = None) -> tuple[int, int]:
@@ -179,10 +166,6 @@ def utilization(device: object = None) -> int:
 
 def _is_in_bad_fork() -> bool:
     return False
-
-
-def _lazy_init() -> None:
-    pass
 
 
 def _lazy_call(callback: Callable[[], Any]) -> None:
