@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.repository import ROOT
+
+# No test may depend on the machine's speed; a profile counts from its loading, so before any test is imported.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:

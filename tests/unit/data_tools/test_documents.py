@@ -16,7 +16,7 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.inputs import find_inputs
 
 SHARED = ROOT.parent / "shared" / "data"
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 
 
 def write(path: Path, content: str | bytes) -> Path:

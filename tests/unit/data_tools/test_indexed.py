@@ -41,7 +41,7 @@ def pair(tmp_path: Path) -> Path:
     return write(tmp_path / "tokens.v1", DOCUMENTS, np.dtype(np.uint16))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     documents=st.lists(st.lists(st.integers(0, 65_535), min_size=1), min_size=1),
     dtype=st.sampled_from([np.uint16, np.int32, np.int64]),
@@ -137,7 +137,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return prefix, idx_path(prefix).read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(offset=st.integers(0, 101), content=st.binary(min_size=1, max_size=8), cut=st.integers(0, 110))
 def test_random_damage_is_refused_or_harmless(
     intact: tuple[Path, bytes], offset: int, content: bytes, cut: int

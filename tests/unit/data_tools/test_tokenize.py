@@ -79,7 +79,7 @@ def test_plain_text_is_read_the_same_in_parts(tmp_path: Path, tokenizer: Path) -
     assert max(map(len, documents)) < 3 * 4096
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(texts=st.lists(st.text().filter(lambda text: text and not text.isspace()), min_size=1))
 def test_any_unicode_comes_back(tmp_path: Path, tokenizer: Path, texts: list[str]) -> None:
     """This tokenizer has no normalizer, so documents come back as they were."""

@@ -30,7 +30,7 @@ def test_a_name_never_spans_two_columns() -> None:
 
 
 @given(st.text() | st.sampled_from(TEXTS), st.integers(0, 2**32), st.integers(1, 6))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_damaged_output_gives_nothing_that_is_not_there(text: str, seed: int, damages: int) -> None:
     draw = random.Random(seed)
     for _ in range(damages):

@@ -65,7 +65,7 @@ def test_time_stamps_that_run_backwards_are_refused() -> None:
         definitions.integrate([0, 2], [1], [(0, 2)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0.01, 3), min_size=3, max_size=30),
     st.lists(st.floats(-5, 5), min_size=31, max_size=31),

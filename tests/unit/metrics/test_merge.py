@@ -6,7 +6,7 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from efficientbench.metrics import MetricsError, merge
@@ -54,7 +54,6 @@ def test_steps_are_those_of_the_slowest_rank_and_tokens_add_up() -> None:
     assert (run.step_times_s, run.tokens) == ((0.7, 0.9), 256)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=8))
 def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> None:
     run = merge([rank(i, [device(number) for number in sorted(numbers)]) for i, numbers in enumerate(seen)])

@@ -123,7 +123,7 @@ def figures(path: Path) -> Summary:
     return summarize(merge([rank]), FACTS, Quality())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.booleans())
 def test_every_figure_is_right_to_a_thousandth(
     tmp_path_factory: pytest.TempPathFactory, seed: int, counter: bool

@@ -161,7 +161,7 @@ def test_looks_of_eleven_variants_differ() -> None:
     costs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12),
     higher=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_front_holds_what_no_other_beats(costs: list[tuple[int, int]], higher: bool) -> None:
     points = [Point(RUN, cost, loss, "") for cost, loss in costs]
     found = {(point.cost, point.loss) for point in front(points, "higher" if higher else "lower")}
@@ -177,7 +177,7 @@ def test_the_front_holds_what_no_other_beats(costs: list[tuple[int, int]], highe
     values=st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=6),
     log=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_axis_holds_its_values_and_has_round_ticks(values: list[float], log: bool) -> None:
     scale = Scale.over(values, 10, 300, log=log)
     assert all(10 <= scale(value) <= 300 for value in values)
