@@ -146,13 +146,11 @@ _fineweb_device() {
     (cd / && python3 - "$fineweb_device") <<'PYTHON'
 import sys
 from efficientbench.devices.registry import find_device
-from efficientbench.running.errors import is_users_mistake
+from efficientbench.running.errors import USERS_MISTAKES
 try:
     device = find_device(sys.argv[1])
     print(device.type, 0 if device.memory_capacity_bytes() is None else device.count())
-except Exception as error:
-    if not is_users_mistake(error):
-        raise
+except USERS_MISTAKES as error:
     sys.exit(f"error: {error}")
 PYTHON
 }
