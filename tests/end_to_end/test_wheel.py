@@ -120,6 +120,8 @@ def test_the_base_plans_and_reports_and_names_the_extra_for_the_rest(
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.html").is_file()
     assert done.stderr == "warning: hparams/ needs TensorBoard: pip install 'efficientbench[metrics]'\n"
+    code = "from importlib.util import find_spec; print(find_spec('metrics'), find_spec('data_tools'))"
+    assert run("python", "-c", code).stdout == "None None\n"
 
 
 def test_metrics_measure_a_loop_without_torch(install: Callable[[str], Run]) -> None:

@@ -1,0 +1,286 @@
+"""Plants faults one by one in a copy of the project and runs the tests that must then fail.
+
+    python tests/benchmarks/planted_faults.py [PART OF A NAME ...]
+
+Exit status 0: every fault was caught. "Silent errors" are those of the engine that give wrong numbers and no exception.
+A fault whose line has changed is reported: write its new line here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("efficientbench", "metrics", "data_tools", "launchers")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake in the code, and where it must be noticed."""
+
+    name: str
+    changes: list[tuple[str, str]]
+    """Text that stands once in the product, and what takes its place."""
+    tests: str
+    """Files or folders below tests/."""
+    selection: str = ""
+    """pytest's -k."""
+
+
+FAULTS = (
+    Fault(
+        "silent error 1: gradient scaled by the layout",
+        [("return loss, tokens.int(), sums", "return loss * torch.distributed.get_world_size(), tokens.int(), sums")],
+        "distributed/test_layouts.py",
+        "gqa_1.5B",
+    ),
+    Fault(
+        "silent error 2: interleaved pipeline without overlapped sends",
+        [
+            ("overlap_p2p_comm=parallel.vpp > 1", "overlap_p2p_comm=False"),
+            ("batch_p2p_comm=False", "batch_p2p_comm=True"),
+        ],
+        "distributed/test_silent_errors.py distributed/test_layouts.py",
+        "interleaved or VPP or vpp",
+    ),
+    Fault(
+        "silent error 3: MLA shared key's gradient unreduced",
+        [
+            ("return copy_to_tensor_model_parallel_region(shared_key, group=self.tp_group)", "return shared_key"),
+            (
+                "linear.weight.sequence_parallel = self.config.sequence_parallel",
+                "linear.weight.sequence_parallel = False",
+            ),
+        ],
+        "distributed/test_silent_errors.py distributed/test_layouts.py",
+        "mla",
+    ),
+    Fault(
+        "silent error 4: _reduce of a non-contiguous input",
+        [("return _reduce(input_.contiguous(), group)", "return _reduce(input_, group)")],
+        "distributed/test_silent_errors.py",
+    ),
+    Fault(
+        "silent error 5: expert tensor parallelism 1 with EP 1",
+        [("return self.tp if self.ep == 1 else 1", "return 1")],
+        "distributed/test_silent_errors.py distributed/test_layouts.py",
+        "moe",
+    ),
+    Fault(
+        "silent error 6: one step tensor for all parameters",
+        [
+            (
+                "torch.tensor(updates, dtype=torch.float32, device=device)",
+                'globals().setdefault("shared", torch.tensor(updates))',
+            )
+        ],
+        "distributed/test_resume.py",
+    ),
+    Fault(
+        "silent error 7: reported loss divided by the schedule",
+        [("[loss.detach().float(),", "[loss.detach().float() / self.batches.micro_batches,")],
+        "distributed/test_silent_errors.py",
+    ),
+    Fault(
+        "silent error 8: initial weights differ by layout",
+        [("start = min(tp_rank * size, full.shape[dim])", "start = min(0 * size, full.shape[dim])")],
+        "distributed/test_silent_errors.py",
+        "weights",
+    ),
+    Fault(
+        "MFU: backward counted once",
+        [("return 3 * self.forward\n", "return 2 * self.forward\n")],
+        "unit/costs numerics/test_every_variant.py",
+    ),
+    Fault(
+        "integral by steps instead of trapezoids",
+        [("middle = values[i] + slope * ((low + high) / 2 - left)", "middle = values[i]")],
+        "unit/metrics/test_definitions.py",
+    ),
+    Fault(
+        "energy counter's wrap-around",
+        [("self.total_uj += used_uj if used_uj >= 0 else used_uj + self.range_uj", "self.total_uj += max(used_uj, 0)")],
+        "unit/metrics/test_rapl.py",
+    ),
+    Fault(
+        "percentile between the wrong ranks",
+        [
+            (
+                "position = (len(ordered) - 1) * percent / 100",
+                "position = min(len(ordered) * percent / 100, len(ordered) - 1)",
+            )
+        ],
+        "unit/metrics/test_definitions.py",
+    ),
+    Fault(
+        "bits per byte without ln 2",
+        [("return mean_token_loss / math.log(2) * tokens", "return mean_token_loss * tokens")],
+        "unit/metrics/test_definitions.py",
+    ),
+    Fault(
+        "step time of the fastest rank",
+        [
+            (
+                "tuple(max(step.time_s for step in same) for same in by_step)",
+                "tuple(min(step.time_s for step in same) for same in by_step)",
+            )
+        ],
+        "unit/metrics/test_merge.py",
+    ),
+    Fault(
+        "MFU with one device",
+        [('_positive("devices", devices)', '_positive("devices", 1)')],
+        "unit/metrics/test_definitions.py",
+    ),
+    Fault(
+        "NSA window one token wider",
+        [("Reach(width=nsa.window))", "Reach(width=nsa.window + 1))")],
+        "numerics/test_nsa.py",
+    ),
+    Fault(
+        "RoPE turned the wrong way",
+        [
+            (
+                "torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)",
+                "torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=1)",
+            )
+        ],
+        "numerics/test_attention.py numerics/test_positions.py",
+    ),
+    Fault(
+        "ALiBi slopes",
+        [
+            (
+                "[2 ** (-8 * k / power) for k in range(1, power + 1)]",
+                "[2 ** (-4 * k / power) for k in range(1, power + 1)]",
+            )
+        ],
+        "numerics/test_positions.py",
+    ),
+    Fault(
+        "experts without the router's weight",
+        [("return (out * weights[:, None]).to(out.dtype), None", "return out, None")],
+        "numerics/test_moe.py",
+    ),
+    Fault(
+        "context parallel chunks in another order",
+        [("torch.cat([*parts[::2], *parts[::-2]])", "torch.cat([*parts[::2], *parts[1::2]])")],
+        "distributed/test_layouts.py",
+        "CP or cp",
+    ),
+    Fault(
+        "checkpoint metadata may name any class",
+        [("if (module, name) not in ALLOWED:", "if False:")],
+        "distributed/test_checkpoint_damage.py",
+    ),
+    Fault(
+        "no end of document",
+        [("end = np.array([self.eod_id], self.dtype)", "end = np.array([], self.dtype)")],
+        "unit/data_tools/test_tokenize.py unit/data_tools/test_corpus.py",
+    ),
+    Fault(
+        "blend without weights",
+        [("list(config.data.weights) if len(prefixes) > 1", "[1.0] * len(prefixes) if len(prefixes) > 1")],
+        "distributed/test_batches.py",
+    ),
+    Fault(
+        "last failed rank is named",
+        [
+            (
+                "first = min(failures, key=Failure.order)\n        if first.kind",
+                "first = max(failures, key=Failure.order)\n        if first.kind",
+            )
+        ],
+        "unit/launchers/test_launch.py",
+    ),
+    Fault("words in scripts unquoted", [("{shlex.quote(each)}", "{each}")], "unit/launchers/test_scripts.py"),
+    Fault(
+        "two sweeps run one task",
+        [("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass")],
+        "unit/sweep/test_queue.py",
+    ),
+    Fault(
+        "gradient of tied embedding unscaled",
+        [("grad_weight.mul_(scale)\n", "\n")],
+        "numerics/test_attention.py numerics/test_kernels.py",
+    ),
+    Fault(
+        "a device counted twice",
+        [("other = best.setdefault(device.info.uuid, device)", "other = best.setdefault(str(id(device)), device)")],
+        "unit/metrics/test_merge.py",
+    ),
+    Fault(
+        "auxiliary loss of experts lost", [("moe_aux_loss_coeff=", "moe_aux_loss_coeff=0 and ")], "numerics/test_moe.py"
+    ),
+    Fault(
+        "a split of the vocabulary without its neighbour's sums",
+        [("all_reduce(largest, op=ReduceOp.MAX, group=group)\n    logits.sub_", "pass\n    logits.sub_")],
+        "distributed/test_layouts.py",
+        "TP",
+    ),
+    Fault(
+        "softmax scale of MLA",
+        [("1 / math.sqrt(self.key_dim))", "1 / self.key_dim ** 0.55)")],
+        "numerics/test_attention.py",
+    ),
+)
+
+
+def plant(fault: Fault, copy: Path) -> dict[Path, str]:
+    """Change the copy; return the files that were changed, with their text before.
+
+    Raises ValueError: a text stands nowhere, or in several files.
+    """
+    sources = [path for folder in FOLDERS for path in (copy / folder).rglob("*.py")]
+    before: dict[Path, str] = {}
+    for old, new in fault.changes:
+        found = [path for path in sources if old in path.read_text(encoding="utf-8")]
+        if len(found) != 1:
+            raise ValueError(f"{old!r} stands in {len(found)} files")
+        text = found[0].read_text(encoding="utf-8")
+        before.setdefault(found[0], text)
+        found[0].write_text(text.replace(old, new), encoding="utf-8")
+    return before
+
+
+def is_caught(fault: Fault, copy: Path) -> bool:
+    """Run the fault's tests in the copy; return whether one failed."""
+    tests = [f"tests/{path}" for path in fault.tests.split()]
+    selection = ["-k", fault.selection] if fault.selection else []
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "proof or not proof", *tests, *selection]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    # 1: a test failed. Anything else, as no test found, proves nothing.
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False).returncode == 1
+
+
+def main() -> int:
+    """Plant the faults whose names have a part that was given, or all; return the exit status."""
+    wanted = [fault for fault in FAULTS if not sys.argv[1:] or any(part in fault.name for part in sys.argv[1:])]
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        ignored = shutil.ignore_patterns(".git", ".venv", "output", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        for fault in wanted:
+            begin_s = time.monotonic()
+            before = plant(fault, copy)
+            caught = is_caught(fault, copy)
+            for path, text in before.items():
+                path.write_text(text, encoding="utf-8")
+            missed += not caught
+            print(
+                f"{'caught' if caught else 'MISSED'} after {time.monotonic() - begin_s:.0f} s: {fault.name}", flush=True
+            )
+    print(f"{len(wanted) - missed} of {len(wanted)} faults caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
