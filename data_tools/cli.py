@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.parallel import CORES
 
 app = typer.Typer(
     name="python -m data_tools",
@@ -22,8 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-CPUS = len(os.sched_getaffinity(0))
 
 Prefix = Annotated[
     Path, typer.Argument(metavar="PREFIX", help="path of a .bin/.idx pair without its suffix, or one of the two files")
@@ -59,7 +57,7 @@ def tokenize(
     output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],
     tokenizer: Tokenizer = QWEN,
     text_key: TextKey = "text",
-    workers: Workers = CPUS,
+    workers: Workers = CORES,
     max_rejects: MaxRejects = 0.01,
 ) -> None:
     """Turn text into tokens on disk; after an interruption, the same command continues."""
@@ -112,7 +110,7 @@ def prepare(
     ] = None,
     tokenizer: Tokenizer = QWEN,
     text_key: TextKey = "text",
-    workers: Workers = CPUS,
+    workers: Workers = CORES,
     max_rejects: MaxRejects = 0.01,
     to_jsonl: Annotated[bool, typer.Option("--to-jsonl", help="keep a JSONL copy too, in FOLDER-jsonl")] = False,
 ) -> None:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -42,6 +41,7 @@ from efficientbench.data_tools.manifest import (
     pair_fingerprint,
     save_corpus,
 )
+from efficientbench.data_tools.parallel import CORES
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import (
     TRAINING_RULES,
@@ -127,8 +127,7 @@ def _tokenize(
     trained = target / "trained"
     if tokenizer is None and not trained.is_dir():
         train_tokenizer(text.documents(), embedded_vocab_size, trained)
-    workers = len(os.sched_getaffinity(0))
-    tokenize_files(files, target / _PREFIX, tokenizer or trained, workers=workers, source=text.label, on_part=on_part)
+    tokenize_files(files, target / _PREFIX, tokenizer or trained, workers=CORES, source=text.label, on_part=on_part)
     shutil.rmtree(trained, ignore_errors=True)  # a copy lies beside the tokens
 
 

@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import write_file
 
+CORES = len(os.sched_getaffinity(0))
+"""Processor cores that this process may use: the number of workers, unless another is asked for."""
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

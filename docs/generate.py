@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from efficientbench.config import combinations
+from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
@@ -140,7 +140,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "parameters": parameters,
     "planned": planned,
     "sizes": sizes,
-    "combinations": combinations.table,
+    "combinations": combination_table.table,
     "columns": columns,
     "measured": measured,
     "rows": rows,

@@ -24,6 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from efficientbench.data_tools.download.download_record import STATE_FOLDER, Record, load_record
 from efficientbench.data_tools.download.hub_requests import HubUnreachableError, Patience
 from efficientbench.data_tools.download.listing import (
     Listing,
@@ -32,7 +33,6 @@ from efficientbench.data_tools.download.listing import (
     default_revision,
     list_dataset,
 )
-from efficientbench.data_tools.download.record import STATE_FOLDER, Record, load_record
 from efficientbench.data_tools.download.transfer import Transfer
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock

@@ -110,8 +110,8 @@ def write_model(model: Model, folder: Path) -> list[str]:
     Raises:
         ConfigError: the weights are not those of the run's model, or transformers refuses its shapes.
     """
-    from efficientbench.export.shards import write_shards
     from efficientbench.export.tensors import exported
+    from efficientbench.export.weight_files import write_shards
 
     _write_configuration(model, folder)
     # The tokenizer's own way of writing gives a folder its name only when it is complete.

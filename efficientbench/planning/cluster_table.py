@@ -10,6 +10,7 @@ from rich.table import Table
 
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
+from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.plan import gigabytes, memory_parts
 from efficientbench.planning.plan_table import plain_table
@@ -141,7 +142,8 @@ def _notes(cluster: ClusterPlan) -> list[str]:
     if cluster.projection is None or rates is None:
         return [*lines, f"step time: n/a; {cluster.not_projected}"]
     tokens_s = plan.budget.tokens_per_step / cluster.projection.step_time_s
-    used = tokens_s * plan.flops.training / (rates.peak_flops * layout.world_size)
+    flops = plan.budget.tokens_per_step * plan.flops.training
+    used = flops_utilization(flops, cluster.projection.step_time_s, layout.world_size, rates.peak_flops)
     lines.append(f"projected: {tokens_s:,.0f} tokens/s, {tokens_s / layout.world_size:,.0f} a device, MFU {used:.1%}")
     network = rates.between_nodes_bytes_s
     between = f", {network / 1e9:g} GB/s between nodes" if network else ""

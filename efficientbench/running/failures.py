@@ -21,9 +21,9 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import write_record
 from efficientbench.running.errors import USERS_MISTAKES
+from efficientbench.running.identity import failed_record
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.record import failed_record
 from efficientbench.training.checkpoints.manifest import check_sizes, find_good
 from efficientbench.training.errors import FULL_BYTES, NonFiniteError
 

@@ -14,13 +14,13 @@ from efficientbench.metrics.records.summarize import RunFacts
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
+from efficientbench.worker.build_monitor import build_monitor
+from efficientbench.worker.build_record import build_record, run_facts
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
 from efficientbench.worker.listeners.recorder import Recorder
 from efficientbench.worker.loading import loading
-from efficientbench.worker.monitor import build_monitor
-from efficientbench.worker.record import build_record, run_facts
 
 if TYPE_CHECKING:
     from efficientbench.training.events import Listener

@@ -16,9 +16,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
-from efficientbench.export.shards import write_shards
 from efficientbench.export.tensors import exported
 from efficientbench.export.tokenizers import QWEN2_SPLIT
+from efficientbench.export.weight_files import write_shards
 
 UNBIASED = "model.attention.qkv_bias=false"
 # Run, overrides, tokenizer, class.

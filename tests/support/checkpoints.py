@@ -61,7 +61,7 @@ def slow_writer_on_rank_1() -> Iterator[None]:
     """Let rank 1 take longer to write its part than any limit allows."""
     import torch.distributed as dist
 
-    from efficientbench.training.checkpoints.engine import FileSystemWriterAsync
+    from efficientbench.training.checkpoints.megatron_internals import FileSystemWriterAsync
 
     write = FileSystemWriterAsync.write_preloaded_data
 
@@ -96,6 +96,6 @@ def two_threads() -> Iterator[None]:
 
 
 def _writing_by(write: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
-    from efficientbench.training.checkpoints.engine import FileSystemWriterAsync
+    from efficientbench.training.checkpoints.megatron_internals import FileSystemWriterAsync
 
     return mock.patch.object(FileSystemWriterAsync, "write_preloaded_data", staticmethod(write))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from support.repository import ROOT
+
+from efficientbench.config.schema import MeasurementConfig
+from efficientbench.metrics import EfficiencyMonitor
 
 DEVICE_WORDS = {"cuda", "npu", "nccl", "hccl", "gloo"}
 PACKAGES = ["efficientbench", "metrics", "data_tools", "launchers", "examples"]
@@ -96,3 +100,8 @@ def test_the_search_for_device_names_finds_them() -> None:
         (8, "gloo"),
         (9, "cpu:gloo,npu:hccl"),
     ]
+
+
+def test_runs_and_other_loops_are_sampled_alike() -> None:
+    default = inspect.signature(EfficiencyMonitor).parameters["sample_interval_s"].default
+    assert MeasurementConfig().sample_interval_s == default

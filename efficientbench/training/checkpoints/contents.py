@@ -18,7 +18,7 @@ import torch.distributed as dist
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from efficientbench.training.checkpoints.engine import DistributedOptimizer, first_element
+from efficientbench.training.checkpoints.megatron_internals import DistributedOptimizer, first_element
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -25,8 +25,13 @@ from torch.distributed.checkpoint import CheckpointException
 
 from efficientbench.training import groups
 from efficientbench.training.checkpoints import manifest
-from efficientbench.training.checkpoints.engine import AsyncCallsQueue, AsyncRequest, default_store, writing_process
 from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.checkpoints.megatron_internals import (
+    AsyncCallsQueue,
+    AsyncRequest,
+    default_store,
+    writing_process,
+)
 from efficientbench.training.checkpoints.shards import Shard
 from efficientbench.training.checkpoints.storage import SaveStrategy, Writer
 from efficientbench.training.errors import FULL_BYTES

@@ -22,7 +22,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from efficientbench.training.checkpoints import engine
+from efficientbench.training.checkpoints import megatron_internals
 from efficientbench.training.checkpoints.manifest import File, fingerprint
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.errors import CheckpointError
@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class SaveStrategy(engine.TorchDistSaveShardedStrategy):
+class SaveStrategy(megatron_internals.TorchDistSaveShardedStrategy):
     """Writes one file a rank."""
 
     writer: Writer
@@ -40,23 +40,23 @@ class SaveStrategy(engine.TorchDistSaveShardedStrategy):
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=1)
 
-    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> engine.AsyncRequest:
+    def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> megatron_internals.AsyncRequest:
         """Plan this save with all ranks and return the request that writes it."""
-        tensors, _, _ = engine.by_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        tensors, _, _ = megatron_internals.by_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         self.writer = Writer(checkpoint_dir)
-        planned, *_ = engine.save_state_dict_async_plan(
-            engine.mcore_to_pyt_state_dict(tensors, False),
+        planned, *_ = megatron_internals.save_state_dict_async_plan(
+            megatron_internals.mcore_to_pyt_state_dict(tensors, False),
             self.writer,
-            planner=engine.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+            planner=megatron_internals.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
         metadata = planned[1]
         if metadata is not None:
             # For a cache of plans that is not used; it would be the larger part of the file.
             del metadata.all_local_plans
-        return engine.save_callbacks(self, self.writer, planned)
+        return megatron_internals.save_callbacks(self, self.writer, planned)
 
 
-class Writer(engine.FileSystemWriterAsync):
+class Writer(megatron_internals.FileSystemWriterAsync):
     """Writes this rank's tensors into one file and takes its fingerprint; also in a forked process."""
 
     def __init__(self, folder: str) -> None:
@@ -86,7 +86,7 @@ class Writer(engine.FileSystemWriterAsync):
         write = partial(_write, os.getpid(), transforms, self.results)
         return write, partial(self.preload_tensors, self.write_buckets, True), [0, self.write_buckets, None]
 
-    def retrieve_write_results(self) -> list[WriteResult] | engine.WRAPPED_EXCEPTION:
+    def retrieve_write_results(self) -> list[WriteResult] | megatron_internals.WRAPPED_EXCEPTION:
         """Return what `_write` has left in the shared file, once it has ended."""
         if not self.write_buckets:
             return []
@@ -99,7 +99,7 @@ class Writer(engine.FileSystemWriterAsync):
         self.results.close()
         if isinstance(outcome, Exception):
             self.failure = outcome
-            return engine.wrap_exception(outcome)
+            return megatron_internals.wrap_exception(outcome)
         self.written = {name: written}
         return outcome
 
@@ -125,7 +125,7 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
     outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
     unfinished: queue.Queue[int] = queue.Queue()
     unfinished.put(0)
-    engine.FileSystemWriterAsync.write_preloaded_data(
+    megatron_internals.FileSystemWriterAsync.write_preloaded_data(
         transforms, 0, (path, name, ([], dense)), outcomes, unfinished, True
     )
     _, outcome = outcomes.get()
@@ -139,7 +139,7 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
     results.flush()
 
 
-class LoadStrategy(engine.TorchDistLoadShardedStrategy):
+class LoadStrategy(megatron_internals.TorchDistLoadShardedStrategy):
     """Reads into existing tensors, and unpickles nothing but the metadata's own classes."""
 
     def __init__(self, files: Collection[str]) -> None:
@@ -149,16 +149,18 @@ class LoadStrategy(engine.TorchDistLoadShardedStrategy):
 
     def load(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> dict[str, Any]:
         """Fill the tensors in place and return an empty state dict."""
-        tensors, _, _ = engine.by_sharded_keys(sharded_state_dict)
-        planner = engine.MCoreLoadPlanner(
-            shapes_validation_sharded_tensors=list(engine.nested_values(sharded_state_dict))
+        tensors, _, _ = megatron_internals.by_sharded_keys(sharded_state_dict)
+        planner = megatron_internals.MCoreLoadPlanner(
+            shapes_validation_sharded_tensors=list(megatron_internals.nested_values(sharded_state_dict))
         )
         reader = MetadataReader(Path(checkpoint_dir), self.files)
-        checkpoint.load(engine.mcore_to_pyt_state_dict(tensors, True), storage_reader=reader, planner=planner)
+        checkpoint.load(
+            megatron_internals.mcore_to_pyt_state_dict(tensors, True), storage_reader=reader, planner=planner
+        )
         return {}
 
 
-class CommonStrategy(engine.TorchCommonLoadStrategy):
+class CommonStrategy(megatron_internals.TorchCommonLoadStrategy):
     """`common.pt`, which Megatron writes though it holds nothing here."""
 
     def load_common(self, checkpoint_dir: str) -> dict[str, Any]:

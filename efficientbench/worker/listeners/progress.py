@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from efficientbench.config.schema import TrainingConfig
+from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,
@@ -116,7 +117,10 @@ class ProgressDisplay:
         step_time_s = self.measure.step_time_s
         tokens_per_s = event.tokens / step_time_s
         memory = [s.memory_used_bytes for s in self.measure.monitor.latest_samples() if s.memory_used_bytes is not None]
-        mfu = f"{self.flops_per_token * tokens_per_s / self.peak_flops:.1%}" if self.peak_flops else "n/a"
+        mfu = "n/a"
+        if self.peak_flops is not None:
+            flops = self.flops_per_token * event.tokens
+            mfu = f"{flops_utilization(flops, step_time_s, 1, self.peak_flops):.1%}"
         norm = f"{event.gradient_norm:.3f}" if event.gradient_norm is not None else "n/a"
         return [
             f"step {event.step}/{self.steps}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from efficientbench.config.combinations import PARTS, refusals, run_of_each_variant
+from efficientbench.config.combination_table import PARTS, refusals, run_of_each_variant
 
 
 def products() -> list[tuple[str, ...]]:

@@ -18,8 +18,8 @@ from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Win
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources
+from efficientbench.running.identity import WRITTEN, identity, run_environment
 from efficientbench.running.job import Job
-from efficientbench.running.record import WRITTEN, identity, run_environment
 from efficientbench.worker.listeners.recorder import Recorder
 
 MAXIMUM_DISTURBANCES = 500

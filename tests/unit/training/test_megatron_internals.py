@@ -42,9 +42,9 @@ PUBLIC = {"megatron.core.dist_checkpointing"}
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_what_is_called_takes_what_it_is_passed(name: str) -> None:
-    from efficientbench.training.checkpoints import engine
+    from efficientbench.training.checkpoints import megatron_internals
 
-    found: object = engine
+    found: object = megatron_internals
     for part in name.split("."):
         found = getattr(found, part)
     taken = inspect.signature(found).parameters  # type: ignore[arg-type]
@@ -52,13 +52,13 @@ def test_what_is_called_takes_what_it_is_passed(name: str) -> None:
 
 
 def test_the_attributes_that_are_read_are_there() -> None:
-    from efficientbench.training.checkpoints import engine
+    from efficientbench.training.checkpoints import megatron_internals
 
-    queue = engine.AsyncCallsQueue()
+    queue = megatron_internals.AsyncCallsQueue()
     assert len(queue.async_calls) == 0
-    assert engine.default_store().num_keys() >= 0
+    assert megatron_internals.default_store().num_keys() >= 0
     assert "async_caller" in inspect.getsource(type(queue))
-    assert "model_param_group_index_map" in inspect.getsource(engine.DistributedOptimizer)
+    assert "model_param_group_index_map" in inspect.getsource(megatron_internals.DistributedOptimizer)
 
 
 def _inner_names(source: str) -> Iterator[str]:
@@ -77,6 +77,6 @@ def test_no_other_file_goes_past_this_one() -> None:
     found = {
         file.name: names
         for file in sorted(CHECKPOINTS.glob("*.py"))
-        if file.name != "engine.py" and (names := list(_inner_names(file.read_text(encoding="utf-8"))))
+        if file.name != "megatron_internals.py" and (names := list(_inner_names(file.read_text(encoding="utf-8"))))
     }
     assert found == {}

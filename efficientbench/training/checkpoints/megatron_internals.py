@@ -1,6 +1,7 @@
 """Every private or deep name of Megatron and torch that checkpoints use. Look here first after an upgrade of either.
 
-tests/unit/training/test_engine.py lists what the other files rely on, and checks that they import it from here alone.
+tests/unit/training/test_megatron_internals.py lists what the other files rely on, and checks that they import it from
+here alone.
 """
 
 from __future__ import annotations
