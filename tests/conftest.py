@@ -26,6 +26,8 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000)
 
 
+# First, since xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep a file in one process, for its fixtures, and all distributed tests, for their pools of ranks."""
     for item in items:

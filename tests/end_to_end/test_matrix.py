@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,7 @@ pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 540
-AT_ONCE = 2
 RUNS = [run.name for run in load_matrix().runs]
-
-Finished = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
@@ -40,36 +35,17 @@ def unigram_nats(cache: str) -> float:
     return pair_statistics(corpus.prefix, None).unigram_entropy_nats
 
 
-@pytest.fixture(scope="module")
-def finished(request: pytest.FixtureRequest, suite: Path, cache: str, unigram_nats: float) -> Iterator[Finished]:
-    """`finished(name)`: a run's script once it has ended; a few run at once, each with a thread.
-
-    `unigram_nats` has prepared the text that all read.
-    """
-
-    def run(name: str) -> subprocess.CompletedProcess[str]:
-        [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
-        return subprocess.run(
-            ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
-            env=job_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_TIME_LIMIT_S,
-        )
-
-    chosen = [
-        item.callspec.params["name"] for item in request.session.items if item.function is test_smoke_script_learns
-    ]
-    with ThreadPoolExecutor(AT_ONCE) as executor:
-        runs = {name: executor.submit(run, name) for name in chosen}
-        yield lambda name: runs[name].result()
-        executor.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize("name", RUNS)
-def test_smoke_script_learns(name: str, finished: Finished, suite: Path, unigram_nats: float) -> None:
-    done = finished(name)
+def test_smoke_script_learns(name: str, suite: Path, cache: str, unigram_nats: float) -> None:
+    [script] = (ROOT / "experiments").glob(f"*/run_{name}.sh")
+    done = subprocess.run(
+        ["bash", str(script), "--smoke", f"output={suite}", f"data.cache={cache}"],
+        env=job_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_TIME_LIMIT_S,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     written = record(suite / f"{name}_smoke")
     loss = written["validation_loss"]
