@@ -126,7 +126,7 @@ def test_a_run_that_traces_nothing_has_no_profiler(tmp_path: Path) -> None:
     assert (profiler.first, profiler.last) == (8, 10)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1", gzip.compress(b'{"traceEvents": 1}')[:10]])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1", gzip.compress(b'{"traceEvents": 1}', mtime=0)[:10]])
 def test_a_damaged_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / ("trace.json.gz" if content[:1] == b"\x1f" else "trace.json")
     path.write_bytes(content)
