@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.repository import ROOT
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # No test may depend on the machine's speed; a profile counts from its loading, so before any test is imported.
 settings.register_profile("any machine", deadline=None)
@@ -26,13 +28,17 @@ def pytest_configure() -> None:
     gc.set_threshold(100_000)
 
 
-# First, since xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file in one process, for its fixtures, and all distributed tests, for their pools of ranks."""
-    for item in items:
-        place = item.path.parent if item.path.parent.name == "distributed" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(place.relative_to(ROOT))))
+class ByFile(LoadFileScheduling):
+    """Keeps a file in one process, for its fixtures, and all distributed tests, for their pools of ranks."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/distributed" if file.startswith("tests/distributed/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    """Group by place, not by xdist's marks: those are lost with pytest 9.2, which derives the ids of tests anew."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ fi
 
 failed=0
 # The folders with the longest tests first, so that no process is left alone with one of them at the end.
-python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist loadgroup --no-loadscope-reorder \
+python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist loadfile --no-loadscope-reorder \
     tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
 python3 -m pytest -m "($wanted) and alone" || failed=1
 exit "$failed"
