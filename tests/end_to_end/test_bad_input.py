@@ -132,6 +132,7 @@ def test_no_space_for_the_data(tiny: Tiny, tmp_path: Path, small_disk: Callable[
     nothing_looks_finished(tmp_path)
 
 
+@pytest.mark.proof
 def test_no_space_for_the_index(
     train: Callable[..., Finished], tiny: Tiny, cache: str, tmp_path: Path, small_disk: Callable[[int], Path]
 ) -> None:
@@ -144,7 +145,7 @@ def test_no_space_for_the_index(
     nothing_looks_finished(tmp_path)
 
 
-@pytest.mark.parametrize("kilobytes", [8, 24])
+@pytest.mark.parametrize("kilobytes", [8, pytest.param(24, marks=pytest.mark.proof)])
 def test_no_space_for_the_output(tiny: Tiny, small_disk: Callable[[int], Path], kilobytes: int) -> None:
     disk = small_disk(kilobytes)
     refused(efficientbench(*tiny, f"output={disk}"), str(disk), "No space left on device")

@@ -77,6 +77,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> 
     assert failed["unavailable"]["al_s"].startswith("the run failed (non finite): rank 0: step ")
 
 
+@pytest.mark.proof
 def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enough(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, *LONG, TWO, HANG) as run:
         wait_for_steps(tmp_path / RUN, 2, run)
@@ -112,6 +113,7 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
     assert "rank 1" not in told
 
 
+@pytest.mark.proof
 def test_a_rank_that_dies_ends_the_other_node_too(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path) as (first, second):
         (worker,), begin_s = workers(second.pid), time.monotonic()

@@ -73,6 +73,7 @@ def test_control_c_while_the_ranks_start(tiny: Tiny, tmp_path: Path) -> None:
     assert not (tmp_path / "gqa_1.5B_smoke" / "record.json").exists()
 
 
+@pytest.mark.proof
 def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> None:
     assert interrupted(folder, (*tiny, *LONG), signal.SIGTERM, 1) == 143
     # Stopped in its first steps, it has measured nothing, and says so.

@@ -40,7 +40,7 @@ def test_trains(train: Train, dtype: str) -> None:
     assert losses(folder)[-1] < losses(folder)[0] - 0.1
 
 
-@pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.dp=2"])
+@pytest.mark.parametrize("layout", ["parallel.tp=2", pytest.param("parallel.dp=2", marks=pytest.mark.proof)])
 def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     one, two = trained(train()), trained(train(layout))
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)

@@ -90,6 +90,7 @@ def branches_cost(sequence: int) -> tuple[int, int]:
     return sizes.largest, flops.get_total_flops()
 
 
+@pytest.mark.proof
 def test_cost_does_not_grow_with_the_square_of_the_sequence() -> None:
     (short_size, short_flops), (long_size, long_flops) = branches_cost(2048), branches_cost(8192)
     assert long_size < 8192**2 / 32
