@@ -39,7 +39,9 @@ def train_without_mark(mark: str | None, config: RunConfig, prefix: Path) -> tup
     [
         ("relative_1.5B", ["parallel.pp=2"], 2, "pipeline_parallel"),
         ("relative_1.5B", ["parallel.pp=2"], 2, "shared"),
-        pytest.param("relative_1.5B", ["parallel.pp=2", "parallel.dp=2"], 4, "shared_embedding", marks=pytest.mark.proof),
+        pytest.param(
+            "relative_1.5B", ["parallel.pp=2", "parallel.dp=2"], 4, "shared_embedding", marks=pytest.mark.proof
+        ),
         ("learnable_absolute_1.5B", ["parallel.tp=2", "parallel.sp=true"], 2, "sequence_parallel"),
     ],
 )

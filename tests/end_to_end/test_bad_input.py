@@ -70,6 +70,7 @@ def test_the_text(tiny: Tiny, tmp_path: Path, name: str, content: str | None, pa
     nothing_looks_finished(tmp_path)
 
 
+@pytest.mark.proof
 def test_a_mistake_leaves_an_earlier_run_as_it_lies_there(tiny: Tiny, tmp_path: Path, folder: Path) -> None:
     assert interrupted(folder, (*tiny, *LONG), signal.SIGTERM, 2) == 143
     saved = find_good(folder)[0]

@@ -12,6 +12,7 @@ from support.command_line import efficientbench, record
 LEARNS = ("training.steps=12", "training.learning_rate=1e-2")
 
 
+@pytest.mark.proof
 def test_repeats_are_kept_resumed_and_compared(tiny: tuple[str, ...], folder: Path) -> None:
     words = (*tiny, *LEARNS, "training.validate_every_tokens=512")
     efficientbench(*words, "--repeat", "1", expect=0, stderr="")

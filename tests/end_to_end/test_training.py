@@ -53,6 +53,7 @@ def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     assert sorted(path.name for path in (two / "log").iterdir()) == ["rank_0.log", "rank_1.log", "rank_1.out"]
 
 
+@pytest.mark.proof
 def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
     text = shared_data / "fineweb_edu" / "fineweb_sample.txt"
     folder = trained(train("training.dtype=fp16", "training.steps=40", f"data.path={text}"))
@@ -62,6 +63,7 @@ def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
     assert sum(found[-5:]) < sum(found[:5])
 
 
+@pytest.mark.proof
 def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     text = shared_data / "c4" / "c4_demo.jsonl"
     tokenizer = shared_data / "qwen2_tokenizer"

@@ -11,6 +11,7 @@ from support.command_line import efficientbench, free_port, losses, record, star
 Tiny = tuple[str, ...]
 
 
+@pytest.mark.proof
 def test_two_nodes_make_one_record(tiny: Tiny, tmp_path: Path) -> None:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     with started(*tiny, "dlc", **place, RANK="1") as second:

@@ -49,6 +49,7 @@ def test_past_and_own_block_together_are_the_selected_branch(
         assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.proof
 def test_half_precision_is_what_the_kernel_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", NsaSelectAttention().torch_npu())
     torch.manual_seed(0)

@@ -200,6 +200,7 @@ def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nod
     assert (tmp_path / "failure_0").read_text() == '["hung", 2, 3]'
 
 
+@pytest.mark.proof
 def test_a_node_that_stands_still_is_named(nodes: Callable[..., Nodes]) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 2)
     for pid in (running.processes[1].pid, *running.pids()[2:]):
