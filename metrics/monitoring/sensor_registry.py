@@ -1,6 +1,6 @@
 """Chooses the sensors that read a device, and opens one to see what it can read.
 
-A sensor for devices of another vendor is added here, and nowhere else outside its own file.
+A sensor for devices of another vendor has its line here; a run and `doctor` choose by it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from support.cells import Outcome, assert_equals_single_rank, train
 from support.configs import tiny
 from support.ranks import Ranks
 
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+
 STEPS = 5
 RELATIVE = 1e-5
 LAYOUTS = {
@@ -83,6 +86,14 @@ QUICK = {
     ("learnable_absolute_1.5B", "TP 2 with SP"),
     ("none_1.5B", "PP 2"),
 }
+
+
+def test_no_architecture_is_left_out() -> None:
+    def parts(name: str) -> tuple[str, str, bool]:
+        model = resolve(name).model
+        return model.attention.kind, model.position.kind, model.moe is not None
+
+    assert {parts(run.name) for run in load_matrix().runs} <= {parts(name) for name, _ in CELLS}
 
 
 @pytest.fixture(scope="session")
