@@ -25,7 +25,8 @@ failed=0
 # The folders with the longest tests first, so that no process is left alone with one of them at the end.
 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist loadfile --no-loadscope-reorder \
     tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
-# Only their files, since a single process takes longer to import all tests than to run these.
-mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
+# Only their files, since a single process takes longer to import all tests than to run these. The unit tests come first:
+# after runs that fill the memory, the system is busy for a while.
+mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests | sort --reverse)
 python3 -m pytest -m "($wanted) and alone" "${alone[@]}" || failed=1
 exit "$failed"
