@@ -14,7 +14,7 @@ import torch
 
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.model.gpt import build_stages
-from efficientbench.running.corpora import load_corpora
+from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.batches import Batches, Vocabulary
 from efficientbench.training.checkpoints.manager import Checkpoints
@@ -22,6 +22,7 @@ from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.events import Listener
 from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
 from efficientbench.training.trainer import Trainer
+from efficientbench.training.verified_reads import verify_reads
 
 
 def build_trainer(
@@ -45,6 +46,7 @@ def build_trainer(
     # The parent process has checked that all corpora have one tokenizer: the first one's is theirs.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
     batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
+    verify_reads((batches.training, batches.validation), block_readers(corpora))
     models = build_stages(config, device)
     stages = [wrap_data_parallel(model, config) for model in models]
     optimizer = build_optimizer(stages, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,7 @@ class DataSource:
     """SHA-256 of the tokens and their index: two runs with the same fingerprints and weights read the same data."""
     tokenizer_fingerprint: str
     """SHA-256 of everything that decides the tokenizer's ids."""
+    verified: Literal["whole", "blocks read"] | None = None
+    """What the run held against the checksums of the corpus: every file whole (at its start, or at an earlier one since
+    which none changed its size, times or inode), or of its tokens each block that was read, and all other files whole.
+    None: nothing, as in records of earlier versions."""
