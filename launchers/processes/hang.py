@@ -49,8 +49,7 @@ class HangDetector:
     def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
         """`limit_s`: how long the run may go without progress; None: for ever."""
         self._workers, self._link, self._limit_s = workers, link, limit_s
-        alone = link.nodes == 1 and len(workers) == 1
-        self._watch = ProgressWatch(limit_s) if limit_s is not None and not alone else None
+        self._watch = ProgressWatch(limit_s) if limit_s is not None else None
         self._looked_s = 0.0
         self._beats: dict[int, dict[int, Beat | None]] = {}
         """Node → its ranks' heartbeats; empty until some node is stuck."""
@@ -113,6 +112,9 @@ def describe_hang(beats: Beats, absent: Mapping[int, str], limit_s: float) -> tu
         absent: rank → why it can give none.
         limit_s: for how long no rank made progress.
     """
+    if len(beats) == 1 and not absent:
+        ((rank, beat),) = beats.items()
+        return rank, f"hung: made no progress for {limit_s:g} s ({_describe(beat)}; hang_limit_s allows longer steps)"
     silent = [rank for rank, beat in beats.items() if beat is None or beat.age_s > SILENT_S]
     missing = {**absent, **{rank: _describe(beats[rank]) for rank in silent}}
     # Those that still write heartbeats show who waits for whom.
