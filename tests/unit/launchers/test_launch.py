@@ -285,3 +285,20 @@ def test_a_lone_rank_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
     assert time.monotonic() - begin_s > 2
     assert (seen[0].kind, seen[0].rank, seen[0].step) == ("hung", 0, 3)
     assert "error: rank 0: hung: made no progress for 2 s (in step 3, training" in capfd.readouterr().err
+
+
+def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> None:
+    body = """
+    import psutil, torch
+    from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.training import groups
+    with groups.world("gloo"):
+        total = torch.ones(1)
+        torch.distributed.all_reduce(total)
+        assert gather(pathlib.Path(f"/{rank}"), pathlib.Path) == [pathlib.Path("/0"), pathlib.Path("/1")]
+        listening = {each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"}
+        note(" ".join(sorted(listening)))
+        torch.distributed.barrier()
+    """
+    assert launch(worker(tmp_path, body), 2, None, tmp_path) == 0
+    assert [(tmp_path / f"notes_{rank}").read_text() for rank in range(2)] == ["127.0.0.1", "127.0.0.1"]
