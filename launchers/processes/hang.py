@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.node_link import NodeLink, content
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import INTERVAL_S, STARTING, Beat
 from efficientbench.launchers.processes.worker_process import WorkerProcess
@@ -59,10 +59,11 @@ class HangDetector:
     def receive(self, message: Mapping[str, Any]) -> None:
         """Take another node's heartbeats."""
         if message["kind"] == "heartbeats" and self._watch is not None:
-            self._send_beats()
-            beats = message["beats"].items()
-            self._beats[message["node"]] = {int(rank): Beat(**beat) if beat else None for rank, beat in beats}
-            self._ended |= {int(rank): why for rank, why in message["ended"].items()}
+            beats, ended = content(message, "beats", dict[int, Beat | None]), content(message, "ended", dict[int, str])
+            if beats is not None and ended is not None:
+                self._send_beats()
+                self._beats[message["node"]] = beats
+                self._ended |= ended
 
     def look(self) -> Failure | None:
         """Return the hang, once it is clear which rank is at fault."""
