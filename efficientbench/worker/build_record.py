@@ -87,6 +87,7 @@ def build_record(
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
+        lost=recorder.lost,
         config=config.model_dump(mode="json"),
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
         paths=WRITTEN,
