@@ -143,9 +143,11 @@ def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKerne
     shape = AttentionShape.of(config)
     if shape is None:
         return causal_attention
-    chosen = [choose(config.kernels.attention, shape, device.type).name]
-    torch.distributed.broadcast_object_list(chosen, src=0)
-    return KERNELS.get(chosen[0], causal_attention)
+    names = ["", *KERNELS]
+    chosen = choose(config.kernels.attention, shape, device.type).name
+    index = torch.tensor([names.index(chosen) if chosen in KERNELS else 0], device=device)
+    torch.distributed.broadcast(index, src=0)
+    return KERNELS.get(names[int(index)], causal_attention)
 
 
 def stages_on_meta(config: RunConfig) -> list[GPT]:

@@ -28,7 +28,7 @@ MAXIMUM_DISTURBANCES = 500
 
 def run_facts(job: Job, device: Device) -> RunFacts:
     """Return what is known of the run before its first step; all ranks must call this together."""
-    from efficientbench.training import groups
+    from efficientbench.metrics.monitoring.exchange import gather
 
     config, layout = job.config, job.layout
     parameters = count_parameters(config.model)
@@ -36,7 +36,7 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], config.training.dtype)
-    hosts = len(set(groups.gather(host_uuid())))
+    hosts = len(set(gather(host_uuid(), str)))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
         parameters=parameters.total,
@@ -87,6 +87,7 @@ def build_record(
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
+        lost=recorder.lost,
         config=config.model_dump(mode="json"),
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
         paths=WRITTEN,

@@ -187,6 +187,8 @@ class RunRecord(Metrics, Identity):
     resumed_after_steps: list[int] = []
     """Numbers of the steps after which the run resumed. The measured figures are of the last attempt alone, after a
     warm-up of its own; `quality_curve` holds the validations of all attempts."""
+    lost: list[str] = []
+    """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
     config: dict[str, Any]

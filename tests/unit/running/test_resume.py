@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from support.configs import tiny
@@ -23,14 +25,16 @@ CONFIG = tiny("gqa_1.5B")
 TOKENS = ["of a text", "of another"]
 
 
-def save(run_folder: Path, step: int, config: RunConfig = CONFIG) -> Path:
+def save(
+    run_folder: Path, step: int, config: RunConfig = CONFIG, holds: Literal["everything", "weights"] = "everything"
+) -> Path:
     """A checkpoint as far as the parent process looks at it."""
     folder = checkpoint_folder(run_folder, step)
     folder.mkdir(parents=True)
     (folder / "tensors").write_bytes(b"of step %d" % step)
     files = {"tensors": fingerprint(folder / "tensors")}
     content = config.model_dump(mode="json")
-    Manifest(step, False, "everything", content, TOKENS, {}, "formulas", 0, float(step), None, {}, files).write(folder)
+    Manifest(step, False, holds, content, TOKENS, {}, "formulas", 0, float(step), None, {}, files).write(folder)
     return folder
 
 
@@ -66,6 +70,21 @@ def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: py
     assert first == f"passed over: {newest / 'tensors'}: damaged, its SHA-256 is not that of the manifest"
     assert second == f"goes on after step 2, from {older}"
     assert sorted(path.name for path in older.parent.iterdir()) == ["damaged_step_00000004", "step_00000002"]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_the_last_steps_checkpoint_without_a_record_is_passed_over(
+    folder: OutputFolder, older: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever resumed there would train nothing, and record that as a complete run."""
+    last = save(folder.path, 6, holds="weights")
+    if not older:
+        for step in (2, 4):
+            shutil.rmtree(checkpoint_folder(folder.path, step))
+    found = prepare_folder(folder, CONFIG, TOKENS, fresh=False)
+    assert found == (checkpoint_folder(folder.path, 4) if older else None)
+    assert capsys.readouterr().out.startswith(f"passed over: {last}: is of the last step, and the run has no complete")
+    assert not last.exists()
 
 
 @pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])
