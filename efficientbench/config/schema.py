@@ -115,7 +115,11 @@ class TrainingConfig(Part):
     lr_warmup_fraction: Fraction = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
     )
-    weight_decay: NonNegativeFloat = Field(default=0.1, description="AdamW's weight decay, except on norms and biases")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.1,
+        description="AdamW's weight decay, on the matrices of linear layers, router and embedding; norms, biases and "
+        "tables of positions do not decay",
+    )
     beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
     beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
     epsilon: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")

@@ -73,8 +73,9 @@ def complete_record(
 def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
     """Decide where the run begins, print it, and make the folder ready for it.
 
-    The newest undamaged checkpoint of an interrupted attempt is resumed if its configuration differs in `MAY_DIFFER`
-    alone, or in the place of the same tokens. Everything else that an earlier run wrote moves to `previous/`.
+    The newest undamaged checkpoint of an interrupted attempt is resumed if it follows the same formulas, and if its
+    configuration differs in `MAY_DIFFER` alone, or in the place of the same tokens. Everything else that an earlier run
+    wrote moves to `previous/`.
 
     Args:
         folder: of the run, which this process holds.
@@ -120,6 +121,12 @@ def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Pat
     if checkpoint is None:
         return None
     manifest = read_manifest(checkpoint)
+    if manifest.formula != FORMULAS:
+        _print(
+            f"the earlier run in {folder.path} was trained under the formulas {manifest.formula}, and this program "
+            f"trains under {FORMULAS}: it moves to previous/"
+        )
+        return None
     wanted = config.model_dump(mode="json")
     differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
     if not differing:

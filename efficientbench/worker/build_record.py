@@ -56,11 +56,15 @@ def build_record(
     facts: RunFacts,
     measured: Sequence[RankMeasurement],
     recorder: Recorder,
+    decayed: Sequence[str],
     stopped: bool,
     started_at: datetime,
     duration_s: float,
 ) -> RunRecord:
-    """Return the record of a run that has ended; `measured` has every rank's measurement, in the order of ranks."""
+    """Return the record of a run that has ended.
+
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
+    """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names
 
     config = job.config
@@ -83,6 +87,7 @@ def build_record(
         windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
         disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
         kernels=kernel_names(config, device.type),
+        decayed_parameters=list(decayed),
         fallback_kernels=fallback_kernels(config, device.type),
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),

@@ -40,6 +40,7 @@ def train_rank(
         # a rank that loads slowly does not hang.
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
+        from efficientbench.training.optimizer import decayed_names
         from efficientbench.worker.build_trainer import build_trainer
 
     heartbeat.at(0, "meeting the other ranks")
@@ -64,11 +65,14 @@ def train_rank(
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
+            decayed = set().union(*groups.gather(decayed_names(trainer.stages)))
             stopped = trainer.train(stop_requested)
             measured = gather(monitor.finish(), RankMeasurement)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                record = build_record(job, device, facts, measured, reporter.recorder, stopped, started_at, duration_s)
+                record = build_record(
+                    job, device, facts, measured, reporter.recorder, sorted(decayed), stopped, started_at, duration_s
+                )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
         finally:

@@ -180,6 +180,9 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices; the 500 longest times."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
+    decayed_parameters: list[str] | None = None
+    """Names of the parameters on which weight decay falls, with `*` for a layer's number; None where the training loop
+    did not name them."""
     fallback_kernels: dict[str, str] = {}
     """Part of `kernels` that a better kernel would serve on this device type → why it did not."""
     outliers: list[Outlier] = []

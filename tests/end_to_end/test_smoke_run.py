@@ -109,6 +109,8 @@ def test_the_record_is_complete(folder: Path) -> None:
     assert content["al_s_ci_low"] < content["al_s"] < content["al_s_ci_high"]
     assert (0.1 < content["amu_gb"] < 4, 0 < content["pcu"] <= 1.05) == (True, True)
     assert content["environment"]["packages"]["megatron-core"]
+    assert "embedding.word_embeddings.weight" in content["decayed_parameters"]
+    assert not [name for name in content["decayed_parameters"] if "norm" in name or "bias" in name]
     assert content["config"] == json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
 
 

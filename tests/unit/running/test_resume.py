@@ -26,7 +26,11 @@ TOKENS = ["of a text", "of another"]
 
 
 def save(
-    run_folder: Path, step: int, config: RunConfig = CONFIG, holds: Literal["everything", "weights"] = "everything"
+    run_folder: Path,
+    step: int,
+    config: RunConfig = CONFIG,
+    holds: Literal["everything", "weights"] = "everything",
+    formula: str = FORMULAS,
 ) -> Path:
     """A checkpoint as far as the parent process looks at it."""
     folder = checkpoint_folder(run_folder, step)
@@ -34,7 +38,7 @@ def save(
     (folder / "tensors").write_bytes(b"of step %d" % step)
     files = {"tensors": fingerprint(folder / "tensors")}
     content = config.model_dump(mode="json")
-    Manifest(step, False, holds, content, TOKENS, {}, "formulas", 0, float(step), None, {}, files).write(folder)
+    Manifest(step, False, holds, content, TOKENS, {}, formula, 0, float(step), None, {}, files).write(folder)
     return folder
 
 
@@ -117,6 +121,20 @@ def test_another_configuration_is_another_run(
     assert prepare_folder(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
     assert capsys.readouterr().out == f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert "checkpoint" in set_aside(folder)
+
+
+def test_a_checkpoint_of_an_earlier_edition_is_refused_by_name(
+    folder: OutputFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = "efficientllm-2505.13840/1"
+    save(folder.path, 6, formula=earlier)
+    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) is None
+    told = capsys.readouterr().out
+    assert told == (
+        f"the earlier run in {folder.path} was trained under the formulas {earlier}, and this program trains under "
+        f"{FORMULAS}: it moves to previous/\n"
+    )
+    assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
 
 
 @pytest.mark.parametrize(
