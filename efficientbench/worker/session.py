@@ -65,7 +65,7 @@ def train_rank(
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
-            decayed = set().union(*groups.gather(decayed_names(trainer.stages)))
+            decayed = set().union(*gather(decayed_names(trainer.stages), set[str]))
             stopped = trainer.train(stop_requested)
             measured = gather(monitor.finish(), RankMeasurement)
             if reporter is not None:

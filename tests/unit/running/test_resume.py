@@ -112,7 +112,7 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
         ("training.learning_rate=2e-3", "training.learning_rate"),
         ("training.steps=20", "training.steps"),
         ("training.seed=1", "training.seed"),
-        ("model.hidden_size=96", "model.hidden_size"),
+        ("model.hidden_size=96", "model.embedding_multiplier, model.hidden_size"),
     ],
 )
 def test_another_configuration_is_another_run(
