@@ -112,7 +112,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
-    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches"),
+    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches, or over the repeats"),
     "keys_read_per_query": Column("keys", "mean keys that a query's attention reads in training"),
     "dense_keys_per_query": Column("keys", "mean keys that dense causal attention reads in training"),
     "status": Column("", "completed, stopped (on request) or failed"),
