@@ -202,6 +202,7 @@ def combine(group: Group) -> RunRecord:
             deviations.pop(f"{name}_ci_high", None)
     if values["validation_loss"] is not None:
         values["validation_loss_se"] = standard_error(group.values("validation_loss"))
+        values["validation_loss_se_values"] = len(records)
         unavailable.pop("validation_loss_se", None)
     further = {
         "repeats": len(records),
@@ -212,7 +213,6 @@ def combine(group: Group) -> RunRecord:
         "quality_curve": _mean_curve(group),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
-        "validation_loss_se_values": len(records),
         "validation_sequence_losses": mean_sequence_losses(records),
     }
     return group.first.model_copy(update=values | further)
