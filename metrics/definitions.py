@@ -28,12 +28,6 @@ FORMULAS = "efficientllm-2505.13840/2"
 The edition rises when a figure changes its meaning. Figures of different ids are not compared.
 """
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T_95 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 
@@ -224,13 +218,62 @@ def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | N
     return mean - margin, mean + margin
 
 
-def t_quantile_95(degrees_of_freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
-    if degrees_of_freedom <= len(_T_95):
-        return _T_95[degrees_of_freedom - 1]
-    # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), exact to 1e-5 beyond 30.
-    n, z = degrees_of_freedom, Z_95
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+def half_interval_95(standard_error: float | None, values: int | None) -> float | None:
+    """Return half of a mean's 95 % interval, by Student's t; None where the error or its number of values is not known.
+
+    Args:
+        standard_error: of the mean.
+        values: how many independent values it is the spread of: of 4, 1.96 standard errors would cover 85 %, not 95 %.
+    """
+    if standard_error is None or values is None or values < 2:
+        return None
+    return t_quantile_95(values - 1) * standard_error
+
+
+def t_quantile_95(degrees_of_freedom: float) -> float:
+    """Return the two-sided 95 % quantile of Student's t, for 1 degree of freedom or more."""
+    n, t, step = degrees_of_freedom, Z_95 - 0.01, 1.0
+    scale = 2 * math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi)
+    # Newton's method from below, where it never overshoots: the p value is convex in t.
+    while abs(step) > 1e-9:
+        step = (t_p_value(t, n) - 0.05) / (scale * (1 + t * t / n) ** (-(n + 1) / 2))
+        t += step
+    return t
+
+
+def t_p_value(t: float, degrees_of_freedom: float) -> float:
+    """Return the two-sided p value of Student's t: the chance of one at least as far from 0.
+
+    It is the incomplete beta function I_x(n / 2, 1 / 2) at x = n / (n + t²), for n degrees of freedom (Abramowitz and
+    Stegun, 26.7.1), which need not be whole.
+    """
+    n = degrees_of_freedom
+    x = n / (n + t * t)
+    # The continued fraction converges fast below this point, and beyond it for the complement.
+    if x < (n / 2 + 1) / (n / 2 + 2.5):
+        return _incomplete_beta(x, n / 2, 0.5)
+    return 1 - _incomplete_beta(t * t / (n + t * t), 0.5, n / 2)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return I_x(a, b) by its continued fraction (Abramowitz and Stegun, 26.5.8), evaluated as Lentz (1976) does."""
+    if x == 0:
+        return 0.0
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    fraction = numerator = 1.0
+    inverse, factor, j = 0.0, 0.0, 0
+    while abs(factor - 1) > 1e-14:
+        j += 1
+        k, odd = divmod(j, 2)
+        if odd:
+            term = -(a + k) * (a + b + k) * x / ((a + 2 * k) * (a + 2 * k + 1))
+        else:
+            term = k * (b - k) * x / ((a + 2 * k - 1) * (a + 2 * k))
+        inverse = 1 / (1 + term * inverse)
+        numerator = 1 + term / numerator
+        factor = numerator * inverse
+        fraction *= factor
+    return math.exp(scale) / a / fraction
 
 
 def _positive(name: str, value: float) -> float:

@@ -80,6 +80,7 @@ def build_record(
         unavailable=summary.unavailable,
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job),
+        validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
         keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=dense_keys_per_query(config.training.seq_len),

@@ -139,7 +139,7 @@ class Metrics(BaseModel):
     """Steps that took much longer than the others: `outliers` names them."""
     validation_loss_se: float | None
     """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
-    text would move it. The noise between seeds is another one, which repeats show."""
+    text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
 
 
 class RunRecord(Metrics, Identity):
@@ -194,6 +194,15 @@ class RunRecord(Metrics, Identity):
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
+    validation_loss_se_values: int | None = None
+    """Batches, or runs where the record stands for several, over which `validation_loss_se` is the spread: its interval
+    is Student's. None where it is not known."""
+    validation_sequence_losses: list[float] = []
+    """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
+    where it is not known."""
+    validation_text: str | None = None
+    """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
+    None where it is not known."""
     config: dict[str, Any]
     """The resolved configuration."""
     environment: dict[str, Any]

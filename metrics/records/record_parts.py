@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from efficientbench.metrics.definitions import half_interval_95
+
 
 @dataclass(frozen=True)
 class ExpertLoad:
@@ -54,6 +56,13 @@ class QualityPoint:
     """Σ synchronized times of the measured steps: without warm-up, evaluation, checkpoints and set-up."""
     energy_j: float | None
     """Energy of the measured steps; None where no sensor measures it (`unavailable` has the reason, as energy_j)."""
+    loss_se_values: int | None = None
+    """Batches, or repeats, over which `loss_se` is the spread; None where it is not known."""
+
+    @property
+    def loss_margin(self) -> float:
+        """Half of the loss's 95 % interval, Student's, nats; 0 where its spread is not known."""
+        return half_interval_95(self.loss_se, self.loss_se_values) or 0.0
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class Quality:
     validation_loss: float | None = None
     validation_loss_se: float | None = None
     """Standard error of `validation_loss`."""
+    validation_loss_se_values: int | None = None
+    """Number of batches over which it is the spread."""
     validation_tokens: int | None = None
     """Tokens predicted in the validation text."""
     validation_bytes: int | None = None
@@ -74,6 +76,8 @@ class Validation:
     """Standard error of the loss."""
     windows: int
     """Number of measured intervals that were over."""
+    loss_se_values: int | None = None
+    """Number of batches over which `loss_se` is the spread."""
 
 
 @dataclass
@@ -274,6 +278,7 @@ def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> lis
                 tokens=validation.tokens,
                 loss=_finite(validation.loss),
                 loss_se=_finite(validation.loss_se),
+                loss_se_values=validation.loss_se_values,
                 measured_tokens=validation.measured_tokens,
                 train_s=math.fsum(run.step_times_s[:measured]),
                 energy_j=math.fsum(run.window_energy_j[: validation.windows]) if has_energy else None,

@@ -112,7 +112,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
-    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches"),
+    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches, or over the repeats"),
     "keys_read_per_query": Column("keys", "mean keys that a query's attention reads in training"),
     "dense_keys_per_query": Column("keys", "mean keys that dense causal attention reads in training"),
     "status": Column("", "completed, stopped (on request) or failed"),
@@ -136,6 +136,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
+    "validation_loss_se_values": Column("", "batches, or repeats, of validation_loss_se, whose interval is Student's"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
 
@@ -176,6 +177,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
         "hardware_tflops_per_device": _times(record.hfu, record.peak_flops, 1e-12),
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
         "micro_batch_size_asked": record.micro_batch_size_asked,
+        "validation_loss_se_values": record.validation_loss_se_values,
     }
 
 
@@ -184,6 +186,7 @@ _NEEDED = {
     "samples_per_s": "tokens_per_s",
     "model_tflops_per_device": "tokens_per_s_per_device",
     "hardware_tflops_per_device": "hfu",
+    "validation_loss_se_values": "validation_loss_se",
 }
 """Derived figure → the record's figure that it needs, whose reason explains its absence."""
 

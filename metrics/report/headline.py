@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.compare import ratio_of
 from efficientbench.metrics.analysis.conditions import group
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
@@ -19,6 +19,10 @@ from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
 SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
+FEW_RUNS_NOTE = (
+    f"Rows of fewer than {MIN_REPEATS} repeats: no verdict on what sets them apart, since the noise between runs is "
+    f"not known (--repeat {MIN_REPEATS})."
+)
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
 
@@ -169,6 +173,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         found.append(SMALLER_NOTE)
     if any(record.repeats > 1 for record in records):
         found.append(REPEATS_NOTE)
+    if len({record.run for record in records}) > 1 and any(record.repeats < MIN_REPEATS for record in records):
+        found.append(FEW_RUNS_NOTE)
     sparse: dict[tuple[float, float, int], list[str]] = {}
     for record in records:
         read, dense = record.keys_read_per_query, record.dense_keys_per_query
@@ -220,23 +226,32 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each set of comparable runs of one size whose losses differ from the lowest by noise alone.
 
-    The noise is that of the repeats where a record stands for several, else the validation loss's own standard error.
+    The noise is that of the repeats, at 5 % for all of a set together. Runs with too few of them have no verdict.
     """
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        if record.validation_loss and record.validation_loss_se is not None:
+        if record.validation_loss and record.repeats >= MIN_REPEATS:
             sets.setdefault((record.size, group(record)), []).append(record)
     found = []
     for members in sets.values():
         best = min(members, key=lambda record: record.validation_loss or 0.0)
-        lowest = Group((best,))
-        alike = [
-            record.run
-            for record in members
-            if record is best or ratio_of("validation_loss", lowest, Group((record,))).measurable is False
-        ]
+        # The lowest is chosen after the fact, so that every pair of the set counts as a comparison (Bonferroni).
+        pairs = len(members) * (len(members) - 1) / 2
+        others = [record for record in members if record is not best]
+        alike = [best.run, *(record.run for record in others if pairs * _p_value(best, record) >= SIGNIFICANCE)]
         if len(alike) > 1:
-            repeated = all(record.repeats > 1 for record in members if record.run in alike)
-            noise = "the noise between seeds" if repeated else "the validation loss's own standard error"
-            found.append(f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by {noise}.")
+            found.append(
+                f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by no more than the "
+                "noise between seeds."
+            )
     return found
+
+
+def _p_value(one: RunRecord, other: RunRecord) -> float:
+    """Return the chance of so different validation losses of identical models, by the repeats of both rows (Welch)."""
+    losses = [record.validation_loss or 0.0 for record in (one, other)]
+    noise = [
+        Estimate((record.repeat_std["validation_loss"] / loss) ** 2 / record.repeats, record.repeats - 1)
+        for record, loss in zip((one, other), losses, strict=True)
+    ]
+    return (noise[0] + noise[1]).p_value(math.log(losses[1] / losses[0]))

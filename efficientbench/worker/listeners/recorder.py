@@ -132,6 +132,7 @@ class Recorder:
             train_loss=_mean(self.losses),
             validation_loss=validation.loss if validation else None,
             validation_loss_se=standard_error(validation.batch_losses) if validation else None,
+            validation_loss_se_values=len(validation.batch_losses) if validation else None,
             validation_tokens=validation.tokens if validation else None,
             validation_bytes=validation.utf8_bytes if validation else None,
             auxiliary_loss=_mean(self.auxiliary_losses),
@@ -226,7 +227,9 @@ class Recorder:
         loss_se = standard_error(event.batch_losses)
         windows = self.measure.monitor.closed_windows()
         self.validations.append(
-            Validation(event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows)
+            Validation(
+                event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.batch_losses)
+            )
         )
         if event.step not in self._written:
             self._write_validation(event, loss_se)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from efficientbench.metrics.definitions import t_quantile_95
+from efficientbench.metrics.definitions import half_interval_95
 from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.html.svg import (
     CHARACTER,
@@ -73,11 +73,13 @@ def _bar(run: Run, metric: str) -> _Bar:
             low, high = record.al_s_ci_low, record.al_s_ci_high
         elif metric == "tokens_per_s" and record.al_s_ci_low > 0:  # the tokens of a step are the same in each
             low, high = value * record.al_s / record.al_s_ci_high, value * record.al_s / record.al_s_ci_low
-    if metric == "validation_loss" and value is not None and record.validation_loss_se is not None:
-        low, high = value - 1.96 * record.validation_loss_se, value + 1.96 * record.validation_loss_se
+    margin = None
+    if metric == "validation_loss":
+        margin = half_interval_95(record.validation_loss_se, record.validation_loss_se_values)
     deviation = record.repeat_std.get(metric)
-    if deviation is not None and value is not None and metric != "al_s":
-        margin = t_quantile_95(record.repeats - 1) * deviation / math.sqrt(record.repeats)
+    if deviation is not None and metric != "al_s":
+        margin = half_interval_95(deviation / math.sqrt(record.repeats), record.repeats)
+    if margin is not None and value is not None:
         low, high = value - margin, value + margin
     return _Bar(run, value, low, high)
 
