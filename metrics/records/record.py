@@ -189,6 +189,12 @@ class RunRecord(Metrics, Identity):
     warm-up of its own; `quality_curve` holds the validations of all attempts."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
+    validation_sequence_losses: list[float] = []
+    """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
+    where it is not known."""
+    validation_text: str | None = None
+    """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
+    None where it is not known."""
     config: dict[str, Any]
     """The resolved configuration."""
     environment: dict[str, Any]
