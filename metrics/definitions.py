@@ -139,14 +139,17 @@ def energy_per_token(energy_j: float, tokens: float) -> float:
     return energy_j / _positive("tokens", tokens)
 
 
-def flops_utilization(flops: float, window_s: float, devices: int, peak_flops: float) -> float:
-    """Return FLOPs of the window / (T · D · dense peak FLOP/s of one device in that dtype), a ratio.
+def flops_utilization(flops: float, time_s: float, devices: int, peak_flops: float) -> float:
+    """Return FLOPs / (time · D · dense peak FLOP/s of one device in that dtype), a ratio.
+
+    FLOPs and time are those of the same steps, as in `token_throughput`.
 
     It is the MFU of model FLOPs: forward plus twice as much backward, matmuls only, no recomputation. Causal attention
     counts half as in Megatron, or the full square as in PaLM (arXiv 2204.02311, appendix B), each under its own name.
-    It is the HFU of model FLOPs with those of recomputation.
+    It is the HFU of all FLOPs that devices compute: also those of recomputation, of scores that the backward pass
+    computes again, and of padding.
     """
-    available = _positive("window_s", window_s) * _positive("devices", devices) * _positive("peak_flops", peak_flops)
+    available = _positive("time_s", time_s) * _positive("devices", devices) * _positive("peak_flops", peak_flops)
     return flops / available
 
 
@@ -175,6 +178,43 @@ def load_imbalance(tokens_per_expert: Sequence[Sequence[int]]) -> tuple[float, .
     for layer in tokens_per_expert:
         _positive("tokens of a layer's experts", sum(layer))
     return tuple(max(layer) * len(layer) / sum(layer) for layer in tokens_per_expert)
+
+
+LEAST_TOKENS_PER_PARAMETER = 1.0
+"""With fewer, a model has hardly left its initial weights; compute-optimal are about 20 (arXiv 2203.15556)."""
+MOST_EPOCHS = 4.0
+"""Up to here repeated text teaches nearly as much as new text does (arXiv 2305.16264)."""
+
+
+def text_read(tokens: int, sources: Sequence[tuple[float, int]]) -> tuple[int, float]:
+    """Return how many different tokens a training read, and how often it read the source that it repeated most.
+
+    Args:
+        tokens: trained on.
+        sources: of the text: each one's share of the samples, and its training tokens.
+    """
+    read = [(tokens * share, _positive("a source's tokens", size)) for share, size in sources]
+    return round(math.fsum(min(part, size) for part, size in read)), max(part / size for part, size in read)
+
+
+def speed_only_reason(
+    tokens_per_parameter: float | None,
+    epochs: float | None = None,
+    loss: float | None = None,
+    unigram_entropy: float | None = None,
+) -> str | None:
+    """Return why a run's losses say nothing about its architecture; None where they may be compared.
+
+    A loss above the entropy of the tokens' frequencies, in nats, is that of a model which has not even learned these.
+    A figure that is None decides nothing.
+    """
+    if tokens_per_parameter is not None and tokens_per_parameter < LEAST_TOKENS_PER_PARAMETER:
+        return f"{tokens_per_parameter:.2g} tokens per parameter are fewer than {LEAST_TOKENS_PER_PARAMETER:g}"
+    if epochs is not None and epochs > MOST_EPOCHS:
+        return f"{epochs:.2g} epochs are more than {MOST_EPOCHS:g}"
+    if loss is not None and unigram_entropy is not None and loss > unigram_entropy:
+        return f"the loss {loss:.3f} is above the entropy of single tokens, {unigram_entropy:.3f}"
+    return None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ SEED = 20130622
 DRIFT_SIGNIFICANCE = 0.01
 """A flagged drift is at most this likely by chance."""
 DRIFT_SIZE = 0.01
-"""A flagged drift is at least this part of the median step."""
+"""A flagged drift makes a step longer, or shorter, by at least this part."""
 DRIFT_BLOCKS = 8
 """Fewer blocks cannot show a drift at that significance."""
 
@@ -42,15 +43,18 @@ class StepTimeNoise:
 class Drift:
     """The trend of step times over the window."""
 
-    relative: float
-    """Change from the first to the last step over the median: 0.05 is 5 % slower at the end."""
+    ratio: float
+    """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
+    low: float
+    """Lower end of the ratio's 95 % confidence interval."""
+    high: float
     p_value: float
     """Two-sided chance of so clear a trend in steps without one."""
 
     @property
     def flagged(self) -> bool:
         """Whether the drift is both significant and large enough to matter."""
-        return self.p_value < DRIFT_SIGNIFICANCE and abs(self.relative) >= DRIFT_SIZE
+        return self.p_value < DRIFT_SIGNIFICANCE and abs(math.log(self.ratio)) >= math.log1p(DRIFT_SIZE)
 
 
 def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
@@ -111,8 +115,9 @@ def drift(step_times_s: Sequence[float]) -> Drift:
     """Return the trend of step times over the window: Theil and Sen's slope with Kendall's test of its significance.
 
     Both use the medians of blocks of steps, which outliers do not move. The blocks are as long as the bootstrap's of
-    the same steps without their trend, so that their medians are nearly independent, as Kendall's test needs them.
-    Sources: Sen (1968), Mann (1945).
+    the same steps without their trend, so that their medians are nearly independent, as Kendall's test needs them. The
+    slope is one of the times' logarithms, so that end over beginning is a ratio above 0 however steep the trend is;
+    its interval is Sen's, from the slopes of all pairs. Sources: Sen (1968), Mann (1945).
 
     Raises:
         MetricsError: too few blocks to show a drift.
@@ -120,16 +125,19 @@ def drift(step_times_s: Sequence[float]) -> Drift:
     times = np.asarray(step_times_s, dtype=np.float64)
     if times.size < DRIFT_BLOCKS:
         raise MetricsError(f"a drift needs {DRIFT_BLOCKS} steps, and {times.size} were measured")
-    rise, _ = _theil_sen(_block_medians(times, times.size))
-    block = block_length(times - np.linspace(0, rise, times.size))
-    medians = _block_medians(times, times.size // block)
+    logs = np.log(times)
+    block = block_length(logs - np.linspace(0, _theil_sen(_block_medians(logs, times.size)).rise, times.size))
+    medians = _block_medians(logs, times.size // block)
     if medians.size < DRIFT_BLOCKS:
         raise MetricsError(
             f"a drift needs {DRIFT_BLOCKS} blocks of steps: neighbours are alike for {block} steps, and {times.size} "
             "were measured"
         )
-    rise, score = _theil_sen(medians)
-    return Drift(rise / float(np.median(times)), _kendall_p_value(medians, score))
+    trend = _theil_sen(medians)
+    # The trend over the blocks' middles, continued to both ends of the window.
+    whole = medians.size / (medians.size - 1)
+    ratio, low, high = (math.exp(whole * rise) for rise in (trend.rise, trend.low, trend.high))
+    return Drift(ratio, low, high, _kendall_p_value(medians, trend.score))
 
 
 def _block_medians(times: np.ndarray, blocks: int) -> np.ndarray:
@@ -137,12 +145,26 @@ def _block_medians(times: np.ndarray, blocks: int) -> np.ndarray:
     return np.array([np.median(part) for part in np.array_split(times, min(blocks, 500))])
 
 
-def _theil_sen(values: np.ndarray) -> tuple[float, float]:
-    """Return the median slope between two values, as the rise from first to last, and Kendall's score."""
+class _Trend(NamedTuple):
+    """The slope of a series, as the rise from its first to its last value."""
+
+    rise: float
+    low: float
+    """Lower end of the rise's 95 % confidence interval."""
+    high: float
+    score: float
+    """Kendall's."""
+
+
+def _theil_sen(values: np.ndarray) -> _Trend:
+    """Return the median slope between two values, with Sen's interval from the ranks of all slopes."""
     later, earlier = np.tril_indices(values.size, -1)
     rises = values[later] - values[earlier]
-    slope = float(np.median(rises / (later - earlier)))
-    return slope * (values.size - 1), float(np.sum(np.sign(rises)))
+    slopes = np.sort(rises / (later - earlier)) * (values.size - 1)
+    margin = Z_95 * math.sqrt(_kendall_variance(values))
+    low = max(round((slopes.size - margin) / 2) - 1, 0)
+    high = min(round((slopes.size + margin) / 2), slopes.size - 1)
+    return _Trend(float(np.median(slopes)), float(slopes[low]), float(slopes[high]), float(np.sum(np.sign(rises))))
 
 
 def _autocovariances(values: np.ndarray, lags: int) -> np.ndarray:
@@ -193,11 +215,16 @@ def _interval(means: np.ndarray, centre: float, widening: float) -> tuple[float,
     return centre - widening * max(centre - float(low), 0.0), centre + widening * max(float(high) - centre, 0.0)
 
 
-def _kendall_p_value(values: np.ndarray, score: float) -> float:
-    """Return the two-sided p value by the normal approximation, corrected for continuity and ties (Kendall 1975)."""
+def _kendall_variance(values: np.ndarray) -> float:
+    """Return the variance of Kendall's score of values without a trend, corrected for ties."""
     n = values.size
     ties = np.unique(values, return_counts=True)[1]
-    variance = (n * (n - 1) * (2 * n + 5) - float(np.sum(ties * (ties - 1) * (2 * ties + 5)))) / 18
+    return float(n * (n - 1) * (2 * n + 5) - np.sum(ties * (ties - 1) * (2 * ties + 5))) / 18
+
+
+def _kendall_p_value(values: np.ndarray, score: float) -> float:
+    """Return the two-sided p value by the normal approximation, corrected for continuity and ties (Kendall 1975)."""
+    variance = _kendall_variance(values)
     if score == 0 or variance == 0:
         return 1.0
     return math.erfc((abs(score) - 1) / math.sqrt(2 * variance))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from efficientbench.config.errors import ConfigError
@@ -23,6 +24,8 @@ class Budget:
     """Steps in the measured window."""
     tokens_per_step: int
     """Tokens of a global batch."""
+    parameters: int
+    """All parameters of the model."""
     extended: str | None = None
     """Message for the user where the default length was too short to measure."""
 
@@ -31,9 +34,17 @@ class Budget:
         """Tokens to train on, with the warm-up."""
         return self.steps * self.tokens_per_step
 
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
 
-def plan_budget(config: RunConfig) -> Budget:
+
+def plan_budget(config: RunConfig, parameters: int) -> Budget:
     """Return the length of a run: the fewest steps that train on the wanted tokens.
+
+    Args:
+        config: the run.
+        parameters: all parameters of its model, which tokens like `20x` are counted by.
 
     Raises ConfigError: tokens and steps are both set, or the one set is less than warm-up and measurement need.
     """
@@ -42,29 +53,42 @@ def plan_budget(config: RunConfig) -> Budget:
     needed = measurement.warmup_steps + measurement.min_steps
     if training.tokens is not None and training.steps is not None:
         raise ConfigError(
-            f"training.tokens: {training.tokens:,} and training.steps {training.steps:,} both set the length; set one"
+            f"training.tokens: {_text(training.tokens)} and training.steps {training.steps:,} both set the length; set "
+            "one"
             " (training.tokens=null or training.steps=null unsets the other)"
         )
-    steps = training.steps or -(-(training.tokens or DEFAULT_TOKENS) // tokens_per_step)
+    tokens = wanted_tokens(training.tokens or DEFAULT_TOKENS, parameters)
+    steps = training.steps or -(-tokens // tokens_per_step)
     extended = None
     if steps < needed:
         if training.tokens is not None or training.steps is not None:
-            raise ConfigError(_too_short(config, steps, needed, tokens_per_step))
+            raise ConfigError(_too_short(config, tokens, steps, needed, tokens_per_step))
         extended = (
             f"the default of {DEFAULT_TOKENS:,} tokens is {steps} steps of {tokens_per_step:,}; extended to {needed} "
             f"steps ({needed * tokens_per_step:,} tokens), for {measurement.warmup_steps} steps of warm-up and "
             f"{measurement.min_steps} measured steps"
         )
         steps = needed
-    return Budget(steps, measurement.warmup_steps, steps - measurement.warmup_steps, tokens_per_step, extended)
+    measured = steps - measurement.warmup_steps
+    return Budget(steps, measurement.warmup_steps, measured, tokens_per_step, parameters, extended)
 
 
-def _too_short(config: RunConfig, steps: int, needed: int, tokens_per_step: int) -> str:
+def wanted_tokens(tokens: int | str, parameters: int) -> int:
+    """Return `training.tokens` as a number of tokens."""
+    return tokens if isinstance(tokens, int) else math.ceil(float(tokens.removesuffix("x")) * parameters)
+
+
+def _text(tokens: int | str) -> str:
+    return f"{tokens:,}" if isinstance(tokens, int) else tokens
+
+
+def _too_short(config: RunConfig, tokens: int, steps: int, needed: int, tokens_per_step: int) -> str:
     training, measurement = config.training, config.measurement
     if training.steps is not None:
         what, right = f"training.steps: {steps:,} of", f"training.steps={needed}"
     else:
-        what = f"training.tokens: {training.tokens:,} tokens at {tokens_per_step:,} a step are {steps:,} of"
+        by_parameters = f"{training.tokens} is " if isinstance(training.tokens, str) else ""
+        what = f"training.tokens: {by_parameters}{tokens:,} tokens at {tokens_per_step:,} a step are {steps:,} of"
         right = f"training.tokens={needed * tokens_per_step}"
     return (
         f"{what} the {needed} steps that {measurement.warmup_steps} of warm-up and {measurement.min_steps} measured "

@@ -70,11 +70,12 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
 
     Raises ConfigError: the run is too short to be measured.
     """
+    parameters = count_parameters(config.model)
     return Plan(
         config=config,
         layout=layout,
-        budget=plan_budget(config),
-        parameters=count_parameters(config.model),
+        budget=plan_budget(config, parameters.total),
+        parameters=parameters,
         flops=flops_per_token(config.model, config.training.seq_len, config.training.recompute),
         memory=memory_by_stage(config, layout, runtime_bytes),
     )

@@ -12,6 +12,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
 from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
+from efficientbench.planning.text_budget import text_budget, tokenized
 
 
 def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
@@ -91,6 +92,7 @@ _MATRIX_COLUMNS = (
     "FLOPs/token",
     "keys/query",
     "KV cache B/token",
+    "tokens/param",
     "sequence",
     "micro-batch",
     "ranks",
@@ -106,6 +108,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         f"{plan.flops.training:,}",
         f"{keys_read_per_query(model, training.seq_len):,.1f}",
         f"{kv_cache_bytes_per_token(model, training.dtype):,}",
+        f"{plan.budget.tokens_per_parameter:.2g}",
         f"{training.seq_len:,}",
         f"{training.micro_batch_size}",
         f"{plan.layout.world_size}",
@@ -138,6 +141,18 @@ def _keys_read(plan: Plan) -> str:
     return f"{read:,.1f}, dense {dense:,.1f}" + ("" if read < dense else ": NOT fewer; it pays at longer sequences")
 
 
+def _text_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return how much text the model gets, and whether its losses can then say anything."""
+    text = text_budget(plan, tokenized(plan.config.data))
+    unknown = "n/a: a run counts them once the text is tokenized"
+    rows = [
+        ("tokens per parameter", f"{text.tokens_per_parameter:.3g}"),
+        ("unique tokens", unknown if text.unique_tokens is None else f"about {text.unique_tokens:,}"),
+        ("epochs", unknown if text.epochs is None else f"about {text.epochs:.3g}"),
+    ]
+    return [*rows, ("speed only", text.speed_only_reason)] if text.speed_only_reason else rows
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training = config.training
@@ -159,6 +174,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("tokens per step", f"{budget.tokens_per_step:,}"),
         ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
         ("tokens", f"{budget.tokens:,}"),
+        *_text_rows(plan),
         ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
         *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
         ("layers per stage", f"{layout.layers_per_stage:,}" + (f", {layout.vpp} virtual" if layout.vpp > 1 else "")),

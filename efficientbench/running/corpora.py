@@ -10,10 +10,12 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.data_tools.frequencies import unigram_entropy
 from efficientbench.data_tools.indexed import bin_path
 from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums
 from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.metrics.records.summarize import Reading
 from efficientbench.running.job import Job
 
 
@@ -74,6 +76,20 @@ def recorded_sources(job: Job) -> list[DataSource]:
         )
         for weight, corpus in zip(job.config.data.weights, load_corpora(job), strict=True)
     ]
+
+
+def what_was_read(job: Job, tokens: int, source_tokens: Sequence[int]) -> Reading:
+    """Return what a run has read of its text.
+
+    Args:
+        job: the run.
+        tokens: trained on since its start.
+        source_tokens: training tokens of each source.
+    """
+    weights = job.config.data.weights
+    prefixes = [corpus.prefix for corpus in load_corpora(job)]
+    entropy = unigram_entropy(list(zip(weights, prefixes, strict=True)))
+    return Reading(tokens, tuple(zip(weights, source_tokens, strict=True)), entropy)
 
 
 def check_split(split: Sequence[float], corpus: Corpus) -> None:

@@ -27,6 +27,7 @@ from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
+from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
@@ -67,7 +68,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
         try:
             with _connected(cluster, device) as link:
                 corpora = prepare_corpora(plan.config)
-                _announce_data(plan.config, corpora)
+                _announce_data(plan, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
                 exit_code = _launch_ranks(job, job_file, device, cluster, link, files)
                 if node == 0 and folder.record.exists():
@@ -193,10 +194,11 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
     sys.stdout.flush()
 
 
-def _announce_data(config: RunConfig, corpora: Sequence[Corpus]) -> None:
-    for weight, corpus in zip(config.data.weights, corpora, strict=True):
+def _announce_data(plan: Plan, corpora: Sequence[Corpus]) -> None:
+    for weight, corpus in zip(plan.config.data.weights, corpora, strict=True):
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
         print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+    print(text_budget(plan, [corpus.tokens for corpus in corpora]))
     sys.stdout.flush()
 
 

@@ -29,6 +29,10 @@ Samples: TypeAlias = GPTDataset | BlendedDataset
 HostBatch: TypeAlias = tuple[torch.Tensor, ...]
 """Tokens, labels and loss mask of one micro-batch, not yet on the device."""
 
+ATTENDS_ACROSS_DOCUMENTS = True
+"""A training sequence holds documents end to end, and a token attends to all before it, those of other documents too.
+An end-of-document token separates them, as in GPT-2's and Megatron's default."""
+
 VALIDATION_SEED = 1234
 """Draws the validation's samples, whatever the run's seed is, so that repeats with other seeds validate on one text."""
 
@@ -82,6 +86,11 @@ class Batches:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
         """The first sample of the next training step, and the micro-batch that begins with it."""
+
+    def source_tokens(self) -> list[int]:
+        """Return the tokens of each source's training documents, in the order of the sources."""
+        sources = self.training.datasets if isinstance(self.training, BlendedDataset) else [self.training]
+        return [int(source.dataset.sequence_lengths[source.indices].sum(dtype="int64")) for source in sources]
 
     @property
     def micro_batches(self) -> int:
@@ -169,7 +178,7 @@ def _open_datasets(
         path_to_cache=str(cache),
         tokenizer=vocabulary,
         reset_position_ids=False,
-        reset_attention_mask=False,
+        reset_attention_mask=not ATTENDS_ACROSS_DOCUMENTS,
         eod_mask_loss=False,
         create_attention_mask=False,
         mid_level_dataset_surplus=blend_surplus(len(prefixes), sizes),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from efficientbench import metrics
+from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
 from efficientbench.metrics.definitions import load_imbalance, percentiles
@@ -17,7 +18,7 @@ from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
-from efficientbench.running.corpora import recorded_sources
+from efficientbench.running.corpora import recorded_sources, what_was_read
 from efficientbench.running.identity import WRITTEN, identity, run_environment
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
@@ -29,13 +30,15 @@ MAXIMUM_DISTURBANCES = 500
 def run_facts(job: Job, device: Device) -> RunFacts:
     """Return what is known of the run before its first step; all ranks must call this together."""
     from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
+    training, work = config.training, attention_work(config, device.type)
     parameters = count_parameters(config.model)
-    flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    flops = flops_per_token(config.model, training.seq_len, training.recompute)
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
-        peak, source = peak_flops(device.names()[0], config.training.dtype)
+        peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
@@ -44,7 +47,7 @@ def run_facts(job: Job, device: Device) -> RunFacts:
         devices=hosts if shares_host else layout.world_size,
         flops_per_token=flops.training,
         flops_per_token_full_square=flops.training_full_square,
-        flops_per_token_hardware=flops.training_hardware,
+        flops_per_token_hardware=hardware_flops_per_token(config.model, training.seq_len, training.recompute, work),
         peak_flops=peak,
         peak_flops_source=source,
     )
@@ -57,20 +60,24 @@ def build_record(
     measured: Sequence[RankMeasurement],
     recorder: Recorder,
     decayed: Sequence[str],
+    source_tokens: Sequence[int],
     stopped: bool,
     started_at: datetime,
     duration_s: float,
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on;
+    `source_tokens` has the training tokens of each source.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names
+    from efficientbench.training.batches import ATTENDS_ACROSS_DOCUMENTS
 
     config = job.config
     run = metrics.merge(measured)
     quality = recorder.quality()
-    summary = summarize(run, facts, quality, recorder.interruptions)
+    reading = what_was_read(job, recorder.tokens, source_tokens)
+    summary = summarize(run, facts, quality, recorder.interruptions, reading)
     return RunRecord(
         **identity(job, device, facts.devices),
         **summary.values,
@@ -90,6 +97,7 @@ def build_record(
         kernels=kernel_names(config, device.type),
         decayed_parameters=list(decayed),
         fallback_kernels=fallback_kernels(config, device.type),
+        attention_across_documents=ATTENDS_ACROSS_DOCUMENTS,
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,

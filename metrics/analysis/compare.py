@@ -20,10 +20,12 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 
+QUALITY = ("validation_loss", "bits_per_byte")
+"""Figures that runs which are speed only are not compared by."""
 METRICS = (
     *("tokens_per_s", "al_s", "al_s_p50", "tt_tokens_per_param_s", "energy_j_per_token", "energy_j_per_step", "aec_w"),
     *("amu_gb", "peak_memory_device_bytes", "peak_memory_allocated_bytes", "pcu", "mfu"),
-    *("validation_loss", "bits_per_byte"),
+    *QUALITY,
 )
 """Figures that are compared, by their names in the record."""
 
@@ -57,7 +59,8 @@ class Comparison:
     costs: tuple[Ratio, ...]
     """Ratios of tokens, time and energy to the target loss."""
     speed_only: str | None
-    """Where the losses differ by no more than noise, so that speed alone is compared: by how much. Else None."""
+    """Why speed alone is compared: a run's losses say nothing about its architecture, or they differ by no more than
+    noise. Else None."""
 
 
 def compare(
@@ -115,7 +118,7 @@ def compare(
         unavailable=unavailable,
         target_loss=target,
         costs=tuple(costs),
-        speed_only=_speed_only(ratios),
+        speed_only=_short_of_text([*first.records, *second.records]) or _speed_only(ratios),
     )
 
 
@@ -129,6 +132,9 @@ _COVERED = (
 
 def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     """Return why the figure has no ratio; None where it has one."""
+    short = _short_of_text(records)
+    if short is not None and metric in QUALITY:
+        return short
     lacking = next((record for record in records if not getattr(record, metric)), None)
     return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is 0')}"
 
@@ -137,6 +143,11 @@ def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = 
     """Return the ratio of one figure, second over first, not corrected for others; `floor` as of `make_ratio`."""
     text = text_noise(first.records, second.records) if SAME.get(metric, metric) == "validation_loss" else None
     return make_ratio(metric, Side.of(first.values(metric)), Side.of(second.values(metric)), floor, text)
+
+
+def _short_of_text(records: Sequence[RunRecord]) -> str | None:
+    flagged = next((record for record in records if record.speed_only_reason), None)
+    return None if flagged is None else f"{flagged.run}: {flagged.speed_only_reason}"
 
 
 def _speed_only(ratios: Sequence[Ratio]) -> str | None:

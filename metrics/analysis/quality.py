@@ -76,7 +76,13 @@ def lowest_common_loss(records: Sequence[RunRecord], end: int = 0) -> float:
 
 
 def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:
-    """Return the validations whose loss is a number, each with its loss."""
+    """Return the validations whose loss is a number, each with its loss.
+
+    Raises:
+        MetricsError: there is none, or the run's losses say nothing about its architecture.
+    """
+    if record.speed_only_reason:
+        raise MetricsError(f"{record.run} is speed only: {record.speed_only_reason}")
     points = [(point, point.loss) for point in record.quality_curve if point.loss is not None]
     if not points:
         raise MetricsError(f"{record.run} has no validation to measure a quality by")

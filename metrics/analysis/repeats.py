@@ -29,7 +29,7 @@ from efficientbench.metrics.records.record_parts import QualityPoint
 _NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")
 _SEED = "training.seed"
-_OF_ONE_RUN = ("al_s_block_steps", "al_s_drift_p")
+_OF_ONE_RUN = ("al_s_block_steps", "al_s_drift_ratio_low", "al_s_drift_ratio_high", "al_s_drift_p")
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -226,8 +226,8 @@ def _mean(name: str, values: list[Any]) -> Any:
         return " and ".join(dict.fromkeys(values))
     if name == "outlier_steps":
         return sum(values)
-    if name == "al_s_drift":
-        return max(values, key=abs)
+    if name == "al_s_drift_ratio":
+        return max(values, key=lambda ratio: abs(math.log(ratio)))
     mean = math.fsum(values) / len(values)
     return round(mean) if isinstance(first, int) else mean
 

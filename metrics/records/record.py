@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.definitions import FORMULAS, speed_only_reason
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
@@ -129,8 +129,11 @@ class Metrics(BaseModel):
     al_s_p50_ci_high: float | None
     al_s_block_steps: int | None
     """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
-    al_s_drift: float | None
-    """Change of a step's time over the window, as a part of the median: 0.05 is 5 % slower at the end."""
+    al_s_drift_ratio: float | None
+    """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
+    al_s_drift_ratio_low: float | None
+    """Lower end of the ratio's 95 % confidence interval."""
+    al_s_drift_ratio_high: float | None
     al_s_drift_p: float | None
     """Chance of so clear a trend where there is none."""
     al_s_drift_flagged: bool | None
@@ -140,6 +143,16 @@ class Metrics(BaseModel):
     validation_loss_se: float | None
     """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
     text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
+    tokens_trained: int | None
+    """Since the start of the run, warm-up and earlier attempts included."""
+    tokens_per_parameter: float | None
+    """`tokens_trained` over all parameters."""
+    unique_tokens: int | None
+    """Different tokens of the text among `tokens_trained`."""
+    epochs: float | None
+    """How often the run read the training text; in a blend, the source that it repeated most."""
+    unigram_entropy: float | None
+    """Entropy of the frequencies of the text's tokens, nats: the loss of a model that knows nothing else."""
 
 
 class RunRecord(Metrics, Identity):
@@ -185,6 +198,9 @@ class RunRecord(Metrics, Identity):
     did not name them."""
     fallback_kernels: dict[str, str] = {}
     """Part of `kernels` that a better kernel would serve on this device type → why it did not."""
+    attention_across_documents: bool | None = None
+    """Whether a token attends to the earlier documents of its training sequence; None where the training loop did not
+    say."""
     outliers: list[Outlier] = []
     """The slowest `outlier_steps`, at most MOST_OUTLIERS, in the order of the run."""
     resumed_after_steps: list[int] = []
@@ -215,6 +231,11 @@ class RunRecord(Metrics, Identity):
         """Return the configured micro-batch, which exceeds the one used where memory did not suffice for it."""
         asked = self.section("training").get("micro_batch_size_asked")
         return asked if isinstance(asked, int) else self.micro_batch_size
+
+    @property
+    def speed_only_reason(self) -> str | None:
+        """Return why the run's losses say nothing about its architecture; None where they may be compared."""
+        return speed_only_reason(self.tokens_per_parameter, self.epochs, self.validation_loss, self.unigram_entropy)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a part of the configuration; empty where it has none."""

@@ -31,7 +31,7 @@ class RunFacts:
     flops_per_token_full_square: float
     """`flops_per_token` with the full square of attention scores counted."""
     flops_per_token_hardware: float
-    """`flops_per_token` with recomputation added."""
+    """`flops_per_token` with recomputation, scores computed again in the backward pass, and padding added."""
     peak_flops: float | None
     """Of one device for the run's dtype, dense, FLOP/s."""
     peak_flops_source: str
@@ -58,6 +58,18 @@ class Quality:
     """[layers][experts] of the measured window; empty for a model without experts."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run has read of its text since its start."""
+
+    tokens: int
+    """Trained on, warm-up and earlier attempts included."""
+    sources: tuple[tuple[float, int], ...]
+    """Each source's share of the samples, and its training tokens."""
+    unigram_entropy: float
+    """Entropy of the frequencies of the text's tokens, nats."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,11 @@ def nothing_measured(reason: str) -> Summary:
 
 
 def summarize(
-    run: RunMeasurement, facts: RunFacts, quality: Quality, interruptions: Mapping[int, str] | None = None
+    run: RunMeasurement,
+    facts: RunFacts,
+    quality: Quality,
+    interruptions: Mapping[int, str] | None = None,
+    reading: Reading | None = None,
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons.
 
@@ -126,6 +142,7 @@ def summarize(
         facts: facts known before the start.
         quality: losses and expert loads.
         interruptions: number of a step → event between it and the step before, such as an evaluation.
+        reading: what was read of which text; None: the training loop did not say.
     """
     summary = Summary({"tokens": run.tokens, "steps_measured": len(run.step_times_s)})
     _devices(summary, run)
@@ -136,6 +153,7 @@ def summarize(
     _flops(summary, run, facts)
     _quality(summary, quality)
     _experts(summary, quality)
+    _reading(summary, facts, reading)
     return summary
 
 
@@ -184,7 +202,7 @@ def _latency(summary: Summary, run: RunMeasurement) -> None:
 
 
 _NOISE = ("al_s_ci_low", "al_s_ci_high", "al_s_p50_ci_low", "al_s_p50_ci_high", "al_s_block_steps")
-_DRIFT = ("al_s_drift", "al_s_drift_p", "al_s_drift_flagged")
+_DRIFT = (*("al_s_drift_ratio", "al_s_drift_ratio_low", "al_s_drift_ratio_high", "al_s_drift_p", "al_s_drift_flagged"),)
 
 
 def _noise(times: Sequence[float]) -> tuple[Any, ...]:
@@ -194,7 +212,7 @@ def _noise(times: Sequence[float]) -> tuple[Any, ...]:
 
 def _drift(times: Sequence[float]) -> tuple[Any, ...]:
     drift = statistics.drift(times)
-    return drift.relative, drift.p_value, drift.flagged
+    return drift.ratio, drift.low, drift.high, drift.p_value, drift.flagged
 
 
 def _outliers(summary: Summary, run: RunMeasurement, interruptions: Mapping[int, str]) -> None:
@@ -238,7 +256,9 @@ def _flops(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
         ("hfu", facts.flops_per_token_hardware),
     ):
         flops = flops_per_token * run.tokens
-        formula = partial(definitions.flops_utilization, flops, run.window_s, facts.devices, peak or 0.0)
+        # Over the steps' own time, as throughput is: between them lies the harness's bookkeeping.
+        time_s = math.fsum(run.step_times_s)
+        formula = partial(definitions.flops_utilization, flops, time_s, facts.devices, peak or 0.0)
         summary.compute(name, formula, reason)
 
 
@@ -261,6 +281,19 @@ def _experts(summary: Summary, quality: Quality) -> None:
     summary.put("auxiliary_loss", quality.auxiliary_loss, quality.reasons.get("auxiliary_loss", none))
     by_layer = definitions.load_imbalance(quality.tokens_per_expert)
     summary.put("expert_load_imbalance", math.fsum(by_layer) / len(by_layer) if by_layer else None, none)
+
+
+def _reading(summary: Summary, facts: RunFacts, reading: Reading | None) -> None:
+    if reading is None:
+        for name in ("tokens_trained", "tokens_per_parameter", "unique_tokens", "epochs", "unigram_entropy"):
+            summary.put(name, None, "the training loop did not say what it read")
+        return
+    unique, epochs = definitions.text_read(reading.tokens, reading.sources)
+    summary.put("tokens_trained", reading.tokens)
+    summary.put("tokens_per_parameter", reading.tokens / facts.parameters)
+    summary.put("unique_tokens", unique)
+    summary.put("epochs", epochs)
+    summary.put("unigram_entropy", reading.unigram_entropy)
 
 
 def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> list[QualityPoint]:

@@ -77,9 +77,13 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "energy_j": Column("J", "of the measured window, all devices"),
     "energy_j_per_token": Column("J/token", "energy over K: what energies are compared by"),
     "energy_scope": Column("", "what the energy is of: gpu, npu, cpu-package, node"),
-    "mfu": Column("", "model FLOPs over what the devices could do, causal attention halved", "llm-foundry MFU"),
+    "mfu": Column(
+        "", "model FLOPs over what the devices could do in the steps' time, causal attention halved", "llm-foundry MFU"
+    ),
     "mfu_full_square": Column("", "MFU with the full square of attention scores counted (PaLM's convention)"),
-    "hfu": Column("", "MFU with recomputation added", "llm-foundry HFU"),
+    "hfu": Column(
+        "", "MFU with recomputation, scores computed again in the backward pass and padding added", "llm-foundry HFU"
+    ),
     "peak_memory_allocated_bytes": Column("bytes", "the allocator's peak of tensors", "nanotron peak_allocated_MiB"),
     "peak_memory_reserved_bytes": Column("bytes", "the allocator's peak with its cache", "nanotron peak_reserved_MiB"),
     "peak_memory_device_bytes": Column("bytes", "the driver's peak for the whole device", "nanotron memory_usage_MiB"),
@@ -108,11 +112,18 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_p50_ci_low": Column("s", "lower end of the median's 95 % confidence interval"),
     "al_s_p50_ci_high": Column("s", "upper end of the median's 95 % confidence interval"),
     "al_s_block_steps": Column("steps", "length of the bootstrap's blocks: steps further apart are independent"),
-    "al_s_drift": Column("", "change of a step's time over the window, as a part of the median"),
+    "al_s_drift_ratio": Column("", "time of a step at the window's end over that at its beginning"),
+    "al_s_drift_ratio_low": Column("", "lower end of the ratio's 95 % confidence interval"),
+    "al_s_drift_ratio_high": Column("", "upper end of the ratio's 95 % confidence interval"),
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
     "validation_loss_se": Column("nats", "standard error of the validation loss over its batches, or over the repeats"),
+    "tokens_trained": Column("tokens", "trained on since the start, warm-up included"),
+    "tokens_per_parameter": Column("", "tokens_trained over P; below 1 the row is speed only"),
+    "unique_tokens": Column("tokens", "different tokens of the text among tokens_trained"),
+    "epochs": Column("", "how often the training text was read, its most repeated source; above 4: speed only"),
+    "unigram_entropy": Column("nats", "of the text's single tokens; a validation loss above it: speed only"),
     "keys_read_per_query": Column("keys", "mean keys that a query's attention reads in training"),
     "dense_keys_per_query": Column("keys", "mean keys that dense causal attention reads in training"),
     "status": Column("", "completed, stopped (on request) or failed"),
@@ -137,6 +148,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
     "validation_loss_se_values": Column("", "batches, or repeats, of validation_loss_se, whose interval is Student's"),
+    "speed_only": Column("", "why the losses take no part in comparisons; empty where they do"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
 
@@ -178,6 +190,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
         "micro_batch_size_asked": record.micro_batch_size_asked,
         "validation_loss_se_values": record.validation_loss_se_values,
+        "speed_only": record.speed_only_reason or "",
     }
 
 

@@ -98,7 +98,8 @@ def name(record: RunRecord) -> str:
     repeats = f" × {record.repeats}" if record.repeats > 1 else ""
     used, asked = record.micro_batch_size, record.micro_batch_size_asked
     smaller = f" (micro-batch {used} for {asked})" if used != asked else ""
-    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{smaller}{status}"
+    flagged = " (speed only)" if record.speed_only_reason else ""
+    return f"{record.run}{' (smoke)' if record.smoke else ''}{repeats}{smaller}{flagged}{status}"
 
 
 def unique_names(records: Sequence[RunRecord]) -> list[str]:
@@ -185,17 +186,24 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
             f"and {dense:,.0f} in dense causal attention."
         )
-    drifting = [f"{name(record)} ({record.al_s_drift:+.1%})" for record in records if record.al_s_drift_flagged]
+    drifting = [f"{name(record)} {_drift(record)}" for record in records if record.al_s_drift_flagged]
     if drifting:
-        found.append(f"Steps slowed down or sped up over the measured window: {', '.join(drifting)}.")
+        found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
-    found += [*resumed(records), *slow_steps(records), *speed_only(records)]
+    found += [*resumed(records), *slow_steps(records), *short_of_text(records), *speed_only(records)]
     editions = sorted({record.formula_id for record in records})
     if len(editions) > 1:
         found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")
     return found
+
+
+def _drift(record: RunRecord) -> str:
+    """Return the ratio with its interval; repeats, of which it is the largest, have one each."""
+    ends = (record.al_s_drift_ratio_low, record.al_s_drift_ratio_high)
+    interval = "" if None in ends else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
+    return f"{record.al_s_drift_ratio:.3g}{interval}"
 
 
 def slow_steps(records: Sequence[RunRecord]) -> list[str]:
@@ -223,6 +231,15 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
+def short_of_text(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each reason for which losses of runs take no part in comparisons."""
+    runs: dict[str, list[str]] = {}
+    for record in records:
+        if record.speed_only_reason:
+            runs.setdefault(record.speed_only_reason, []).append(record.run)
+    return [f"Speed only, without a comparison of losses: {', '.join(names)}: {why}." for why, names in runs.items()]
+
+
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each set of comparable runs of one size whose losses differ from the lowest by noise alone.
 
@@ -230,7 +247,7 @@ def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        if record.validation_loss and record.repeats >= MIN_REPEATS:
+        if record.validation_loss and record.repeats >= MIN_REPEATS and not record.speed_only_reason:
             sets.setdefault((record.size, group(record)), []).append(record)
     found = []
     for members in sets.values():

@@ -18,11 +18,11 @@ from efficientbench.metrics.report.columns import row
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (
     *("variant", "size", "smoke", "seed", "parameters", "device_name", "devices", "dtype", "seq_len"),
-    *("micro_batch_size", "global_batch_size", "tp", "pp", "dp", "ep", "cp", "recompute", "formula_id"),
+    *("micro_batch_size", "global_batch_size", "tp", "pp", "dp", "ep", "cp", "recompute", "formula_id", "speed_only"),
 )
 FIGURES = (
     *("validation_loss", "bits_per_byte", "tokens_per_s_per_device", "al_s", "amu_gb", "pcu", "mfu", "hfu", "aec_w"),
-    *("energy_j_per_token", "tt_tokens_per_param_s", "peak_memory_device_bytes"),
+    *("energy_j_per_token", "tt_tokens_per_param_s", "peak_memory_device_bytes", "tokens_per_parameter"),
 )
 
 

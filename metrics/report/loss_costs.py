@@ -13,10 +13,10 @@ from efficientbench.metrics.report.table import ABSENT, Table
 
 
 def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
-    """Return a table for each size and set of comparable runs, of those that validated."""
+    """Return a table for each size and set of comparable runs, of those that validated and are not speed only."""
     groups: dict[tuple[str, str], list[tuple[str, RunRecord]]] = {}
     for name, record in zip(unique_names(records), records, strict=True):
-        if any(point.loss is not None for point in record.quality_curve):
+        if any(point.loss is not None for point in record.quality_curve) and not record.speed_only_reason:
             groups.setdefault((record.size, group(record)), []).append((name, record))
     return [_table(size, members) for (size, _), members in groups.items() if len(members) > 1]
 

@@ -145,3 +145,17 @@ def test_report_writes_a_row(folder: Path, tmp_path: Path) -> None:
     assert [name for name in NAMES if name not in row] == []
     found = row["run"], float(row["validation_loss"])
     assert found == ("gqa_1.5B", pytest.approx(record(folder)["validation_loss"]))
+
+
+def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> None:
+    found = record(folder)
+    (source,) = found["data"]
+    training_tokens = found["unique_tokens"] if found["epochs"] >= 1 else found["tokens_trained"] / found["epochs"]
+    assert training_tokens == pytest.approx(0.99 * source["tokens"], rel=0.02)
+    assert found["tokens_trained"] == max(line.get("tokens_total", 0) for line in steps(folder))
+    assert found["tokens_per_parameter"] == found["tokens_trained"] / found["parameters"] < 1
+    assert 0 < found["unigram_entropy"] < math.log(1024)
+    assert found["attention_across_documents"] is True
+    reason = f"{found['tokens_per_parameter']:.2g} tokens per parameter are fewer than 1"
+    assert f"speed only: {reason}" in smoke_run.done.stdout
+    assert f"Speed only, without a comparison of losses: gqa_1.5B: {reason}." in " ".join(smoke_run.done.stdout.split())

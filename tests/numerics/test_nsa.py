@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from support.configs import tiny
+from support.flop_counting import FlopCounter
 from support.nsa import qwen2_with_nsa, to_qwen2_with_nsa
 from support.oracle import build, gradients_beside, relative_error, weights_of
 from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from efficientbench.config.model import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
@@ -81,13 +81,13 @@ def branches_cost(sequence: int) -> tuple[int, int]:
     key, value = (torch.randn(1, sequence, dim, requires_grad=True) for _ in range(2))
     short_key, short_value = (torch.randn(1, compressed, dim, requires_grad=True) for _ in range(2))
     choice = Choice(nsa.select_block, nsa.select_count, nsa.compress_block, nsa.compress_stride)
-    with FlopCounterMode(display=False) as flops, Sizes() as sizes:
+    with FlopCounter() as flops, Sizes() as sizes:
         past = Reach(nsa.compress_block, nsa.compress_stride)
         out, chosen = range_attention(query, short_key, short_value, 1.0, past, choice)
         out = out + selected_attention(query, key, value, chosen, nsa.select_block, 1.0)
         out = out + range_attention(query, key, value, 1.0, Reach(width=nsa.window))[0]
         out.sum().backward()
-    return sizes.largest, flops.get_total_flops()
+    return sizes.largest, flops.total
 
 
 @pytest.mark.proof

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from efficientbench.config.model import NSAConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,
+    causal_attention,
     cross_entropy,
     grouped_mm,
     norm,
@@ -56,6 +58,23 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
         reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"
         found |= {part: reason for part in npu_fused.PARTS if part in names}
     return found
+
+
+def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
+    """Return what the attention kernel on the device type computes more than its formula."""
+    if isinstance(config.model.attention, NSAConfig):
+        return AttentionWork(
+            selects_twice=kernel_names(config, device_type)["nsa_selection"] == selected_attention.NAME
+        )
+    shape = AttentionShape.of(config)
+    if shape is None:
+        return AttentionWork()
+    chosen = causal_attention.NAME
+    if config.parallel.cp == 1:
+        chosen = choose(config.kernels.attention, shape, device_type).name
+    # Kernels as in causal_attention.py: torch's own choice on a CPU is its flash kernel.
+    flash = chosen == "flash" or (chosen == causal_attention.NAME and device_type == "cpu")
+    return AttentionWork(scores_again=chosen != "math", pads_values=flash)
 
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:

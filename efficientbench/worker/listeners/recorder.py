@@ -62,7 +62,8 @@ class Recorder:
         """[layers][experts], over the measured steps."""
         self._begin_s = time.monotonic()
         self._step_number = 0
-        self._tokens = 0
+        self.tokens = 0
+        """Trained on since the start of the run."""
         self._measured_tokens = 0
         self.resumed: list[int] = []
         """Steps after which the run resumed from a checkpoint."""
@@ -83,7 +84,7 @@ class Recorder:
     def progress(self) -> dict[str, Any]:
         """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
         return {
-            "tokens": self._tokens,
+            "tokens": self.tokens,
             "elapsed_s": time.monotonic() - self._begin_s,
             "losses": list(self.losses),
             "auxiliary_losses": list(self.auxiliary_losses),
@@ -96,7 +97,7 @@ class Recorder:
     def _resume(self, manifest: Manifest) -> None:
         """Restore what `progress` returned for the checkpoint."""
         kept = manifest.progress
-        self._step_number, self._tokens = manifest.step, kept["tokens"]
+        self._step_number, self.tokens = manifest.step, kept["tokens"]
         self._begin_s -= kept["elapsed_s"]
         self.losses.extend(kept["losses"])
         self.auxiliary_losses.extend(kept["auxiliary_losses"])
@@ -156,7 +157,7 @@ class Recorder:
             self.interruptions.setdefault(event.step, "a checkpoint was being written")
         if event.non_finite is None:
             self.losses.append(event.loss)
-        self._tokens += event.tokens
+        self.tokens += event.tokens
         if event.step > self.warmup_steps:
             self._measured_tokens += event.tokens
         step_time_s = self.measure.step_time_s
@@ -175,7 +176,7 @@ class Recorder:
                 "grad_norm": event.gradient_norm,
                 "skipped": event.skipped,
                 "tokens": event.tokens,
-                "tokens_total": self._tokens,
+                "tokens_total": self.tokens,
                 "step_time_s": step_time_s,
                 "elapsed_s": time.monotonic() - self._begin_s,
                 "memory_used_bytes": memory_used_bytes,
@@ -190,14 +191,14 @@ class Recorder:
                 "train/loss": event.loss,
                 "train/learning_rate": event.learning_rate,
                 "train/grad_norm": event.gradient_norm,
-                "train/tokens": self._tokens,
+                "train/tokens": self.tokens,
                 "efficiency/step_time_s": step_time_s,
                 "efficiency/tokens_per_s": event.tokens / step_time_s,
                 "memory/used_gb": memory_used_bytes / BYTES_PER_GB if memory_used_bytes is not None else None,
                 "energy/power_w": power_w,
             },
         )
-        self.tensorboard.scalars(self._tokens, {"by_tokens/train_loss": event.loss})
+        self.tensorboard.scalars(self.tokens, {"by_tokens/train_loss": event.loss})
 
     def _routing(self, event: StepEnded) -> dict[str, Any]:
         """Keep and return what the routers of a mixture of experts did; {} for a model without experts."""
@@ -228,7 +229,7 @@ class Recorder:
         windows = self.measure.monitor.closed_windows()
         self.validations.append(
             Validation(
-                event.step, self._tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.batch_losses)
+                event.step, self.tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.batch_losses)
             )
         )
         if event.step not in self._written:
@@ -249,12 +250,12 @@ class Recorder:
                 **values,
                 "loss_se": loss_se,
                 "tokens": event.tokens,
-                "tokens_total": self._tokens,
+                "tokens_total": self.tokens,
                 "elapsed_s": time.monotonic() - self._begin_s,
             },
         )
         self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
-        self.tensorboard.scalars(self._tokens, {"by_tokens/validation_loss": event.loss})
+        self.tensorboard.scalars(self.tokens, {"by_tokens/validation_loss": event.loss})
 
 
 def _mean(values: Collection[float]) -> float | None:

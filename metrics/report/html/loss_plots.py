@@ -57,10 +57,14 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
         missing = len(runs) - len(points)
         if not points:
             lacking = [run.record.unavailable for run in runs]
-            reasons = dict.fromkeys(why.get(metric) or why.get("validation_loss", "") for why in lacking)
+            flagged = [run.record.speed_only_reason for run in runs]
+            reasons = dict.fromkeys(
+                why.get(metric) or why.get("validation_loss") or f"speed only: {only}"
+                for why, only in zip(lacking, flagged, strict=True)
+            )
             figures.append(Figure(title, Markup(""), f"n/a: {'; '.join(reasons)}"))
             continue
-        note = f"{missing} of {len(runs)} runs have no such figure." if missing else ""
+        note = f"{missing} of {len(runs)} runs have no such figure, or are speed only." if missing else ""
         figures.append(Figure(title, _pareto(title, label, points, better, columns[metric].text), note))
     return figures
 
@@ -69,7 +73,7 @@ def _points(runs: Sequence[Run], column: HeadlineColumn) -> list[Point]:
     points = []
     for run in runs:
         cost, loss = getattr(run.record, column.metric), run.record.validation_loss
-        if cost is not None and loss is not None:
+        if cost is not None and loss is not None and not run.record.speed_only_reason:
             points.append(Point(run, cost, loss, group(run.record, energy=column.metric == "energy_j_per_token")))
     return points
 

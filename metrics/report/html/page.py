@@ -128,7 +128,7 @@ def _settings(runs: Sequence[Run]) -> Table:
     """Return what was run: model, budget, layout."""
     header = (
         *("run", "status", "parameters", "active", "dtype", "sequence", "micro batch", "global batch", "layout"),
-        *("steps", "tokens", "keys/query", "seed", "duration"),
+        *("steps", "tokens", "tokens/param", "unique tokens", "epochs", "keys/query", "seed", "duration"),
     )
     rows = []
     for run in runs:
@@ -142,8 +142,14 @@ def _settings(runs: Sequence[Run]) -> Table:
             (
                 *(run.name, record.status, f"{record.parameters:,}", f"{record.parameters_active:,}", record.dtype),
                 *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
-                *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}", keys, str(record.seed)),
+                *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
+                _number(record.tokens_per_parameter, ".3g"),
+                *(_number(record.unique_tokens, ","), _number(record.epochs, ".3g"), keys, str(record.seed)),
                 f"{record.duration_s:,.0f} s",
             )
         )
     return Table(header, rows, (0, 1, 4, 8))
+
+
+def _number(value: float | None, form: str) -> str:
+    return ABSENT if value is None else format(value, form)

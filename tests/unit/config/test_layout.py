@@ -10,6 +10,7 @@ from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch, padded_vocab_size
 from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
 
 SPLIT = ("parallel.tp=2", "parallel.sp=true")
 
@@ -156,19 +157,30 @@ def test_padded_vocabulary(vocab: int, tp: int, padded: int) -> None:
 
 
 def test_the_default_budget_is_extended_to_what_measurement_needs() -> None:
-    budget = plan_budget(resolve("gqa_1.5B"))
+    budget = plan_budget(resolve("gqa_1.5B"), 1000)
     assert (budget.steps, budget.warmup_steps, budget.measured_steps, budget.tokens) == (15, 5, 10, 15 * 16 * 2048)
     assert budget.extended is not None
     assert "100,000 tokens is 4 steps of 32,768; extended to 15 steps" in budget.extended
 
 
 def test_the_default_budget_stays_where_it_suffices() -> None:
-    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.seq_len=100", "training.global_batch_size=8"]))
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.seq_len=100", "training.global_batch_size=8"]), 1000)
     assert (budget.steps, budget.tokens, budget.extended) == (125, 100_000, None)
 
 
+def test_tokens_may_be_counted_by_parameters() -> None:
+    config = resolve("gqa_1.5B", overrides=["training.tokens=20x"])
+    budget = plan_budget(config, 1_000_001)
+    # 20,000,020 tokens are 610.4 steps of 32,768.
+    assert (budget.steps, budget.tokens) == (611, 611 * 32_768)
+    assert budget.tokens_per_parameter == 611 * 32_768 / 1_000_001
+    half = resolve("gqa_1.5B", overrides=["training.tokens=0.5x"])
+    assert plan_budget(half, 10_000_000).steps == 153
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
 def test_tokens_are_never_cut_short() -> None:
-    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=655361"]))
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=655361"]), 1000)
     assert budget.steps == 21
 
 
@@ -181,17 +193,19 @@ def test_tokens_are_never_cut_short() -> None:
             "set training.tokens=491520, or lower measurement.warmup_steps or measurement.min",
         ),
         (["training.steps=3"], "training.steps: 3 of the 15 steps"),
+        (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step are 1 of the 15 steps"),
+        (["training.steps=30", "training.tokens=20x"], "training.tokens: 20x and training.steps 30 both set"),
         (["training.steps=30", "training.tokens=1000000"], "both set the length; set one"),
     ],
 )
 def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        plan_budget(resolve("gqa_1.5B", overrides=overrides))
+        plan_budget(resolve("gqa_1.5B", overrides=overrides), 1000)
 
 
 def test_a_short_run_that_says_so_is_taken() -> None:
     overrides = ["training.steps=3", "measurement.warmup_steps=1", "measurement.min_steps=2"]
-    assert plan_budget(resolve("gqa_0.5B", overrides=overrides)).measured_steps == 2
+    assert plan_budget(resolve("gqa_0.5B", overrides=overrides), 1000).measured_steps == 2
 
 
 def test_context_parallel_ranks_multiply() -> None:

@@ -66,6 +66,7 @@ def test_smoke_keeps_the_ratios_that_define_the_model(name: str) -> None:
         ("training.seq_len=010", ("training", "seq_len"), 10),
         ("training.tokens=8_000", ("training", "tokens"), 8000),
         ("training.tokens=null", ("training", "tokens"), None),
+        ("training.tokens=20x", ("training", "tokens"), "20x"),
         ("parallel.dp=None", ("parallel", "dp"), None),
         ("parallel.sp=yes", ("parallel", "sp"), True),
         ("data.split=[98,2,0]", ("data", "split"), (98, 2, 0)),
@@ -104,6 +105,13 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("training.seq_len=x", "training.seq_len: 'x' does not fit: input should be a valid integer"),
         ("training.seq_len=true", "training.seq_len: 'true' does not fit: input should be a valid integer"),
         ("training.seq_len=0", "training.seq_len: '0' does not fit: input should be greater than or equal to 1"),
+        *(
+            (
+                f"training.tokens={wrong}",
+                f"training.tokens: '{wrong}' is neither a number of tokens above 0 nor of tokens",
+            )
+            for wrong in ("0", "-5", "x", "0x", "-1x", "nanx", "infx", "1e5", "20 per parameter")
+        ),
         ("training.learning_rate=nan", "training.learning_rate: 'nan' does not fit: input should be a finite number"),
         (
             "training.seed=4294967296",

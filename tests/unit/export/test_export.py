@@ -29,7 +29,7 @@ def make_run(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Path:
     config = resolve(name, smoke=True, overrides=list(overrides))
     folder.mkdir(parents=True)
     layout = Layout.of(config, 1, 1, oversubscribe=True)
-    Job(config, layout, plan_budget(config), (folder / "none.json",), folder).write(folder / "config.json")
+    Job(config, layout, plan_budget(config, 1000), (folder / "none.json",), folder).write(folder / "config.json")
     return folder
 
 

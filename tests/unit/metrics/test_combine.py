@@ -113,10 +113,11 @@ def test_runs_that_were_measured_otherwise_are_no_repeats(change: dict[str, obje
 
 def test_drifts_do_not_cancel_and_every_disturbance_is_kept() -> None:
     other = Disturbance("HOST", 0.0, 1.0, "others", 0.5)
-    up = repeat(1, 1.0, 4.0, al_s_drift=0.12)
-    down = repeat(2, 1.0, 4.0, al_s_drift=-0.11, disturbances=[other])
+    up = repeat(1, 1.0, 4.0, al_s_drift_ratio=1.12)
+    down = repeat(2, 1.0, 4.0, al_s_drift_ratio=0.88, disturbances=[other])
     [one] = combine_repeats([up, down])
-    assert (one.al_s_drift, one.disturbances) == (0.12, [other])
+    # 0.88 is further from 1 than 1.12: its inverse is 1.136.
+    assert (one.al_s_drift_ratio, one.disturbances) == (0.88, [other])
 
 
 def test_costs_of_resumed_repeats_are_left_out() -> None:

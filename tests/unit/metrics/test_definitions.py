@@ -95,7 +95,7 @@ def test_the_five_metrics_in_their_units() -> None:
 
 
 def test_flops_utilization_of_a_device_at_half_its_peak() -> None:
-    assert definitions.flops_utilization(flops=8e15, window_s=2, devices=4, peak_flops=2e15) == pytest.approx(0.5)
+    assert definitions.flops_utilization(flops=8e15, time_s=2, devices=4, peak_flops=2e15) == pytest.approx(0.5)
     with pytest.raises(MetricsError, match="peak_flops must be above zero"):
         definitions.flops_utilization(1, 1, 1, 0)
 

@@ -16,7 +16,7 @@ import pytest
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps, read_csv
 from support.nvml_replica import Driver, Gpu
 
-from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget
+from efficientbench.config.budget import DEFAULT_TOKENS, plan_budget, wanted_tokens
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import count_parameters
@@ -107,8 +107,8 @@ def test_a_run_called_moe_trains_experts() -> None:
 def test_every_run_of_the_matrix_has_steps_enough_to_measure() -> None:
     for run, smoke in itertools.product(load_matrix().runs, (False, True)):
         config = resolve(run.name, smoke)
-        budget = plan_budget(config)
+        budget = plan_budget(config, 1)
         assert budget.measured_steps >= config.measurement.min_steps >= 10, run.name
-        wanted = config.training.tokens or DEFAULT_TOKENS
+        wanted = wanted_tokens(config.training.tokens or DEFAULT_TOKENS, 1)
         # Tokens are divided by a step's and rounded up: what is wanted is trained on, whatever the batch.
         assert budget.tokens >= wanted or config.training.steps is not None, run.name

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from efficientbench.metrics.definitions import mean_confidence_interval
 from efficientbench.metrics.errors import MetricsError
@@ -78,7 +79,8 @@ def test_a_drift_is_found_with_its_size_and_flagged() -> None:
     times = noise * np.linspace(1, 1.06, 1000)
     times[::50] *= 3
     found = drift(times)
-    assert found.relative == pytest.approx(0.06 / 1.03, abs=0.01)
+    assert found.ratio == pytest.approx(1.06, abs=0.01)
+    assert found.low < found.ratio < found.high
     assert (found.p_value < 1e-6, found.flagged) == (True, True)
 
 
@@ -86,12 +88,34 @@ def test_a_drift_that_is_none_is_rarely_seen() -> None:
     series = autoregressive(150, 400, 0.7)
     found = [drift(values) for values in series]
     assert np.mean([each.p_value < 0.05 for each in found]) < 0.12
-    assert not any(each.flagged for each in found if abs(each.relative) < 0.01)
+    assert not any(each.flagged for each in found if abs(each.ratio - 1) < 0.0099)
+    assert np.mean([each.low <= 1 <= each.high for each in found]) > 0.88
+
+
+def test_a_drift_is_a_ratio_however_steep() -> None:
+    # Steps that become ten times as short: the change over the median would be below -100 %.
+    times = np.geomspace(1, 0.1, 400) * np.exp(0.05 * np.random.default_rng(3).standard_normal(400))
+    found = drift(times)
+    assert found.ratio == pytest.approx(0.1, rel=0.05)
+    assert 0 < found.low < 0.1 < found.high < 0.2
+    slower = drift(times[::-1])
+    assert slower.ratio == pytest.approx(1 / found.ratio, rel=0.01)
+
+
+def test_the_interval_of_a_drift_is_sens() -> None:
+    # Few steps that alternate: blocks of one step, whose medians are the steps.
+    (noise,) = autoregressive(1, 2000, 0.0)
+    found = drift(noise)
+    logs = np.log(noise)
+    medians = [np.median(part) for part in np.array_split(logs, min(2000 // block_length(logs), 500))]
+    slope, _, low, high = stats.theilslopes(medians, alpha=0.95)
+    expected = np.exp(np.array([slope, low, high]) * len(medians))
+    assert (found.ratio, found.low, found.high) == pytest.approx(tuple(expected), rel=1e-9)
 
 
 def test_kendalls_p_value_is_the_textbooks() -> None:
     # Blocks of 4 of 40 steps give 10 medians: S = 45 of 45, variance 125, z = 44 / √125 = 3.935.
-    assert drift([1 + i / 100 for i in range(40)]).p_value == pytest.approx(math.erfc(44 / math.sqrt(250)))
+    assert drift([math.exp(i / 100) for i in range(40)]).p_value == pytest.approx(math.erfc(44 / math.sqrt(250)))
     assert drift([1.0] * 40).p_value == 1
 
 

@@ -8,15 +8,16 @@ import re
 
 import numpy as np
 import pytest
-from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps
+from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps, monitor_of, run_steps
 
+from efficientbench.metrics import merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record import Metrics
 from efficientbench.metrics.records.record_parts import Outlier
-from efficientbench.metrics.records.summarize import Quality, RunFacts, nothing_measured, summarize
+from efficientbench.metrics.records.summarize import Quality, Reading, RunFacts, nothing_measured, summarize
 
 FACTS = RunFacts(
     parameters=1000,
@@ -80,6 +81,31 @@ def test_every_figure_by_hand() -> None:
     record = make_record({**summary.values, "unavailable": summary.unavailable})
     assert record.unavailable.keys() == {n for n in Metrics.model_fields if getattr(record, n) is None}
     assert record.unavailable["peak_memory_allocated_bytes"] == "no allocator sensor was in use"
+
+
+def test_throughput_and_utilization_have_one_time_base() -> None:
+    clock = HandClock(0)
+    with monitor_of(clock) as monitor:
+        for _ in range(4):
+            run_steps(monitor, clock, 2.0)
+            clock.pass_time(0.5)  # what a harness does between two steps
+    values = summarize(merge([monitor.finish()]), FACTS, QUALITY).values
+    assert (values["window_s"], values["tokens_per_s"]) == (10, 50)
+    assert values["mfu"] == pytest.approx(values["tokens_per_s"] * 6000 / (2 * 3e5))
+
+
+def test_what_a_run_read_of_its_text() -> None:
+    reading = Reading(tokens=4000, sources=((0.75, 6000), (0.25, 100)), unigram_entropy=5.5)
+    summary = summarize(measured(1, 2), FACTS, QUALITY, reading=reading)
+    expected = {
+        "tokens_trained": 4000,
+        "tokens_per_parameter": 4.0,
+        "unique_tokens": 3100,
+        "epochs": 10.0,
+        "unigram_entropy": 5.5,
+    }
+    assert {name: summary.values[name] for name in expected} == expected
+    assert summarize(measured(1), FACTS, QUALITY).unavailable["epochs"] == "the training loop did not say what it read"
 
 
 def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:

@@ -123,7 +123,7 @@ def matrix_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 def test_one_table_of_all_runs(matrix_table: Callable[..., Rows]) -> None:
     rows = matrix_table()
     # Of transformers' models with the same shapes, and of the papers' formulas.
-    assert rows["gqa_1.5B"][:6] == ["1,543,714,304", "1,543,714,304", "9,789,898,752", "1,024.5", "28,672", "2,048"]
+    assert rows["gqa_1.5B"][:6] == ["1,543,714,304", "1,543,714,304", "9,789,898,752", "1,024.5", "28,672", "0.00032"]
     assert rows["moe_0.5Bx8"][:2] == ["2,690,709,376", "807,991,168"]
     for run in load_matrix().runs:
         plan = plan_of(run.name)
@@ -138,7 +138,7 @@ def test_the_table_flags_attention_that_reads_no_fewer_keys(matrix_table: Callab
 
 def test_the_table_names_the_runs_that_an_override_does_not_fit(matrix_table: Callable[..., Rows]) -> None:
     rows = matrix_table("parallel.cp=2")
-    assert rows["gqa_1.5B"][7] == "2"
+    assert rows["gqa_1.5B"][8] == "2"
     assert "nsa_1.5B" not in rows
     assert rows["nsa_1.5B:"][0] == "parallel.cp:"
     with pytest.raises(ConfigError, match="training.dtype"):

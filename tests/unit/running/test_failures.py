@@ -44,7 +44,7 @@ def refused_by_torch() -> Exception:
 def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> None:
     config = resolve("gqa_1.5B", smoke=True, overrides=["device=cpu"])
     layout = Layout.of(config, 1, 1, oversubscribe=True)
-    job = Job(config, layout, plan_budget(config), (), tmp_path)
+    job = Job(config, layout, plan_budget(config, 1000), (), tmp_path)
     found = diagnose(error, job, tmp_path / "rank_0.log")
     assert (found.kind, found.exit_code) == (kind, exit_code)
     if kind == "non_finite":

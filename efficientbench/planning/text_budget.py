@@ -1,0 +1,63 @@
+"""The text that a planned run reads, against its model and its corpora."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from efficientbench.config.schema import DataConfig
+from efficientbench.data_tools.manifest import load_corpus, manifest_path
+from efficientbench.metrics.definitions import speed_only_reason, text_read
+from efficientbench.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class TextBudget:
+    """What a run will read of its text."""
+
+    tokens_per_parameter: float
+    unique_tokens: int | None
+    """About; None where a source is not tokenized yet."""
+    epochs: float | None
+    """About, of the source that is repeated most; None where a source is not tokenized yet."""
+
+    @property
+    def speed_only_reason(self) -> str | None:
+        """Return why the run's losses will say nothing about its architecture; None where they may."""
+        return speed_only_reason(self.tokens_per_parameter, self.epochs)
+
+    def __str__(self) -> str:
+        epochs = "" if self.epochs is None else f", about {self.epochs:.3g} epochs of the text"
+        only = self.speed_only_reason
+        return f"{self.tokens_per_parameter:.3g} tokens per parameter{epochs}" + (
+            f"; speed only: {only}" if only else ""
+        )
+
+
+def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
+    """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
+    if corpus_tokens is None:
+        return TextBudget(plan.budget.tokens_per_parameter, None, None)
+    data = plan.config.data
+    # Documents are split by number, so that the tokens of a split are about as many.
+    training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
+    unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
+    return TextBudget(plan.budget.tokens_per_parameter, unique, epochs)
+
+
+def tokenized(data: DataConfig) -> list[int] | None:
+    """Return the tokens of each source from the manifest beside its pair; None where one has none.
+
+    Raises:
+        DataError: a manifest is damaged.
+    """
+    manifests = [manifest_path(_prefix(source)) for source in data.sources if source is not None]
+    if len(manifests) < len(data.sources) or not all(manifest.is_file() for manifest in manifests):
+        return None
+    return [load_corpus(manifest).tokens for manifest in manifests]
+
+
+def _prefix(source: str) -> Path:
+    path = Path(source)
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
