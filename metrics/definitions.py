@@ -12,8 +12,9 @@ Warm-up, evaluation, checkpoints and set-up lie outside the window and are in no
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from efficientbench.metrics.errors import MetricsError
 
@@ -27,6 +28,9 @@ FORMULAS = "efficientllm-2505.13840/2"
 
 The edition rises when a figure changes its meaning. Figures of different ids are not compared.
 """
+
+HOLE_INTERVALS = 5
+"""A gap of more than so many intervals between samples is a hole: what happened in it is not known."""
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T_95 = (
@@ -85,6 +89,21 @@ def covered_s(times_s: Sequence[float], windows: Windows) -> float:
     if not times_s:
         return 0.0
     return sum(max(min(times_s[-1], end) - max(times_s[0], begin), 0.0) for begin, end in windows)
+
+
+def gaps_s(times_s: Sequence[float], windows: Windows) -> list[float]:
+    """Return the times between neighbouring samples inside the windows, s; a window's edge cuts the gap it lies in."""
+    gaps: list[float] = []
+    for begin, end in windows if times_s else ():
+        inside = times_s[bisect_right(times_s, begin) : bisect_left(times_s, end)]
+        stamps = [max(begin, times_s[0]), *inside, min(end, times_s[-1])]
+        gaps += [right - left for left, right in pairwise(stamps) if right > left]
+    return gaps
+
+
+def longest_interval_s(gaps: Sequence[float]) -> float:
+    """Return the longest gap that is no hole, s: five intervals, where nine of ten gaps are at most one interval."""
+    return HOLE_INTERVALS * sorted(gaps)[int(0.9 * (len(gaps) - 1))]
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:
@@ -230,7 +249,8 @@ def t_quantile_95(degrees_of_freedom: int) -> float:
         return _T_95[degrees_of_freedom - 1]
     # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), exact to 1e-5 beyond 30.
     n, z = degrees_of_freedom, Z_95
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2) + third
 
 
 def _positive(name: str, value: float) -> float:

@@ -194,9 +194,11 @@ def combine(group: Group) -> RunRecord:
     for name in _INTERVALS:
         spread = group.spread(name)
         if spread is not None and spread.low is not None:
-            values |= {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
-            deviations.pop(f"{name}_ci_low", None)
-            deviations.pop(f"{name}_ci_high", None)
+            ends = {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
+            values |= ends
+            for end in ends:
+                deviations.pop(end, None)
+                unavailable.pop(end, None)
     if values["validation_loss"] is not None:
         values["validation_loss_se"] = _few_runs_error(group.values("validation_loss"))
         unavailable.pop("validation_loss_se", None)

@@ -15,10 +15,14 @@ from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
+from efficientbench.metrics.statistics import SURE_STEPS
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
 SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
+AT_LEAST_NOTE = (
+    f"≥: the interval is at least so wide, for fewer than {SURE_STEPS} measured steps do not show slow changes."
+)
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
 
@@ -116,7 +120,7 @@ def cell(column: HeadlineColumn, record: RunRecord) -> str:
         return ABSENT
     if column.metric == "al_s_ci_high":
         noise = relative_interval(record)
-        return ABSENT if noise is None else f"±{_percent(noise)}"
+        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{_percent(noise)}"
     deviation = record.repeat_std.get(column.metric)
     # A step's time has its interval in a column of its own.
     if deviation is None or not value or column.metric == "al_s":
@@ -129,6 +133,11 @@ def relative_interval(record: RunRecord) -> float | None:
     if not record.al_s or record.al_s_ci_low is None or record.al_s_ci_high is None:
         return None
     return (record.al_s_ci_high - record.al_s_ci_low) / 2 / record.al_s
+
+
+def is_least(record: RunRecord) -> bool:
+    """Return whether the interval of a step's time, where one is known, is only the least that it may be."""
+    return record.repeats == 1 and record.steps_measured < SURE_STEPS
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
     if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
         found.append(SMALLER_NOTE)
+    if any(relative_interval(record) is not None and is_least(record) for record in records):
+        found.append(AT_LEAST_NOTE)
     if any(record.repeats > 1 for record in records):
         found.append(REPEATS_NOTE)
     sparse: dict[tuple[float, float, int], list[str]] = {}
