@@ -207,6 +207,7 @@ def combine(group: Group) -> RunRecord:
         "repeat_std": deviations,
         "unavailable": unavailable,
         "duration_s": math.fsum(record.duration_s for record in records) / len(records),
+        "energy_doubt": next((record.energy_doubt for record in records if record.energy_doubt), None),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),

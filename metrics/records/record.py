@@ -72,7 +72,7 @@ class Metrics(BaseModel):
     al_s_p90: float | None
     al_s_p99: float | None
     al_s_ci_low: float | None
-    """95 % confidence interval of the mean, by a bootstrap of blocks of steps: `metrics.statistics.step_time_noise`."""
+    """95 % confidence interval of the mean: `metrics.statistics.step_time_noise`."""
     al_s_ci_high: float | None
     tt_tokens_per_param_s: float | None
     tokens_per_s: float | None
@@ -116,7 +116,7 @@ class Metrics(BaseModel):
     """'counter' or 'integrated power'."""
     window_s: float | None
     sample_interval_s: float | None
-    """The longest mean interval between samples of a device that was achieved."""
+    """The longest in `sample_intervals_s`."""
     peak_flops: float | None
     """Of one device for this dtype, dense, FLOP/s."""
     peak_flops_source: str | None
@@ -125,10 +125,10 @@ class Metrics(BaseModel):
     expert_load_imbalance: float | None
     """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
     al_s_p50_ci_low: float | None
-    """95 % confidence interval of the median, by the same bootstrap."""
+    """95 % confidence interval of the median, by the same function."""
     al_s_p50_ci_high: float | None
     al_s_block_steps: int | None
-    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    """Steps for which neighbours are alike: steps further apart than that are taken as independent."""
     al_s_drift: float | None
     """Change of a step's time over the window, as a part of the median: 0.05 is 5 % slower at the end."""
     al_s_drift_p: float | None
@@ -172,6 +172,12 @@ class RunRecord(Metrics, Identity):
     """Mean keys that a query's attention reads in training; None for a model without attention."""
     dense_keys_per_query: float | None = None
     """Mean keys that dense causal attention reads; None for a model without attention."""
+    samples: dict[str, int] = {}
+    """'memory', 'utilization', 'power' → readings of it inside the window, of the device with fewest."""
+    sample_intervals_s: dict[str, float] = {}
+    """Quantity of `samples` → the longest mean interval of a device between its readings, s."""
+    energy_doubt: str | None = None
+    """Why `energy_j` may be wrong: its counter and the polled power differ. None: nothing speaks against it."""
     timelines: list[Timeline] = []
     """Memory, utilization and power of each device over time, for plots."""
     windows: list[Window] = []

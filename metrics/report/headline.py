@@ -193,6 +193,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     drifting = [f"{name(record)} ({record.al_s_drift:+.1%})" for record in records if record.al_s_drift_flagged]
     if drifting:
         found.append(f"Steps slowed down or sped up over the measured window: {', '.join(drifting)}.")
+    found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")

@@ -58,12 +58,14 @@ def test_dcmi_reads_every_chip_in_our_units(library: str) -> None:
     ]
 
 
-def test_energy_is_integrated_power_with_the_interval_achieved(library: str) -> None:
+def test_energy_is_integrated_power_with_the_interval_achieved(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the thread may take as long as it does: else a slow machine has too few readings.
+    monkeypatch.setattr("efficientbench.metrics.monitoring.sampler.MAXIMUM_SHARE_OF_A_CORE", 1.0)
     sensor = DcmiSensor(environment={}, library=library)
-    run = metrics_parts.measure_step(sensor, work=lambda: time.sleep(0.3), sample_interval_s=0.02)
+    run = metrics_parts.measure_step(sensor, work=lambda: time.sleep(1.0), sample_interval_s=0.02)
     assert (run.energy_scope, run.device_scope, run.energy_source) == ("npu", "npu", "integrated power")
     assert (run.power_w_sum, run.aec_w, run.energy_j) == pytest.approx((1200.5, 1200.5 / 3, 1200.5 * run.window_s))
-    assert 0.01 < run.sample_interval_s < 0.3
+    assert 0.01 < max(run.sample_intervals_s.values()) < 0.3
     assert "no energy counter" in run.sensors[0].unavailable["energy_j"]
 
 
