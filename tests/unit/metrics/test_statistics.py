@@ -24,10 +24,10 @@ def autoregressive(series: int, n: int, correlation: float, seed: int = 7) -> np
     return values + 100
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.7])
+@pytest.mark.parametrize("correlation", [0.0, 0.7, 0.97])
 def test_intervals_hold_the_truth_as_often_as_they_say(correlation: float) -> None:
     found = [step_time_noise(values) for values in autoregressive(200, 500, correlation)]
-    # 200 series: two standard errors of a share of 95 % are 3 %, and blocks of finite length cost up to 2 %.
+    # 200 series: two standard errors of a share of 95 % are 3 %, and waves of finite length cost up to 3 %.
     for name in ("mean", "median"):
         intervals = [getattr(noise, name) for noise in found]
         assert 0.89 <= np.mean([low <= 100 <= high for low, high in intervals]) <= 0.995, name
