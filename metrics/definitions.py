@@ -101,9 +101,14 @@ def gaps_s(times_s: Sequence[float], windows: Windows) -> list[float]:
     return gaps
 
 
-def longest_interval_s(gaps: Sequence[float]) -> float:
-    """Return the longest gap that is no hole, s: five intervals, where nine of ten gaps are at most one interval."""
-    return HOLE_INTERVALS * sorted(gaps)[int(0.9 * (len(gaps) - 1))]
+def longest_interval_s(times_s: Sequence[float]) -> float:
+    """Return the longest gap between samples that is no hole, s: five intervals, by their time stamps.
+
+    Nine of ten gaps are at most one interval, so that it follows a sensor that has slowed down. Up to ten gaps show no
+    interval, and no hole.
+    """
+    gaps = sorted(right - left for left, right in pairwise(times_s))
+    return HOLE_INTERVALS * gaps[min(int(0.9 * len(gaps)), len(gaps) - 1)] if gaps else 0.0
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:

@@ -57,7 +57,7 @@ class Signal:
         Holes, and time before the first or after the last sample, may make up a twentieth of the windows.
         """
         length_s, gaps = window_length_s(windows), gaps_s(self.times_s, windows)
-        longest_s = longest_interval_s(gaps) if gaps else 0.0
+        longest_s = longest_interval_s(self.times_s)
         seen_s = sum(gap for gap in gaps if gap <= longest_s)
         if seen_s >= MINIMUM_COVERAGE * length_s:
             return None

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,8 +52,7 @@ class Recorded:
     @cached_property
     def _longest_s(self) -> dict[str, float]:
         """Return for each sampled quantity the longest gap that is no hole, s."""
-        gaps = {name: [right - left for left, right in pairwise(self.times_s[name])] for name in _SAMPLED}
-        return {name: longest_interval_s(between) for name, between in gaps.items() if between}
+        return {name: longest_interval_s(self.times_s[name]) for name in _SAMPLED}
 
     def span_s(self) -> tuple[float, float]:
         """Return the first and the last time of any reading."""
