@@ -112,11 +112,11 @@ class Coverage:
     """Whether reports say that such an interval is at least so wide."""
 
     def __str__(self) -> str:
-        """Return 'AL / median', after ≥ where reports say 'at least', and before the share of runs that have them."""
+        """Return 'AL / median', after ≥ where reports say 'at least'; in brackets the share of runs that have them."""
         if self.intervals < FEWEST:
             return "n/a"
         some = self.intervals / self.runs
-        share = f" ({some:.0%} of runs)" if some < 0.995 else ""
+        share = f" ({100 * some:.0f} %)" if some < 0.995 else ""
         return f"{'≥ ' if self.is_least else ''}{self.mean:.2f} / {self.median:.2f}{share}"
 
     @property
