@@ -162,8 +162,7 @@ class RunRecord(Metrics, Identity):
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
     step_time_percentiles_s: list[float] | None = None
-    """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
-    None where no step was measured."""
+    """The measured steps' times at 0, 1, …, 100 %, so that reports read no steps; None where no step was measured."""
     data: list[DataSource] | None = None
     """The corpora that the run read; None where the training loop did not name them."""
     experts: ExpertLoad | None = None
