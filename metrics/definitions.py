@@ -12,8 +12,9 @@ Warm-up, evaluation, checkpoints and set-up lie outside the window and are in no
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from efficientbench.metrics.errors import MetricsError
 
@@ -28,6 +29,8 @@ FORMULAS = "efficientllm-2505.13840/2"
 The edition rises when a figure changes its meaning. Figures of different ids are not compared.
 """
 
+HOLE_INTERVALS = 5
+"""A gap of more than so many intervals between samples is a hole: what happened in it is not known."""
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 
@@ -79,6 +82,26 @@ def covered_s(times_s: Sequence[float], windows: Windows) -> float:
     if not times_s:
         return 0.0
     return sum(max(min(times_s[-1], end) - max(times_s[0], begin), 0.0) for begin, end in windows)
+
+
+def gaps_s(times_s: Sequence[float], windows: Windows) -> list[float]:
+    """Return the times between neighbouring samples inside the windows, s; a window's edge cuts the gap it lies in."""
+    gaps: list[float] = []
+    for begin, end in windows if times_s else ():
+        inside = times_s[bisect_right(times_s, begin) : bisect_left(times_s, end)]
+        stamps = [max(begin, times_s[0]), *inside, min(end, times_s[-1])]
+        gaps += [right - left for left, right in pairwise(stamps) if right > left]
+    return gaps
+
+
+def longest_interval_s(times_s: Sequence[float]) -> float:
+    """Return the longest gap between samples that is no hole, s: five intervals, by their time stamps.
+
+    Nine of ten gaps are at most one interval, so that it follows a sensor that has slowed down. Up to ten gaps show no
+    interval, and no hole.
+    """
+    gaps = sorted(right - left for left, right in pairwise(times_s))
+    return HOLE_INTERVALS * gaps[min(int(0.9 * len(gaps)), len(gaps) - 1)] if gaps else 0.0
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:

@@ -235,7 +235,9 @@ class MeasurementConfig(Part):
 
     enabled: bool = Field(default=True, description="run the sensors; false: measure step times only")
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
-    min_steps: PositiveInt = Field(default=10, description="fewest steps in the measured window")
+    min_steps: PositiveInt = Field(
+        default=50, description="fewest steps in the measured window; below 30 a step's time has no interval"
+    )
     sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
     peak_flops: PositiveFloat | None = Field(
         default=None,

@@ -197,9 +197,11 @@ def combine(group: Group) -> RunRecord:
     for name in _INTERVALS:
         spread = group.spread(name)
         if spread is not None and spread.low is not None:
-            values |= {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
-            deviations.pop(f"{name}_ci_low", None)
-            deviations.pop(f"{name}_ci_high", None)
+            ends = {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
+            values |= ends
+            for end in ends:
+                deviations.pop(end, None)
+                unavailable.pop(end, None)
     if values["validation_loss"] is not None:
         values["validation_loss_se"] = standard_error(group.values("validation_loss"))
         values["validation_loss_se_values"] = len(records)
@@ -209,6 +211,7 @@ def combine(group: Group) -> RunRecord:
         "repeat_std": deviations,
         "unavailable": unavailable,
         "duration_s": math.fsum(record.duration_s for record in records) / len(records),
+        "energy_doubt": next((record.energy_doubt for record in records if record.energy_doubt), None),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),

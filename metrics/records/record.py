@@ -72,7 +72,7 @@ class Metrics(BaseModel):
     al_s_p90: float | None
     al_s_p99: float | None
     al_s_ci_low: float | None
-    """95 % confidence interval of the mean, by a bootstrap of blocks of steps: `metrics.statistics.step_time_noise`."""
+    """95 % confidence interval of the mean: `metrics.statistics.step_time_noise`."""
     al_s_ci_high: float | None
     tt_tokens_per_param_s: float | None
     tokens_per_s: float | None
@@ -116,7 +116,7 @@ class Metrics(BaseModel):
     """'counter' or 'integrated power'."""
     window_s: float | None
     sample_interval_s: float | None
-    """The longest mean interval between samples of a device that was achieved."""
+    """The longest in `sample_intervals_s`."""
     peak_flops: float | None
     """Of one device for this dtype, dense, FLOP/s."""
     peak_flops_source: str | None
@@ -125,10 +125,10 @@ class Metrics(BaseModel):
     expert_load_imbalance: float | None
     """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
     al_s_p50_ci_low: float | None
-    """95 % confidence interval of the median, by the same bootstrap."""
+    """95 % confidence interval of the median, by the same function."""
     al_s_p50_ci_high: float | None
     al_s_block_steps: int | None
-    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    """Steps for which neighbours are alike: steps further apart than that are taken as independent."""
     al_s_drift_ratio: float | None
     """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
     al_s_drift_ratio_low: float | None
@@ -175,8 +175,7 @@ class RunRecord(Metrics, Identity):
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
     step_time_percentiles_s: list[float] | None = None
-    """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
-    None where no step was measured."""
+    """The measured steps' times at 0, 1, …, 100 %, so that reports read no steps; None where no step was measured."""
     data: list[DataSource] | None = None
     """The corpora that the run read; None where the training loop did not name them."""
     experts: ExpertLoad | None = None
@@ -185,6 +184,12 @@ class RunRecord(Metrics, Identity):
     """Mean keys that a query's attention reads in training; None for a model without attention."""
     dense_keys_per_query: float | None = None
     """Mean keys that dense causal attention reads; None for a model without attention."""
+    samples: dict[str, int] = {}
+    """'memory', 'utilization', 'power' → readings of it inside the window, of the device with fewest."""
+    sample_intervals_s: dict[str, float] = {}
+    """Quantity of `samples` → the longest mean interval of a device between its readings, s."""
+    energy_doubt: str | None = None
+    """Why `energy_j` may be wrong: its counter and the polled power differ. None: nothing speaks against it."""
     timelines: list[Timeline] = []
     """Memory, utilization and power of each device over time, for plots."""
     windows: list[Window] = []

@@ -177,7 +177,8 @@ def _devices(summary: Summary, run: RunMeasurement) -> None:
     for name, (source, reason_of) in _OF_DEVICES.items():
         summary.put(name, getattr(run, source), run.unavailable.get(reason_of, "not measured"))
     summary.put("device_scope", run.device_scope, "no sensor of a device was in use")
-    summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
+    longest_s = max(run.sample_intervals_s.values(), default=None)
+    summary.put("sample_interval_s", longest_s, "no sensor took a sample inside the window")
 
 
 def _latency(summary: Summary, run: RunMeasurement) -> None:

@@ -65,7 +65,9 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_p50": Column("s", "median time of a step"),
     "al_s_p90": Column("s", "90th percentile of the time of a step"),
     "al_s_p99": Column("s", "99th percentile of the time of a step"),
-    "al_s_ci_low": Column("s", "lower end of AL's 95 % confidence interval"),
+    "al_s_ci_low": Column(
+        "s", "lower end of AL's 95 % confidence interval; n/a below 30 steps, and at least so wide below 400"
+    ),
     "al_s_ci_high": Column("s", "upper end of AL's 95 % confidence interval"),
     "tt_tokens_per_param_s": Column("tokens / parameter / s", "TT: tokens over P over step time; EfficientLLM eq. 4"),
     "tokens_per_s": Column("tokens/s", "over all devices", "nanotron tokens_per_sec; llm-foundry Throughput (T/s)"),
@@ -104,14 +106,16 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "tokens_per_j": Column("tokens/J", "tokens trained on for one joule"),
     "energy_source": Column("", "counter (a register of the device) or integrated power (polled)"),
     "window_s": Column("s", "T, length of the measured window"),
-    "sample_interval_s": Column("s", "longest mean interval between samples of a device that was achieved"),
+    "sample_interval_s": Column(
+        "s", "longest mean interval of a device between readings of memory, utilization or power"
+    ),
     "peak_flops": Column("FLOP/s", "of one device for the dtype, dense: what MFU is a fraction of"),
     "peak_flops_source": Column("", "datasheet or configuration that the peak is from"),
     "auxiliary_loss": Column("", "load-balancing loss of a mixture of experts, without its factor"),
     "expert_load_imbalance": Column("", "tokens of the busiest expert over its layer's mean, mean over layers"),
     "al_s_p50_ci_low": Column("s", "lower end of the median's 95 % confidence interval"),
     "al_s_p50_ci_high": Column("s", "upper end of the median's 95 % confidence interval"),
-    "al_s_block_steps": Column("steps", "length of the bootstrap's blocks: steps further apart are independent"),
+    "al_s_block_steps": Column("steps", "for so many steps neighbours are alike; steps further apart are independent"),
     "al_s_drift_ratio": Column("", "time of a step at the window's end over that at its beginning"),
     "al_s_drift_ratio_low": Column("", "lower end of the ratio's 95 % confidence interval"),
     "al_s_drift_ratio_high": Column("", "upper end of the ratio's 95 % confidence interval"),

@@ -15,6 +15,7 @@ from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
+from efficientbench.metrics.statistics import SURE_STEPS
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
@@ -22,6 +23,9 @@ SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global ba
 FEW_RUNS_NOTE = (
     f"Rows of fewer than {MIN_REPEATS} repeats: no verdict on what sets them apart, since the noise between runs is "
     f"not known (--repeat {MIN_REPEATS})."
+)
+AT_LEAST_NOTE = (
+    f"≥: the interval is at least so wide, for fewer than {SURE_STEPS} measured steps do not show slow changes."
 )
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
@@ -121,7 +125,7 @@ def cell(column: HeadlineColumn, record: RunRecord) -> str:
         return ABSENT
     if column.metric == "al_s_ci_high":
         noise = relative_interval(record)
-        return ABSENT if noise is None else f"±{_percent(noise)}"
+        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{_percent(noise)}"
     deviation = record.repeat_std.get(column.metric)
     # A step's time has its interval in a column of its own.
     if deviation is None or not value or column.metric == "al_s":
@@ -134,6 +138,11 @@ def relative_interval(record: RunRecord) -> float | None:
     if not record.al_s or record.al_s_ci_low is None or record.al_s_ci_high is None:
         return None
     return (record.al_s_ci_high - record.al_s_ci_low) / 2 / record.al_s
+
+
+def is_least(record: RunRecord) -> bool:
+    """Return whether the interval of a step's time, where one is known, is only the least that it may be."""
+    return record.repeats == 1 and record.steps_measured < SURE_STEPS
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
     if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
         found.append(SMALLER_NOTE)
+    if any(relative_interval(record) is not None and is_least(record) for record in records):
+        found.append(AT_LEAST_NOTE)
     if any(record.repeats > 1 for record in records):
         found.append(REPEATS_NOTE)
     if len({record.run for record in records}) > 1 and any(record.repeats < MIN_REPEATS for record in records):
@@ -189,6 +200,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     drifting = [f"{name(record)} {_drift(record)}" for record in records if record.al_s_drift_flagged]
     if drifting:
         found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
+    found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps, monitor_of
+from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps, monitor_of, run_steps
 
 from efficientbench.metrics import MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
@@ -50,8 +50,7 @@ def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
     closed = []
     with monitor_of(clock, sensor, warmup_steps=1) as monitor:
         for duration_s, pause_s in ((5, 0), (2, 0), (2, 21), (2, 28), (5, 0)):
-            with monitor.step(tokens=100):
-                clock.pass_time(duration_s)
+            run_steps(monitor, clock, duration_s, readings=16)
             if pause_s:
                 with monitor.paused():
                     closed.append(monitor.closed_windows())

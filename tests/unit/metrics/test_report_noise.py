@@ -63,6 +63,24 @@ def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     assert f"{sum(losses) / 3:.3f} (95 % interval {low:.3f} to {high:.3f})" in content
 
 
+def test_the_interval_of_few_steps_is_told_as_the_least_and_that_of_too_few_as_missing() -> None:
+    measured = {"al_s": 1.0, "al_s_ci_low": 0.95, "al_s_ci_high": 1.05}
+    few, many = (make_record({**measured, "steps_measured": steps, "run": f"of_{steps}"}) for steps in (399, 400))
+    none = make_record({"al_s": 1.0, "steps_measured": 12, "run": "of_12"}, "a 95 % interval needs 30 measured steps")
+    text = markdown([few, many, none], [])
+    assert ("≥±5.0%" in text, "| ±5.0%" in text, text.count("≥:")) == (True, True, 1)
+    assert "(of_12): a 95 % interval needs 30 measured steps" in text
+    assert "95 % interval at least 950.0 to 1,050.0" in page([few], [])
+    assert "≥" not in markdown([many], [])
+    # Repeats have an interval of their own, also where no run has one.
+    [row] = combine_repeats(
+        [none.model_copy(update={"seed": seed, "al_s": al_s}) for seed, al_s in ((1, 1.0), (2, 1.1))]
+    )
+    assert row.al_s_ci_low is not None
+    assert "al_s_ci_low" not in row.unavailable
+    assert "≥" not in markdown([row], [])
+
+
 def number(text: str) -> float:
     value, unit = re.fullmatch(r"([\d.]+)([kMB]?)", text).groups()  # type: ignore[union-attr]
     return float(value) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[unit]
