@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from efficientbench.metrics.definitions import standard_deviation, t_p_value, t_quantile_95
+from efficientbench.metrics.definitions import standard_deviation
+from efficientbench.metrics.student import t_p_value, t_quantile_95
 
 MIN_REPEATS = 3
 """Fewer runs of a side, or of a model in an A/A floor, do not tell their noise."""

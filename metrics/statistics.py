@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from efficientbench.metrics.definitions import Z_95, t_quantile_95
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.student import Z_95, t_quantile_95
 
 LEAST_STEPS = 30
 """Fewer steps do not show how alike neighbours are: there is no interval."""

@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.definitions import (
-    mean_confidence_interval,
-    standard_deviation,
-    standard_error,
-)
+from efficientbench.metrics.definitions import standard_deviation, standard_error
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import (
     RECORD_NAME,
@@ -25,6 +21,7 @@ from efficientbench.metrics.records.record import (
     read_record,
 )
 from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")

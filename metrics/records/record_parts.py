@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from efficientbench.metrics.definitions import half_interval_95
+from efficientbench.metrics.student import half_interval_95
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from efficientbench.metrics.definitions import half_interval_95
 from efficientbench.metrics.report.headline import HEADLINE, is_least
 from efficientbench.metrics.report.html.svg import (
     CHARACTER,
@@ -24,6 +23,7 @@ from efficientbench.metrics.report.html.svg import (
     svg,
     text,
 )
+from efficientbench.metrics.student import half_interval_95
 
 WIDTH = 400
 ROW = 19

@@ -12,13 +12,13 @@ from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.analysis.quality import cost_to_loss
 from efficientbench.metrics.analysis.repeats import combine_repeats
-from efficientbench.metrics.definitions import mean_confidence_interval
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.student import mean_confidence_interval
 
 
 def test_identical_models_under_several_names_set_the_noise_floor() -> None:

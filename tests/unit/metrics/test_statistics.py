@@ -9,9 +9,9 @@ import pytest
 from arch.bootstrap import optimal_block_length
 from scipy import fft, stats
 
-from efficientbench.metrics.definitions import mean_confidence_interval, t_quantile_95
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.statistics import block_length, drift, step_time_noise
+from efficientbench.metrics.student import mean_confidence_interval, t_quantile_95
 
 
 def autoregressive(series: int, n: int, correlation: float, seed: int = 7) -> np.ndarray:

@@ -16,11 +16,11 @@ from support.metrics_parts import make_record, printed
 from efficientbench.metrics.analysis.compare import Comparison, compare
 from efficientbench.metrics.analysis.noise import aa_floor, text_noise
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
-from efficientbench.metrics.definitions import half_interval_95, t_p_value, t_quantile_95
 from efficientbench.metrics.ratio import NO_DIFFERENCE, Estimate, Side, holm, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import NO_VERDICT, print_comparison
 from efficientbench.metrics.report.headline import FEW_RUNS_NOTE, notes, speed_only
+from efficientbench.metrics.student import half_interval_95, t_p_value, t_quantile_95
 
 BASE = {
     **{"al_s": 0.1, "al_s_ci_low": 0.0999, "al_s_ci_high": 0.1001, "tokens_per_s": 1e4, "al_s_p50": 0.1},
