@@ -93,8 +93,9 @@ def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> N
 def test_learns(folder: Path) -> None:
     uniform_guess = math.log(resolve("gqa_1.5B", smoke=True).model.vocab_size)
     found = losses(folder)
-    assert found[0] == pytest.approx(uniform_guess, abs=0.5)
-    assert found[-1] < found[0] - 0.5
+    # Tied to the output and multiplied, the embedding lets an untrained model guess that each token comes again.
+    assert found[0] > uniform_guess
+    assert found[-1] < uniform_guess - 0.3
 
 
 def test_the_record_is_complete(folder: Path) -> None:
