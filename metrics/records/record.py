@@ -14,7 +14,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 RECORD_NAME = "record.json"
 SKIPPED_FOLDERS = ("previous", "profile")
 """Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
@@ -158,7 +158,7 @@ class Metrics(BaseModel):
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     status: Literal["completed", "stopped", "failed"]
     started_at: str
     """UTC, ISO 8601."""
