@@ -58,7 +58,7 @@ def test_a_stop_signal_ends_after_the_step(
     expected = {"status": "stopped", "steps_measured": len(losses(folder)) - 1, "validation_loss": None}
     assert content.items() >= expected.items()
     assert content["unavailable"]["validation_loss"] == "the run ended before a validation"
-    assert "gqa_1.5B (smoke) (stopped)" in stdout
+    assert "gqa_1.5B (smoke) (speed only) (stopped)" in stdout
     assert not any(process.is_running() for process in family)
     assert left_behind(temporary) <= before
 
