@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
+from contextlib import suppress
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -15,6 +18,29 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 """A name that becomes a folder. Without separators and leading dots it cannot leave its parent."""
+
+
+def _tokens(given: object) -> int | str | None:
+    """Parse a number of tokens, or of tokens per parameter: '20x'."""
+    if given is None:
+        return None
+    text = str(given).strip()
+    with suppress(ValueError):
+        if text.endswith("x") and 0 < float(text[:-1]) < math.inf:
+            return text
+        if not isinstance(given, bool) and int(text) > 0:
+            return int(text)
+    raise ValueError(
+        f"{reprlib.repr(given)} is neither a number of tokens above 0 nor of tokens per parameter, like 20x"
+    )
+
+
+Tokens = Annotated[
+    int | str | None,
+    PlainValidator(_tokens),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]}),
+]
+"""Tokens, or tokens per parameter as text like '20x'."""
 
 
 class Part(BaseModel):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from contextlib import suppress
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
@@ -22,6 +21,7 @@ from efficientbench.config.part import (
     PositiveFloat,
     PositiveInt,
     Seconds,
+    Tokens,
 )
 
 Recompute = Literal["none", "selective", "full"]
@@ -30,28 +30,6 @@ MOST_LABEL = 100
 """Most characters of a label: with the longest variant and size a folder's name stays below file systems' 255."""
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._+=~-]*[A-Za-z0-9])?$", max_length=MOST_LABEL)]
 """Text that can be part of a folder's name."""
-
-
-def _tokens(given: object) -> int | str | None:
-    """Parse a number of tokens, or of tokens per parameter: '20x'."""
-    if given is None:
-        return None
-    text = str(given).strip()
-    with suppress(ValueError):
-        if text.endswith("x") and 0 < float(text[:-1]) < math.inf:
-            return text
-        if not isinstance(given, bool) and int(text) > 0:
-            return int(text)
-    raise ValueError(
-        f"{reprlib.repr(given)} is neither a number of tokens above 0 nor of tokens per parameter, like 20x"
-    )
-
-
-Tokens = Annotated[
-    int | str | None,
-    PlainValidator(_tokens),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]}),
-]
 
 
 class KernelsConfig(Part):
