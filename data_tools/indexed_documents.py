@@ -48,6 +48,15 @@ class IndexedDocuments:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths, dtype=np.int64)])
         return np.diff(ends[self._starts])
 
+    def sequences(self, documents: np.ndarray) -> np.ndarray:
+        """Return the numbers of the sequences that make up these documents; most pairs have one in each."""
+        counts = np.diff(self._starts)
+        if (counts == 1).all():
+            return documents
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[documents] = True
+        return np.flatnonzero(np.repeat(chosen, counts))
+
     def _sequence(self, index: int) -> np.ndarray:
         begin = int(self._pointers[index])
         return self._bin[begin : begin + int(self._lengths[index]) * self.dtype.itemsize].view(self.dtype)

@@ -11,6 +11,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.data_tools.frequencies import unigram_entropy
+from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.metrics.records.summarize import Reading
 from efficientbench.running.job import Job
@@ -39,6 +40,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         )
     for corpus in corpora:
         check_split(data.split, corpus)
+    # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
+    split_documents([corpus.prefix for corpus in corpora], data.split, Path(data.cache).absolute() / SPLITS)
     return corpora
 
 
@@ -47,8 +50,9 @@ def load_corpora(job: Job) -> list[Corpus]:
     return [load_corpus(manifest) for manifest in job.corpora]
 
 
-def recorded_sources(job: Job) -> list[DataSource]:
-    """Return what the record keeps of each source."""
+def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[DataSource]:
+    """Return what the record keeps of each source; `duplicates`: `Split.duplicates` of each, None where not known."""
+    known: Sequence[int | None] = duplicates or [None] * len(job.corpora)
     return [
         DataSource(
             source=corpus.source,
@@ -57,8 +61,9 @@ def recorded_sources(job: Job) -> list[DataSource]:
             tokens=corpus.tokens,
             fingerprint=corpus.fingerprint,
             tokenizer_fingerprint=corpus.tokenizer_fingerprint,
+            duplicates=repeated,
         )
-        for weight, corpus in zip(job.config.data.weights, load_corpora(job), strict=True)
+        for weight, corpus, repeated in zip(job.config.data.weights, load_corpora(job), known, strict=True)
     ]
 
 

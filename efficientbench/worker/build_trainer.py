@@ -16,11 +16,12 @@ from efficientbench.data_tools.manifest import Corpus
 from efficientbench.model.gpt import build_stages
 from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
-from efficientbench.training.batches import Batches, Vocabulary
+from efficientbench.training.batches import Batches
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.events import Listener
 from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+from efficientbench.training.sample_index import Vocabulary
 from efficientbench.training.trainer import Trainer
 
 

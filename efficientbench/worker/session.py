@@ -65,9 +65,8 @@ def train_rank(
             measured = groups.gather(monitor.finish())
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                sources = trainer.batches.source_tokens()
                 record = build_record(
-                    job, device, facts, measured, reporter.recorder, sources, stopped, started_at, duration_s
+                    job, device, facts, measured, reporter.recorder, trainer.batches, stopped, started_at, duration_s
                 )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)

@@ -141,8 +141,8 @@ class Metrics(BaseModel):
     outlier_steps: int | None
     """Steps that took much longer than the others: `outliers` names them."""
     validation_loss_se: float | None
-    """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
-    text would move it. The noise between seeds is another one, which repeats show."""
+    """Standard error of `validation_loss`, from the spread over the validation's documents: how far another sample of
+    the text would move it. The noise between seeds is another one, which repeats show."""
     tokens_trained: int | None
     """Since the start of the run, warm-up and earlier attempts included."""
     tokens_per_parameter: float | None
@@ -207,7 +207,8 @@ class RunRecord(Metrics, Identity):
     """Every validation of the run; empty where none ran."""
     validation_sequence_losses: list[float] = []
     """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
-    where it is not known."""
+    where it is not known. A sequence is a document, cut where it is very long: the same for every run that has the same
+    `validation_text`, whatever its sequence length is."""
     validation_text: str | None = None
     """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
     None where it is not known."""

@@ -46,7 +46,7 @@ class QualityPoint:
     loss: float | None
     """Mean over the validation's tokens, nats; None where it is no finite number."""
     loss_se: float | None
-    """Standard error of the loss, from the spread over the validation's batches; None for a single batch."""
+    """Standard error of the loss, from the spread over the validation's documents; None for a single one."""
     measured_tokens: int
     """Those of `tokens` that were trained on in measured steps."""
     train_s: float
@@ -69,3 +69,6 @@ class DataSource:
     """SHA-256 of the tokens and their index: two runs with the same fingerprints and weights read the same data."""
     tokenizer_fingerprint: str
     """SHA-256 of everything that decides the tokenizer's ids."""
+    duplicates: int | None = None
+    """Documents that the validation left out because their text occurs more than once, so that it is trained on; None
+    where it is not known."""

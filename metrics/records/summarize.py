@@ -54,6 +54,10 @@ class Quality:
     """Load-balancing loss of a mixture of experts, without its factor."""
     tokens_per_expert: tuple[tuple[int, ...], ...] = ()
     """[layers][experts] of the measured window; empty for a model without experts."""
+    validation_documents: tuple[float, ...] = ()
+    """Mean loss of a token of each validation document."""
+    validation_text: str | None = None
+    """SHA-256 of the tokens predicted in the validation text."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
 

@@ -118,7 +118,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
-    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches"),
+    "validation_loss_se": Column("nats", "standard error of the validation loss over its documents"),
     "tokens_trained": Column("tokens", "trained on since the start, warm-up included"),
     "tokens_per_parameter": Column("", "tokens_trained over P; below 1 the row is speed only"),
     "unique_tokens": Column("tokens", "different tokens of the text among tokens_trained"),
