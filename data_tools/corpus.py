@@ -25,16 +25,17 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import (
     disk_errors_explained,
     exclusive_lock,
+    file_identity,
     remembered_sha256,
     write_file,
 )
-from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
+from efficientbench.data_tools.indexed import bin_path, check_indexed, check_present, idx_path
 from efficientbench.data_tools.indexed_documents import token_counts
 from efficientbench.data_tools.inputs import cut_into_parts, find_inputs
+from efficientbench.data_tools.intact import verify_before_run
 from efficientbench.data_tools.manifest import (
     FORMAT_VERSION,
     Corpus,
-    check_counts,
     load_corpus,
     manifest_path,
     pair_checksums,
@@ -165,24 +166,24 @@ def _pair_prefix(source: Path | None) -> Path | None:
 
 def _adopt_pair(prefix: Path, tokenizer: str | None, folder: Path) -> Corpus:
     """Return the corpus of an already tokenized pair, from its manifest, else from the pair and the tokenizer."""
-    check_indexed(prefix)
     if manifest_path(prefix).is_file():
-        corpus = _checked_corpus(manifest_path(prefix))
+        corpus = _verified_corpus(manifest_path(prefix), folder)
         if tokenizer is not None and load_tokenizer(tokenizer).fingerprint != corpus.tokenizer_fingerprint:
             raise DataError(
                 f"{prefix} was made with another tokenizer than {tokenizer}: leave the tokenizer out, or give the "
                 f"right one (a copy lies in {corpus.tokenizer_folder})"
             )
         return corpus
+    check_present(prefix)
     if tokenizer is None:
+        check_indexed(prefix)  # no tokenizer would help a damaged index
         raise DataError(
             f"{prefix}: no {manifest_path(prefix).name} lies beside this tokenized corpus, so it is not known what "
             "its tokens mean: give the tokenizer that made it"
         )
-    # Sizes and times, since a checksum of a large pair would take too long at every call.
-    stats = [path.stat() for path in (bin_path(prefix), idx_path(prefix))]
-    state = " ".join(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)
-    key = f"{prefix.absolute()} {state} {folder_checksum(tokenizer_folder(tokenizer))}"
+    # A checksum of a large pair would take too long at every call.
+    state = " ".join(file_identity(path) for path in (bin_path(prefix), idx_path(prefix)))
+    key = f"{state} {folder_checksum(tokenizer_folder(tokenizer))}"
 
     def make(target: Path) -> None:
         loaded = load_tokenizer(tokenizer)
@@ -197,34 +198,34 @@ def _make_once(folder: Path, key: str, label: str, make: Callable[[Path], None])
     key = hashlib.sha256(f"{FORMAT_VERSION} {key}".encode()).hexdigest()[:16]
     target = folder / f"corpus-{key}"
     manifest = manifest_path(target / _PREFIX)
-    if (corpus := _complete_corpus(manifest)) is None:
+    if (corpus := _complete_corpus(manifest, folder)) is None:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder / f"{target.name}.lock"):
             # Another process may have made it while this one waited.
-            if (corpus := _complete_corpus(manifest)) is None:
+            if (corpus := _complete_corpus(manifest, folder)) is None:
                 logger.info("preparing %s in %s", label, target)
                 if manifest.exists():  # of a corpus that was damaged since
                     shutil.rmtree(target)
                 target.mkdir(exist_ok=True)
                 make(target)
-                corpus = load_corpus(manifest)
+                corpus = _verified_corpus(manifest, folder)
     return replace(corpus, source=label)  # the same text may have been prepared from a file of another name
 
 
-def _complete_corpus(manifest: Path) -> Corpus | None:
+def _complete_corpus(manifest: Path, folder: Path) -> Corpus | None:
     if not manifest.is_file():
         return None
     try:
-        return _checked_corpus(manifest)
+        return _verified_corpus(manifest, folder)
     except DataError as error:
         logger.warning("a prepared corpus is damaged and will be made again: %s", error)
         return None
 
 
-def _checked_corpus(manifest: Path) -> Corpus:
-    """Load the manifest's corpus, and check that its pair is still the one that the manifest describes."""
+def _verified_corpus(manifest: Path, folder: Path) -> Corpus:
+    """Load the manifest's corpus, and verify its files; `folder` remembers those that were verified before."""
     corpus = load_corpus(manifest)
-    check_counts(corpus, check_indexed(corpus.prefix))
+    verify_before_run(corpus, folder)
     return corpus
 
 
@@ -234,6 +235,7 @@ def _write_manifest(prefix: Path, tokenizer: TextTokenizer, target: Path) -> Non
     counts = token_counts(prefix, tokenizer.vocab_size)
     lengths = tokenizer.token_bytes()
     utf8_bytes = None if lengths is None else int(counts @ lengths.astype(np.int64))
+    pair = pair_checksums(prefix)
     save_corpus(
         Corpus(
             prefix=prefix,
@@ -245,8 +247,9 @@ def _write_manifest(prefix: Path, tokenizer: TextTokenizer, target: Path) -> Non
             token_bytes_path=tokenizer.save_token_bytes(target / "token_bytes.npy"),
             tokenizer_folder=target / "tokenizer",
             tokenizer_fingerprint=tokenizer.fingerprint,
-            fingerprint=pair_fingerprint(pair_checksums(prefix)),
+            fingerprint=pair_fingerprint(prefix, pair),
             source=str(prefix),
             manifest=manifest_path(target / _PREFIX),
-        )
+        ),
+        pair,
     )

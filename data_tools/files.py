@@ -99,8 +99,8 @@ class FileChecksums:
     size_bytes: int
     sha256: str
     """SHA-256 (hex) of the whole content."""
-    crc32_per_mib: list[str]
-    """CRC-32 (hex) of every `BLOCK_BYTES`; they show where a file is damaged."""
+    crc32_per_mib: str
+    """CRC-32 of every `BLOCK_BYTES`, 8 hexadecimal digits each, one after the other."""
 
 
 def sha256(path: Path) -> str:
@@ -125,7 +125,14 @@ def file_checksums(path: Path) -> FileChecksums:
     for block in file_blocks(path):
         digest.update(block)
         crcs.append(f"{zlib.crc32(block):08x}")
-    return FileChecksums(path.stat().st_size, digest.hexdigest(), crcs)
+    return FileChecksums(path.stat().st_size, digest.hexdigest(), "".join(crcs))
+
+
+def file_identity(path: Path) -> str:
+    """Return a text that changes whenever a file is written or replaced: path, size, times and inode."""
+    stat = path.stat()
+    # The time of the inode's change too: whoever writes can set the other one back.
+    return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
 
 
 @contextmanager
@@ -141,7 +148,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
-    """Return each file's SHA-256 (hex), in the order of `paths`; read only files whose size or time changed.
+    """Return each file's SHA-256 (hex), in the order of `paths`; read only files whose `file_identity` changed.
 
     `folder/checksums.json` remembers them. Processes that call this at once wait for each other.
 
@@ -155,8 +162,7 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
             known = dict(json.loads(memory.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             known = {}  # nothing is lost by reading the files again
-        stats = [path.stat() for path in paths]
-        states = [f"{path.absolute()} {s.st_size} {s.st_mtime_ns}" for path, s in zip(paths, stats, strict=True)]
+        states = [file_identity(path) for path in paths]
         found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}
         if not found.keys() <= known.keys():
             write_file(memory, json.dumps({**known, **found}, indent=0).encode())

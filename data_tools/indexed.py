@@ -87,10 +87,8 @@ def check_indexed(prefix: Path) -> IndexedHeader:
     Raises:
         DataError: naming the file, and the byte in it where it goes wrong.
     """
+    check_present(prefix)
     index, tokens_file = idx_path(prefix), bin_path(prefix)
-    for path, other in ((index, tokens_file), (tokens_file, index)):
-        if not path.is_file():
-            raise DataError(f"{path} is missing: a tokenized corpus is two files, this one and {other.name}")
     dtype, lengths, pointers, starts = map_index(index)
     sequences = len(lengths)
     tokens, used_bytes = _check_sequences(index, lengths, pointers, dtype, tokens_file)
@@ -104,6 +102,14 @@ def check_indexed(prefix: Path) -> IndexedHeader:
             f"{bin_bytes:,}; {index.name} belongs to another run: tokenize again"
         )
     return IndexedHeader(dtype, sequences, len(starts) - 1, tokens)
+
+
+def check_present(prefix: Path) -> None:
+    """Raise a DataError if one of a pair's two files is missing."""
+    index, tokens_file = idx_path(prefix), bin_path(prefix)
+    for path, other in ((index, tokens_file), (tokens_file, index)):
+        if not path.is_file():
+            raise DataError(f"{path} is missing: a tokenized corpus is two files, this one and {other.name}")
 
 
 def map_index(index: Path) -> tuple[np.dtype, np.memmap, np.memmap, np.memmap]:

@@ -6,18 +6,19 @@ import hashlib
 import json
 import platform
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import FileChecksums, file_checksums, write_file
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of a corpus folder's content; a new version makes every corpus again."""
 
 
@@ -53,6 +54,7 @@ class Corpus:
 
 _FIELDS = tuple(field.name for field in fields(Corpus) if field.name != "manifest")
 _PATHS = ("prefix", "token_bytes_path", "tokenizer_folder")
+_REMEDY = "prepare the corpus again"
 
 
 def manifest_path(prefix: Path) -> Path:
@@ -91,8 +93,6 @@ class TokenizeRecord:
     """Number of documents left out, by reason."""
     special_token_strings: dict[str, int]
     """How often names of special tokens occur in the text, where they are ordinary text."""
-    files: dict[str, FileChecksums]
-    """Checksums of the pair, under `bin` and `idx`."""
     versions: dict[str, str]
     """Versions of all that may decide how text becomes tokens."""
 
@@ -103,28 +103,33 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "unicode": unicodedata.unidata_version, **libraries}
 
 
-def pair_checksums(prefix: Path) -> dict[str, FileChecksums]:
-    """Return the checksums of a pair's files, under `bin` and `idx`."""
-    return {"bin": file_checksums(bin_path(prefix)), "idx": file_checksums(idx_path(prefix))}
+def pair_checksums(prefix: Path) -> dict[Path, FileChecksums]:
+    """Return the checksums of a pair's files."""
+    return {path: file_checksums(path) for path in (bin_path(prefix), idx_path(prefix))}
 
 
-def pair_fingerprint(files: dict[str, FileChecksums]) -> str:
-    """Return `Corpus.fingerprint` of a pair with these checksums."""
-    return hashlib.sha256(f"{files['idx'].sha256} {files['bin'].sha256}".encode()).hexdigest()
+def pair_fingerprint(prefix: Path, files: Mapping[Path, FileChecksums]) -> str:
+    """Return `Corpus.fingerprint` of a pair whose files have these checksums."""
+    return hashlib.sha256(f"{files[idx_path(prefix)].sha256} {files[bin_path(prefix)].sha256}".encode()).hexdigest()
 
 
-def save_corpus(corpus: Corpus, record: TokenizeRecord | None = None) -> None:
-    """Write the manifest, with the record of how the corpus was made if there is one.
+def save_corpus(corpus: Corpus, pair: Mapping[Path, FileChecksums], record: TokenizeRecord | None = None) -> None:
+    """Write the manifest, with the checksums of every file, and the record of how the corpus was made if there is one.
 
     Paths inside its folder are relative, so that the folder can be moved.
     """
     folder = corpus.manifest.parent
+
+    def written(value: Any) -> Any:
+        if not isinstance(value, Path):
+            return value
+        return str(value.relative_to(folder) if value.is_relative_to(folder) else value.absolute())
+
     content: dict[str, Any] = {"format_version": FORMAT_VERSION}
-    for name in _FIELDS:
-        value = getattr(corpus, name)
-        if isinstance(value, Path):
-            value = str(value.relative_to(folder) if value.is_relative_to(folder) else value.absolute())
-        content[name] = value
+    content |= {name: written(getattr(corpus, name)) for name in _FIELDS}
+    others = [*sorted(corpus.tokenizer_folder.iterdir()), *filter(None, [corpus.token_bytes_path])]
+    files = {**pair, **{path: file_checksums(path) for path in others}}
+    content["files"] = {written(path): asdict(checksums) for path, checksums in files.items()}
     if record is not None:
         content["tokenized"] = asdict(record)
     write_file(corpus.manifest, (json.dumps(content, indent=2) + "\n").encode())
@@ -134,27 +139,51 @@ def load_corpus(manifest: Path) -> Corpus:
     """Read the corpus that a manifest describes.
 
     Raises:
-        DataError: the manifest is missing or damaged, or a file that it names is missing.
+        DataError: the manifest is missing or damaged, or of another version, or a file that it names is missing.
     """
-    remedy = "prepare the corpus again"
-    try:
-        content = json.loads(manifest.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{manifest}: no such manifest; {remedy}") from None
-    except ValueError as error:
-        raise DataError(f"{manifest} is not JSON ({error}); {remedy}") from None
-    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
-        raise DataError(f"{manifest} is not a corpus manifest of format version {FORMAT_VERSION}; {remedy}")
+    content = _read(manifest)
     if missing := [name for name in _FIELDS if name not in content]:
-        raise DataError(f"{manifest} lacks the key {missing[0]!r}; {remedy}")
+        raise DataError(f"{manifest} lacks the key {missing[0]!r}; {_REMEDY}")
     values: dict[str, Any] = {name: content[name] for name in _FIELDS}
     for name in _PATHS:
         values[name] = None if values[name] is None else manifest.parent / values[name]
     corpus = Corpus(**values, manifest=manifest)
     for path in (corpus.tokenizer_folder, corpus.token_bytes_path):
         if path is not None and not path.exists():
-            raise DataError(f"{path}, which {manifest} names, is missing; {remedy}")
+            raise DataError(f"{path}, which {manifest} names, is missing; {_REMEDY}")
     return corpus
+
+
+def load_checksums(manifest: Path) -> dict[Path, FileChecksums]:
+    """Read the checksums of every file of a manifest's corpus: of the pair, the tokenizer and the tokens' lengths.
+
+    Raises:
+        DataError: the manifest is missing or damaged, or of another version.
+    """
+    try:
+        files = TypeAdapter(dict[str, FileChecksums]).validate_python(_read(manifest).get("files"))
+    except ValidationError:
+        raise DataError(f"{manifest} is damaged: its key 'files' has no checksums; {_REMEDY}") from None
+    return {manifest.parent / path: checksums for path, checksums in files.items()}
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(manifest.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{manifest}: no such manifest; {_REMEDY}") from None
+    except ValueError as error:
+        raise DataError(f"{manifest} is not JSON ({error}); {_REMEDY}") from None
+    found = content.get("format_version") if isinstance(content, dict) else None
+    if found == FORMAT_VERSION:
+        return dict(content)
+    if found == 1:
+        raise DataError(
+            f"{manifest} is of format version 1, which has no checksums of all files: delete it and give the tokenizer "
+            f"{manifest.parent / str(content.get('tokenizer_folder'))} (--tokenizer), or delete its .bin and .idx too "
+            "and tokenize again"
+        )
+    raise DataError(f"{manifest} is not a corpus manifest of format version {FORMAT_VERSION}; {_REMEDY}")
 
 
 def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
@@ -173,10 +202,9 @@ def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
         DataError: the manifest is missing or damaged.
     """
     try:
-        content = json.loads(manifest.read_bytes()).get("tokenized")
-        return TypeAdapter(TokenizeRecord | None).validate_python(content)
-    except (AttributeError, ValueError, FileNotFoundError):
-        raise DataError(f"{manifest} is damaged: tokenize again") from None
+        return TypeAdapter(TokenizeRecord | None).validate_python(_read(manifest).get("tokenized"))
+    except ValidationError:
+        raise DataError(f"{manifest} is damaged: its key 'tokenized' is no record; {_REMEDY}") from None
 
 
 def summary(corpus: Corpus) -> str:

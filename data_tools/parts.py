@@ -1,13 +1,15 @@
 """The tokens of one part of the input on disk, and the pair that is put together from all parts.
 
 A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.rejects.jsonl`, and
-`NUMBER.json` with its `PartCounts`. The last is written last: a part that has one is complete.
+`NUMBER.json` with its `PartCounts`, followed by the CRC-32 of that line. The last is written last: a part that has one
+is complete.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +26,9 @@ from efficientbench.data_tools.files import complete_file, file_blocks, write_fi
 from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks
 from efficientbench.data_tools.inputs import Part
 
+_KINDS = ("bin", "lengths", "rejects.jsonl")
+"""What a part's files are named after their number, except the last one."""
+
 
 @dataclass(frozen=True)
 class PartCounts:
@@ -39,6 +44,8 @@ class PartCounts:
     """Number of unusable documents by reason."""
     special_token_strings: dict[str, int]
     """How often the names of special tokens occur in the text."""
+    crc32: dict[str, int]
+    """CRC-32 of the part's files, by the kinds in their names."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +84,15 @@ class PartTokenizer:
         # The process id, since a worker may outlive its parent for a moment, beside the next run's workers.
         suffix = f"{os.getpid()}.partial"
         with ExitStack() as stack:
-            tokens, lengths, rejects = (
-                stack.enter_context(complete_file(_part_file(self.folder, number, kind), suffix))
-                for kind in ("bin", "lengths", "rejects.jsonl")
-            )
-            counts = self._write(part, tokens, lengths, rejects)
+            paths = (_part_file(self.folder, number, kind) for kind in _KINDS)
+            files = [_Counted(stack.enter_context(complete_file(path, suffix))) for path in paths]
+            counts = self._write(part, *files)
             state.check_unchanged()
-        write_file(_part_file(self.folder, number, "json"), json.dumps(asdict(counts)).encode())
+        line = json.dumps(asdict(counts)).encode()
+        write_file(_part_file(self.folder, number, "json"), b"%b\n%08x\n" % (line, zlib.crc32(line)))
         return counts
 
-    def _write(self, part: Part, tokens: IO[bytes], lengths: IO[bytes], rejects: IO[bytes]) -> PartCounts:
+    def _write(self, part: Part, tokens: _Counted, lengths: _Counted, rejects: _Counted) -> PartCounts:
         reader = PartReader(part, self.text_key)
         rejected: Counter[str] = Counter()
         special: Counter[str] = Counter()
@@ -104,17 +110,39 @@ class PartTokenizer:
             written_tokens += len(ids) + 1
             tokens.write(ids.astype(self.dtype).tobytes() + end)
             lengths.write((len(ids) + 1).to_bytes(4, "little"))
-        return PartCounts(documents, written_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special))
+        crc32 = dict(zip(_KINDS, (tokens.crc32, lengths.crc32, rejects.crc32), strict=True))
+        return PartCounts(documents, written_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special), crc32)
 
 
-def finished_part(folder: Path, number: int, dtype: np.dtype) -> PartCounts | None:
-    """Return what the part of this number holds; None if it is not complete, and has to be made."""
+class _Counted:
+    """Writes a file, and keeps the CRC-32 of what it was given to write."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.crc32 = stream, 0
+
+    def write(self, content: bytes) -> None:
+        self.crc32 = zlib.crc32(content, self.crc32)
+        self._stream.write(content)
+
+
+def finished_part(folder: Path, number: int) -> PartCounts | None:
+    """Return what the part of this number holds; None if it is not complete or damaged, and has to be made."""
     try:
-        counts = PartCounts(**json.loads(_part_file(folder, number, "json").read_bytes()))
-        sizes = [_part_file(folder, number, kind).stat().st_size for kind in ("bin", "lengths")]
+        line, crc32 = _part_file(folder, number, "json").read_bytes().splitlines()
+        if zlib.crc32(line) != int(crc32, 16):
+            return None
+        counts = PartCounts(**json.loads(line))
+        found = {kind: _crc32(_part_file(folder, number, kind)) for kind in _KINDS}
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return counts if sizes == [counts.tokens * dtype.itemsize, counts.documents * 4] else None
+    return counts if found == counts.crc32 else None
+
+
+def _crc32(path: Path) -> int:
+    crc32 = 0
+    for block in file_blocks(path):
+        crc32 = zlib.crc32(block, crc32)
+    return crc32
 
 
 def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> None:

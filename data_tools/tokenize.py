@@ -161,7 +161,7 @@ def _checksums(paths: list[Path]) -> dict[Path, str]:
 def _make_corpus(job: _Job, workers: Workers, max_rejects: float, on_part: Callable[[int, int], None]) -> Corpus:
     _begin(job)
     engine = choose_engine(job.tokenizer, job.folder / "tokenizer", _sample(job))
-    counts = [finished_part(job.folder, number, job.dtype) for number in range(len(job.parts))]
+    counts = [finished_part(job.folder, number) for number in range(len(job.parts))]
     missing = [number for number, count in enumerate(counts) if count is None]
     done = len(counts) - len(missing)
     if missing and done:
@@ -188,8 +188,7 @@ def _begin(job: _Job) -> None:
         write_file(plan, json.dumps(job.content()).encode())
     _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin again")
     remove_partial(job.folder)
-    if not (job.folder / "tokenizer").is_dir():
-        job.tokenizer.save(job.folder / "tokenizer")
+    job.tokenizer.save(job.folder / "tokenizer")
 
 
 def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
@@ -258,7 +257,7 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
         token_bytes_path=lengths_path,
         tokenizer_folder=folder,
         tokenizer_fingerprint=job.tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(checksums),
+        fingerprint=pair_fingerprint(job.prefix, checksums),
         source=job.source,
         manifest=manifest_path(job.prefix),
     )
@@ -270,10 +269,9 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
         bytes_per_token=utf8_bytes / tokens,
         rejected=dict(_total(count.rejected for count in counts)),
         special_token_strings=dict(_total(count.special_token_strings for count in counts)),
-        files=checksums,
         versions=versions(),
     )
-    save_corpus(corpus, record)
+    save_corpus(corpus, checksums, record)
     shutil.rmtree(job.folder)
     return corpus
 

@@ -1,22 +1,13 @@
-"""Checks that a pair on disk is intact, and still what its manifest records."""
+"""Checks that a pair on disk, its tokenizer and its tokens' lengths are still what the manifest records."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import BLOCK_BYTES, FileChecksums
-from efficientbench.data_tools.indexed import IndexedHeader, bin_path, check_indexed, check_layout, idx_path
+from efficientbench.data_tools.indexed import IndexedHeader, check_indexed, check_layout
 from efficientbench.data_tools.indexed_documents import token_counts
-from efficientbench.data_tools.manifest import (
-    Corpus,
-    check_counts,
-    load_corpus,
-    load_tokenize_record,
-    manifest_path,
-    pair_checksums,
-    pair_fingerprint,
-)
+from efficientbench.data_tools.intact import check_sizes, verify_file
+from efficientbench.data_tools.manifest import Corpus, check_counts, load_checksums, load_corpus, manifest_path
 
 
 def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHeader, Corpus | None]:
@@ -42,24 +33,8 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHea
     corpus = load_corpus(manifest)
     check_counts(corpus, header)
     token_counts(prefix, corpus.vocab_size)
-    found = pair_checksums(prefix)
-    record = load_tokenize_record(manifest)
-    if record is not None:
-        _compare(idx_path(prefix), found["idx"], record.files["idx"])
-        _compare(bin_path(prefix), found["bin"], record.files["bin"])
-    if pair_fingerprint(found) != corpus.fingerprint:
-        raise DataError(f"{prefix}: the pair's checksum is not the one in {manifest}: tokenize again")
+    recorded = load_checksums(manifest)
+    check_sizes(corpus, recorded)
+    for path, checksums in recorded.items():
+        verify_file(path, checksums, manifest)
     return header, corpus
-
-
-def _compare(path: Path, found: FileChecksums, recorded: FileChecksums) -> None:
-    """Raise a DataError that names the first block of a file that changed, if one did."""
-    if found == recorded:
-        return
-    blocks = zip(found.crc32_per_mib, recorded.crc32_per_mib, strict=False)
-    block = next((i for i, (now, then) in enumerate(blocks) if now != then), None)
-    begin = 0 if block is None else block * BLOCK_BYTES
-    end = min(found.size_bytes if block is None else begin + BLOCK_BYTES, found.size_bytes)
-    raise DataError(
-        f"{path}: bytes {begin:,} to {end:,}: not what was written there, by the manifest's checksum: tokenize again"
-    )

@@ -1,10 +1,27 @@
-"""Files that a reader never finds half written."""
+"""Files that no reader finds half written and that follow no link, and folders that no killed process leaves behind."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+TEMPORARY = "efficientbench_"
+YOUNG_S = 60.0
+"""A temporary folder that is younger may not be locked yet."""
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
+
+    Raises OSError: it is a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
@@ -15,7 +32,8 @@ def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
+        with open(beside, "wb", opener=no_link) as file:
+            file.write(content)
         if executable:
             beside.chmod(0o755)
         os.replace(beside, path)
@@ -23,3 +41,25 @@ def write_whole(path: Path, content: bytes, executable: bool = False) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder and remove it at the end, together with those that killed processes of this user have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            _remove_abandoned(left)
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name, open(Path(name) / "lock", "wb") as lock:
+        # The system frees the lock when its process dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a temporary folder that nobody holds. Raises OSError: somebody holds it, or it is another user's."""
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or time.time() - found.st_mtime < YOUNG_S:
+        return
+    with open(folder / "lock", "ab", opener=no_link) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)

@@ -12,8 +12,9 @@ Warm-up, evaluation, checkpoints and set-up lie outside the window and are in no
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from efficientbench.metrics.errors import MetricsError
 
@@ -22,20 +23,14 @@ Windows = Sequence[tuple[float, float]]
 
 BYTES_PER_GB = 1e9
 
-FORMULAS = "efficientllm-2505.13840/1"
+FORMULAS = "efficientllm-2505.13840/2"
 """The formula id of a record: the source of the definitions, and the edition of this file.
 
 The edition rises when a figure changes its meaning. Figures of different ids are not compared.
 """
 
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T_95 = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-Z_95 = 1.959964
-"""Two-sided 95 % quantile of the normal distribution."""
+HOLE_INTERVALS = 5
+"""A gap of more than so many intervals between samples is a hole: what happened in it is not known."""
 
 
 def window_length_s(windows: Windows) -> float:
@@ -85,6 +80,26 @@ def covered_s(times_s: Sequence[float], windows: Windows) -> float:
     if not times_s:
         return 0.0
     return sum(max(min(times_s[-1], end) - max(times_s[0], begin), 0.0) for begin, end in windows)
+
+
+def gaps_s(times_s: Sequence[float], windows: Windows) -> list[float]:
+    """Return the times between neighbouring samples inside the windows, s; a window's edge cuts the gap it lies in."""
+    gaps: list[float] = []
+    for begin, end in windows if times_s else ():
+        inside = times_s[bisect_right(times_s, begin) : bisect_left(times_s, end)]
+        stamps = [max(begin, times_s[0]), *inside, min(end, times_s[-1])]
+        gaps += [right - left for left, right in pairwise(stamps) if right > left]
+    return gaps
+
+
+def longest_interval_s(times_s: Sequence[float]) -> float:
+    """Return the longest gap between samples that is no hole, s: five intervals, by their time stamps.
+
+    Nine of ten gaps are at most one interval, so that it follows a sensor that has slowed down. Up to ten gaps show no
+    interval, and no hole.
+    """
+    gaps = sorted(right - left for left, right in pairwise(times_s))
+    return HOLE_INTERVALS * gaps[min(int(0.9 * len(gaps)), len(gaps) - 1)] if gaps else 0.0
 
 
 def time_average(times_s: Sequence[float], values: Sequence[float], windows: Windows) -> float | None:
@@ -265,25 +280,6 @@ def ratio_standard_error(means: Sequence[float], weights: Sequence[float]) -> fl
     ratio = math.fsum(w * m for w, m in zip(weights, means, strict=True)) / total
     squares = math.fsum((w * (m - ratio)) ** 2 for w, m in zip(weights, means, strict=True))
     return math.sqrt(n / (n - 1) * squares) / total
-
-
-def mean_confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % Student-t interval of the mean of independent values; None for fewer than two."""
-    deviation = standard_deviation(values)
-    if deviation is None:
-        return None
-    mean = math.fsum(values) / len(values)
-    margin = t_quantile_95(len(values) - 1) * deviation / math.sqrt(len(values))
-    return mean - margin, mean + margin
-
-
-def t_quantile_95(degrees_of_freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t."""
-    if degrees_of_freedom <= len(_T_95):
-        return _T_95[degrees_of_freedom - 1]
-    # The first terms of the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5), exact to 1e-5 beyond 30.
-    n, z = degrees_of_freedom, Z_95
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 
 def _positive(name: str, value: float) -> float:

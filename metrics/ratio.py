@@ -1,18 +1,80 @@
-"""Compares two figures by their ratio, and decides whether it exceeds the noise."""
+"""Compares a figure of two sides by its ratio, and decides whether the difference exceeds the noise between runs.
+
+The noise is that of runs which differ in nothing but their seed: it comes from at least MIN_REPEATS runs on each side
+(Welch, 1947), or from other runs of one model, an A/A floor. A run's own spread does not contain it, so that without
+either there is no verdict. All variances are of logarithms, so that a ratio and its inverse are equally far from 1.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from efficientbench.metrics.definitions import Z_95, t_quantile_95
+from efficientbench.metrics.definitions import standard_deviation
+from efficientbench.metrics.student import t_p_value, t_quantile_95
+
+MIN_REPEATS = 3
+"""Fewer runs of a side, or of a model in an A/A floor, do not tell their noise."""
+SIGNIFICANCE = 0.05
+"""The chance of any claim in a comparison whose sides are alike."""
+
+NO_DIFFERENCE = "no difference measurable"
+NO_INTERVAL = "one run: use --repeat"
+TEXT_ALONE = "the text alone, paired by sequence"
 
 _ROUNDING = 1e-9
 
-NO_DIFFERENCE = "no difference measurable"
-WITHIN_A_RUN = "the spread within a run"
-NO_INTERVAL = "one run: use --repeat"
+
+@dataclass(frozen=True)
+class Estimate:
+    """A variance that few values tell."""
+
+    variance: float
+    degrees: float
+    """Its degrees of freedom, 1 or more."""
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """Return the variance of the sum of independent parts, its degrees of freedom by Satterthwaite (1946)."""
+        variance = self.variance + other.variance
+        if variance == 0:
+            return Estimate(0.0, self.degrees + other.degrees)
+        parts = ((each.variance / variance) ** 2 / each.degrees for each in (self, other))
+        return Estimate(variance, 1 / math.fsum(parts))
+
+    def p_value(self, difference: float) -> float:
+        """Return the chance of a difference at least this large where there is none, by Student's t."""
+        if abs(difference) <= _ROUNDING:
+            return 1.0
+        return t_p_value(difference / math.sqrt(self.variance), self.degrees) if self.variance else 0.0
+
+    @property
+    def margin(self) -> float:
+        """Half of the 95 % interval."""
+        return t_quantile_95(self.degrees) * math.sqrt(self.variance)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A figure of the runs on one side of a comparison."""
+
+    mean: float
+    """Of the figure's logarithms."""
+    variance: float | None
+    """Between the runs, of the figure's logarithms; None for a single run."""
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Side:
+        """Return the side of these runs' figures, all above 0."""
+        logs = [math.log(value) for value in values]
+        deviation = standard_deviation(logs)
+        return cls(math.fsum(logs) / len(logs), None if deviation is None else deviation**2, len(logs))
+
+    @property
+    def noise(self) -> Estimate | None:
+        """The variance of the mean; None for a single run."""
+        return None if self.variance is None else Estimate(self.variance / self.runs, self.runs - 1)
 
 
 @dataclass(frozen=True)
@@ -24,75 +86,112 @@ class Ratio:
     second: float
     ratio: float
     low: float | None
-    """Lower end of the ratio's 95 % confidence interval; None if neither repeats nor a run's own spread give one."""
+    """Lower end of the ratio's own 95 % confidence interval; None if nothing tells one."""
     high: float | None
     basis: str
     """Origin of the interval."""
+    runs: tuple[int, int]
+    """Of each side."""
     noise_floor: float | None
-    """The largest ratio, above 1, between identical models; None if none ran."""
+    """The ratio, above 1, below which 95 % of comparisons of identical models stay, each with as many runs; None if
+    too few of them ran."""
+    p_value: float | None
+    """Chance of so large a difference between identical models; None if too few runs tell their noise. `corrected`
+    raises it for the other figures that are compared."""
 
     @property
     def measurable(self) -> bool | None:
-        """Whether the difference exceeds both the interval and the noise floor; None if neither is known."""
-        # In logarithms, so that a ratio and its inverse are equally far from 1.
-        if self.noise_floor is not None and abs(math.log(self.ratio)) <= math.log(self.noise_floor) + _ROUNDING:
-            return False
-        if self.low is None or self.high is None:
-            return None
-        return not self.within_interval
-
-    @property
-    def within_interval(self) -> bool:
-        """Whether the interval holds the ratio 1."""
-        return self.low is not None and self.high is not None and self.low <= 1 <= self.high
+        """Whether the difference exceeds the noise between runs; None if that is not known: no verdict."""
+        return None if self.p_value is None else self.p_value < SIGNIFICANCE
 
     @property
     def verdict(self) -> str:
         """The difference in words."""
         if self.measurable is None:
-            return NO_INTERVAL
+            return f"no verdict: {self.runs[0]} and {self.runs[1]} runs"
         if not self.measurable:
             return NO_DIFFERENCE
         return f"{abs(self.ratio - 1):.1%} {'more' if self.ratio > 1 else 'less'}"
 
 
 def make_ratio(
-    metric: str,
-    first: Sequence[float],
-    second: Sequence[float],
-    errors: Sequence[Sequence[float | None]],
-    floor: float | None,
+    metric: str, first: Side, second: Side, floor: Estimate | None = None, text: Estimate | None = None
 ) -> Ratio:
-    """Return the ratio of geometric means, with its interval from the repeats, else from the runs' own spread.
+    """Return the ratio of geometric means, with its interval and its p value.
+
+    Where both the repeats and the floor tell the noise, the one that allows the larger difference decides.
 
     Args:
         metric: name of the figure.
-        first: the figure of each run of the first side, above 0.
-        second: the figure of each run of the second side, above 0.
-        errors: of both sides, each run's relative standard error; None if unknown.
-        floor: the largest ratio between identical models; None if none ran.
+        first: the side that the ratio is relative to.
+        second: the other side.
+        floor: variance of the logarithm of one run's figure, between runs of identical models; None if too few ran.
+        text: variance of the ratio's logarithm that comes from the choice of the text; None if not known. Added to the
+            runs' own, it is the test min F′ of Clark (1973), which is sure of other seeds and of other text.
     """
-    logs = [[math.log(value) for value in values] for values in (first, second)]
-    means = [math.fsum(each) / len(each) for each in logs]
-    difference = means[1] - means[0]
-    margin, basis = None, NO_INTERVAL
-    if min(len(first), len(second)) > 1:
-        margin, basis = _welch_margin(logs, means), f"{len(first)} and {len(second)} repeats"
-    elif None not in (*errors[0], *errors[1]):
-        variance = sum(math.fsum((error or 0.0) ** 2 for error in side) / len(side) ** 2 for side in errors)
-        margin, basis = Z_95 * math.sqrt(variance), WITHIN_A_RUN
-    low, high = (None, None) if margin is None else (math.exp(difference - margin), math.exp(difference + margin))
-    return Ratio(metric, math.exp(means[0]), math.exp(means[1]), math.exp(difference), low, high, basis, floor)
+    difference = second.mean - first.mean
+    runs = first.runs, second.runs
+    repeats = alike = None
+    if first.noise is not None and second.noise is not None:
+        repeats = f"{runs[0]} and {runs[1]} repeats", first.noise + second.noise
+    if floor is not None:
+        alike = "runs of identical models", Estimate(floor.variance * (1 / runs[0] + 1 / runs[1]), floor.degrees)
+    deciding = [each for each in (repeats if min(runs) >= MIN_REPEATS else None, alike) if each is not None]
+    known = deciding or ([] if repeats is None else [repeats])
+    if text is not None:
+        known = [(f"{basis}, paired by sequence", noise + text) for basis, noise in known] or [(TEXT_ALONE, text)]
+    low = high = p_value = None
+    basis = NO_INTERVAL
+    if known:
+        basis, estimate = max(known, key=lambda each: each[1].p_value(difference))
+        low, high = math.exp(difference - estimate.margin), math.exp(difference + estimate.margin)
+        p_value = estimate.p_value(difference) if deciding else None
+    return Ratio(
+        metric=metric,
+        first=math.exp(first.mean),
+        second=math.exp(second.mean),
+        ratio=math.exp(difference),
+        low=low,
+        high=high,
+        basis=basis,
+        runs=runs,
+        noise_floor=None if alike is None else math.exp(alike[1].margin),
+        p_value=p_value,
+    )
 
 
-def _welch_margin(logs: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the difference of two means of unequal variances (Welch, 1947)."""
-    parts = [
-        math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
-        for values, mean in zip(logs, means, strict=True)
-    ]
-    variance = sum(parts)
-    if variance == 0:
-        return 0.0
-    degrees = variance**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
-    return t_quantile_95(max(int(degrees), 1)) * math.sqrt(variance)
+def corrected(ratios: Sequence[Ratio], same: Mapping[str, str]) -> list[Ratio]:
+    """Return the ratios of one comparison with their p values corrected for their number, by `holm`.
+
+    With this correction, two sides that are alike get no claim at all in 95 % of comparisons. It holds for figures that
+    depend on each other, as time, power and energy do. Benjamini and Hochberg's (1995) bounds only the share of false
+    claims among all claims, and needs figures that are independent or rise together.
+
+    Args:
+        ratios: all that one page shows; those without a verdict are no comparisons.
+        same: figure → the figure of which it is a form, like tokens/s of the step time, with the same noise.
+    """
+    p_values = {ratio.metric: ratio.p_value for ratio in ratios if ratio.p_value is not None}
+    adjusted = holm(p_values, same)
+    return [replace(ratio, p_value=adjusted.get(ratio.metric)) for ratio in ratios]
+
+
+def holm(p_values: Mapping[str, float], same: Mapping[str, str]) -> dict[str, float]:
+    """Return the p values adjusted for their number: the smallest m-fold, the next (m - 1)-fold, never falling.
+
+    Source: Holm (1979). Forms of one figure have one noise, and an interval that holds one of them holds all: together
+    they count once, until all of them are claimed. `same` as of `corrected`.
+    """
+    families: dict[str, list[str]] = {}
+    for name in p_values:
+        families.setdefault(same.get(name, name), []).append(name)
+    largest = sorted((max(p_values[name] for name in names), names) for names in families.values())
+    adjusted: dict[str, float] = {}
+    # After s families are claimed whole, at the level that takes, the others are compared with m - s.
+    levels = [0.0]
+    for place, (most, names) in enumerate(largest):
+        for name in names:
+            at = (max(level, (len(largest) - s) * p_values[name]) for s, level in enumerate(levels))
+            adjusted[name] = min(1.0, *at)
+        levels.append(max(levels[-1], (len(largest) - place) * most))
+    return adjusted

@@ -1,8 +1,10 @@
 """Measures the noise of a run's steps: confidence intervals that allow for autocorrelation, and drift.
 
 Neighbouring steps are alike (clocks, temperature, other processes), so that the interval of independent values is too
-narrow. Here resamples consist of whole blocks of neighbouring steps: the circular block bootstrap (Politis & Romano,
-1992) with the block length of Politis & White (2004) as corrected by Patton, Politis & White (2009).
+narrow. How far that reaches is the block length of Politis & White (2004) as corrected by Patton, Politis & White
+(2009). The variance of a mean is that of the cosine waves in the steps that are longer than such blocks, and Student's
+t has as many degrees of freedom as there are waves (Lazarus, Lewis, Stock & Watson, "HAR Inference: Recommendations for
+Practice", 2018).
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from efficientbench.metrics.definitions import Z_95, t_quantile_95
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.student import Z_95, t_quantile_95
 
-RESAMPLES = 2000
-SEED = 20130622
-"""Seed of the bootstrap, so that a report made again has the same intervals."""
+LEAST_STEPS = 30
+"""Fewer steps do not show how alike neighbours are: there is no interval."""
+LEAST_BLOCKS = 8
+"""Fewer blocks in which steps are alike do not show how much they differ: there is no interval."""
+WAVE_BLOCKS = 5
+"""Waves of so many blocks or longer make the variance: shorter ones are weaker where neighbours are alike."""
+SURE_STEPS = 400
+"""An interval of fewer steps is only the least that it may be: changes as slow as the run do not show in it.
+
+Simulated steps whose neighbours are alike for 60 steps, or of which one in fifty is slow, need so many for intervals
+that hold the truth in 90 % of the runs (tests/benchmarks/interval_coverage.py).
+"""
 
 DRIFT_SIGNIFICANCE = 0.01
 """A flagged drift is at most this likely by chance."""
@@ -36,7 +47,7 @@ class StepTimeNoise:
     mean: tuple[float, float]
     median: tuple[float, float]
     block_steps: int
-    """Length of the bootstrap's blocks; steps further apart are taken as independent."""
+    """For so many steps neighbours are alike; steps further apart are taken as independent."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +71,32 @@ class Drift:
 def step_time_noise(step_times_s: Sequence[float]) -> StepTimeNoise:
     """Return the 95 % confidence intervals of the mean and the median of the step times, s.
 
-    Blocks are as long as mean or median need, and at least n^(1/3) steps, the rate at which they have to grow. The
-    mean's interval is the bootstrap's percentile interval. The median's is Woodruff's (1952): the bootstrap finds the
-    quantiles of the steps between which the true middle lies. Both are widened as Student's t widens the normal
-    distribution, with 1.5 n / block degrees of freedom, those of the Bartlett window that equals a block bootstrap.
+    The mean's interval is Student's with the standard error of an autocorrelated series. The median's is Woodruff's
+    (1952): the same interval of the share of steps below the median, as quantiles of the steps. Blocks are as long as
+    mean or median need, and at least n^(1/3) steps, the rate at which they have to grow.
 
     Raises:
-        MetricsError: fewer than two steps.
+        MetricsError: too few steps, or too few blocks of them, for an interval that holds the truth.
     """
     times = np.asarray(step_times_s, dtype=np.float64)
-    if times.size < 2:
-        raise MetricsError("a spread needs two measured steps")
-    median = float(np.median(times))
+    n = times.size
+    if n < LEAST_STEPS:
+        raise MetricsError(f"a 95 % interval needs {LEAST_STEPS} measured steps; this run has {n}")
+    mean, median = float(times.mean()), float(np.median(times))
     # A step that equals the median counts half, so that the share below the median is one half.
     below = (times < median) + 0.5 * (times == median)
     block = max(block_length(times), block_length(below))
-    means = _resampled_means(np.stack([times, below]), block)
-    widening = _widening(times.size, block)
-    share_low, share_high = np.clip(_interval(means[1], float(below.mean()), widening), 0, 1)
-    median_low, median_high = np.quantile(times, [share_low, share_high])
-    return StepTimeNoise(
-        _interval(means[0], float(times.mean()), widening),
-        (min(float(median_low), median), max(float(median_high), median)),
-        block,
-    )
+    if block * LEAST_BLOCKS > n:
+        raise MetricsError(
+            f"a 95 % interval needs {LEAST_BLOCKS} blocks of steps: neighbours are alike for {block} steps, so that "
+            f"the {n} of this run are {n // block} blocks"
+        )
+    # Wave k is 2n/k steps long.
+    waves = 2 * n // (WAVE_BLOCKS * block)
+    margin, share_margin = (t_quantile_95(waves) * _standard_error(each, waves) for each in (times, below))
+    share_low, share_high = np.clip([0.5 - share_margin, 0.5 + share_margin], 0, 1)
+    low, high = np.quantile(times, [share_low, share_high])
+    return StepTimeNoise((mean - margin, mean + margin), (float(low), float(high)), block)
 
 
 def block_length(values: np.ndarray) -> int:
@@ -191,28 +204,18 @@ def _reach(correlations: np.ndarray, n: int) -> int:
     return int(found[-1]) + 1 if found.size else 1
 
 
-def _resampled_means(series: np.ndarray, block: int) -> np.ndarray:
-    """Return means [series, RESAMPLES] of resamples made of blocks from the circle, the same for each series [., n]."""
-    n = series.shape[1]
-    whole, rest = divmod(n, block)
-    # Cumulative sums over the series written twice: a block's sum is one difference, also where it wraps around.
-    sums = np.concatenate([np.zeros((len(series), 1)), np.cumsum(np.tile(series, 2), axis=1)], axis=1)
-    starts = np.random.default_rng(SEED).integers(n, size=(RESAMPLES, whole + 1))
-    block_sums = sums[:, block : n + block] - sums[:, :n]
-    rest_sums = sums[:, rest : n + rest] - sums[:, :n]
-    totals = np.stack([one[starts[:, :whole]].sum(axis=1) for one in block_sums]) + rest_sums[:, starts[:, whole]]
-    return totals / n
+def _standard_error(values: np.ndarray, waves: int) -> float:
+    """Return the standard error of an autocorrelated series' mean from its longest cosine waves, of equal weights.
 
-
-def _widening(n: int, block: int) -> float:
-    """Return how much too narrow the percentile interval is: few blocks, centred on the sample's own mean."""
-    degrees = max(min(n - 1, int(1.5 * n / block)), 1)
-    return t_quantile_95(degrees) / Z_95 / math.sqrt(1 - min(block / n, 0.5))
-
-
-def _interval(means: np.ndarray, centre: float, widening: float) -> tuple[float, float]:
-    low, high = np.quantile(means, [0.025, 0.975])
-    return centre - widening * max(centre - float(low), 0.0), centre + widening * max(float(high) - centre, 0.0)
+    The square of wave k's amplitude, √(2/n) Σ x(t) cos(πk (t + 1/2) / n), estimates n times the variance of the mean
+    where the wave is longer than the series' correlation reaches.
+    """
+    n = values.size
+    # The cosine transform by the Fourier transform of the series and its mirror image.
+    spectrum = np.fft.rfft(np.concatenate([values, values[::-1]]) - values.mean())[1 : waves + 1]
+    phases = np.exp(-0.5j * np.pi / n * np.arange(1, waves + 1))
+    amplitudes = math.sqrt(2 / n) * np.real(phases * spectrum) / 2
+    return math.sqrt(float(np.mean(amplitudes**2)) / n)
 
 
 def _kendall_variance(values: np.ndarray) -> float:

@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +34,14 @@ from efficientbench.data_tools.hub import without_secrets
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses from which a server may recover: timeouts, too many requests, and failures of servers behind it."""
+
+MOST_PAGES = 1000
+"""Pages of a listing; the hub's have 1,000 files each."""
+LONGEST_LIST_BYTES = 64 << 20
+"""Of one page."""
+SLOWEST_BYTES_S = 1000.0
+RATE_WINDOW_S = 60.0
+"""How long a server may send fewer bytes a second."""
 
 Result = TypeVar("Result")
 
@@ -60,6 +68,10 @@ class TryAgainError(Exception):
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+
+
+class TooSlowError(TryAgainError):
+    """Bytes have come, but so few that they are no progress."""
 
 
 class HubUnreachableError(DataError):
@@ -103,23 +115,62 @@ def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Pa
         raise StoppedError
 
 
-def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[list[dict[str, Any]]]:
-    """Yield the lists of a paginated address of the hub, page by page. Errors are the library's own.
+def json_pages(url: str, params: dict[str, Any] | None) -> Iterator[Any]:
+    """Yield the content of a paginated address of the hub, page by page. Errors are the library's own.
 
     Not the library's own function, which retries by itself and sends the token to whatever address a page names.
-    """
-    from huggingface_hub.utils import fix_hf_endpoint_in_url, hf_raise_for_status
 
-    following: str | None = url
-    while following is not None:
-        response = get_session().get(
-            following, params=params, headers=headers_for(following), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-        )
-        hf_raise_for_status(response)
+    Raises:
+        DataError: the pages do not end.
+    """
+    from huggingface_hub.utils import fix_hf_endpoint_in_url
+
+    following = url
+    for _ in range(MOST_PAGES):
+        response = _get(following, params)
         yield response.json()
         params = None  # the address of the next page holds them
         link = response.links.get("next", {}).get("url")
-        following = None if link is None else fix_hf_endpoint_in_url(link, endpoint=None)
+        if link is None:
+            return
+        following = str(fix_hf_endpoint_in_url(link, endpoint=None))
+    raise DataError(f"{urlsplit(url).hostname} lists files on more than {MOST_PAGES:,} pages: is HF_ENDPOINT a mirror?")
+
+
+def _get(url: str, params: dict[str, Any] | None) -> Any:
+    """Return a response of the hub with its content, of limited size and sent at a limited slowness."""
+    from huggingface_hub.utils import hf_raise_for_status
+
+    timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    request = get_session().stream("GET", url, params=params, headers=headers_for(url), timeout=timeout_s)
+    content = bytearray()
+    with request as response:
+        for chunk in not_too_slow(response.iter_bytes()):
+            content += chunk
+            if len(content) > LONGEST_LIST_BYTES:
+                raise DataError(f"{urlsplit(url).hostname} lists files in more than {LONGEST_LIST_BYTES:,} bytes")
+    whole = type(response)(
+        response.status_code, headers=response.headers, content=bytes(content), request=response.request
+    )
+    hf_raise_for_status(whole)
+    return whole
+
+
+def not_too_slow(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the chunks of a response's body.
+
+    Raises:
+        TooSlowError: the server keeps the connection alive by a few bytes now and then.
+    """
+    begin_s, received_bytes = time.monotonic(), 0
+    for chunk in chunks:
+        received_bytes += len(chunk)
+        yield chunk
+        passed_s = time.monotonic() - begin_s
+        if passed_s >= RATE_WINDOW_S:
+            if received_bytes < SLOWEST_BYTES_S * passed_s:
+                raise TooSlowError(f"the server sends {received_bytes / passed_s:,.0f} bytes a second")
+            begin_s, received_bytes = time.monotonic(), 0
 
 
 def headers_for(url: str) -> dict[str, str]:
@@ -186,7 +237,7 @@ def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
         raise TryAgainError(f"{type(error).__name__}: {without_secrets(first_line(error))}") from None
     except http.RequestError as error:
         raise DataError(f"{where}: {type(error).__name__}: {without_secrets(first_line(error))}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{where} sends a response unlike the hub's ({type(error).__name__}): is HF_ENDPOINT a mirror?"
         ) from None

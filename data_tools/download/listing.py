@@ -7,15 +7,17 @@ import posixpath
 import re
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fsspec.utils import glob_translate
-from huggingface_hub import HfApi, constants
+from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import validate_repo_id
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from efficientbench.data_tools.download.hub_requests import (
     Patience,
@@ -34,14 +36,17 @@ DATA_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".j
 """Suffixes of files of documents, for a dataset without configuration; plain .json is mostly metadata."""
 
 
+Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+
+
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository at one commit."""
+    """A file of a repository at one commit. Raises ValueError for what can be none: a server may list anything."""
 
-    path: str
+    path: Annotated[StrictStr, Field(min_length=1)]
     """Inside the repository."""
-    size_bytes: int
-    checksum: str
+    size_bytes: Annotated[StrictInt, Field(ge=0)]
+    checksum: Annotated[StrictStr, Field(pattern="^([0-9a-f]{40}|[0-9a-f]{64})$")]
     """Hex; SHA-256 of the content (64 digits) in large-file storage, else the git blob's SHA-1 (40 digits). It is
     also the hub's ETag."""
 
@@ -73,18 +78,29 @@ def list_dataset(repository: str, config: str | None, revision: str, num_files: 
         HubUnreachableError: the hub cannot be reached.
     """
 
-    def info() -> Any:
+    def info() -> tuple[str, Any]:
+        url = f"{constants.ENDPOINT}/api/datasets/{repository}/revision/{quote(revision, safe='')}"
         with hub_errors_explained(repository, revision):
-            return HfApi().dataset_info(repository, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            validate_repo_id(repository)
+            described = next(json_pages(url, None))
+            return TypeAdapter(Commit).validate_python(described["sha"]), described.get("cardData")
 
-    described = retry(f"dataset {repository}", info, patience, threading.Event())
-    patterns = _patterns(repository, config, described.card_data)
-    folder = "" if patterns is None else _common_folder(patterns)
+    commit, card = retry(f"dataset {repository}", info, patience, threading.Event())
+    try:
+        patterns = _patterns(repository, config, card)
+        folder = "" if patterns is None else _common_folder(patterns)
+        expressions = [re.compile(glob_translate(pattern.removeprefix("./"))) for pattern in patterns or ()]
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DataError(
+            f"dataset {repository!r}: its card names files in a form that is not understood: leave --config out"
+        ) from None
 
     def tree() -> list[RemoteFile]:
         with hub_errors_explained(repository, revision):
             try:
-                return _tree(repository, described.sha, folder)
+                return _tree(repository, commit, folder)
             except EntryNotFoundError:
                 raise DataError(f"dataset {repository!r} has no folder {folder!r} at revision {revision!r}") from None
 
@@ -92,19 +108,12 @@ def list_dataset(repository: str, config: str | None, revision: str, num_files: 
     if patterns is None:
         wanted = [file for file in everything if file.path.lower().endswith(DATA_SUFFIXES)]
     else:
-        try:
-            expressions = [re.compile(glob_translate(pattern.removeprefix("./"))) for pattern in patterns]
-        except (ValueError, TypeError, AttributeError):
-            raise DataError(
-                f"dataset {repository!r}: its card names files in a form that is not understood "
-                f"({', '.join(map(str, patterns))}): leave --config out"
-            ) from None
         wanted = [file for file in everything if any(each.match(file.path) for each in expressions)]
     if not wanted:
         sought = f"matches {', '.join(patterns)}" if patterns else f"ends in {', '.join(DATA_SUFFIXES)}"
         raise DataError(f"dataset {repository!r} has no file at revision {revision!r} that {sought}")
     wanted.sort(key=lambda file: file.path)
-    return Listing(repository, described.sha, tuple(wanted[:num_files]))
+    return Listing(repository, commit, tuple(wanted[:num_files]))
 
 
 def _tree(repository: str, commit: str, folder: str) -> list[RemoteFile]:
@@ -130,7 +139,7 @@ def _patterns(repository: str, config: str | None, card: Any) -> list[str] | Non
         return None
     if repository == FINEWEB_EDU and config in FINEWEB_EDU_SAMPLES:
         return [FINEWEB_EDU_SAMPLES[config]]
-    entries = getattr(card, "configs", None) or []
+    entries = (card or {}).get("configs") or []
     declared: dict[str, Any] = {
         entry.get("config_name", "default"): entry for entry in entries if isinstance(entry, dict)
     }

@@ -26,9 +26,11 @@ from huggingface_hub.utils import get_session
 from efficientbench.data_tools.download.hub_requests import (
     Patience,
     StoppedError,
+    TooSlowError,
     TryAgainError,
     headers_for,
     hub_errors_explained,
+    not_too_slow,
     retry_after_s,
     wait_or_give_up,
 )
@@ -92,7 +94,7 @@ class Transfer:
                 # Only bytes that were never here before count as progress: else the requests to a server that always
                 # breaks at the same byte would never end.
                 position = self.position()
-                failures = 1 if position > furthest else failures + 1
+                failures = 1 if position > furthest and not isinstance(error, TooSlowError) else failures + 1
                 furthest = max(furthest, position)
                 wait_or_give_up(self.file.path, error, failures, self.patience, self.stop)
         self._check_parquet()
@@ -184,7 +186,7 @@ class Transfer:
 
     def _write_body(self, response: Any, stream: BinaryIO) -> None:
         position = stream.seek(0, os.SEEK_END)
-        for chunk in response.iter_bytes():
+        for chunk in not_too_slow(response.iter_bytes()):
             if self.stop.is_set():
                 raise StoppedError
             if position + len(chunk) > self.file.size_bytes:

@@ -5,6 +5,7 @@ Each variant is one class with its own `kind`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -134,7 +135,7 @@ class RopeConfig(Part):
 
 
 class AbsoluteConfig(Part):
-    """Fixed sinusoids added to the embedding, which is scaled by √hidden_size (arXiv 1706.03762, 3.4 and 3.5)."""
+    """Fixed sinusoids added to the embedding, with the spread of its initial weights (arXiv 1706.03762, 3.5)."""
 
     kind: Literal["absolute"] = Field(default="absolute", description=POSITION_KIND)
 
@@ -199,6 +200,12 @@ class ModelConfig(Part):
         default=0.02,
         description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
     )
+    embedding_multiplier: PositiveFloat = Field(
+        default="sqrt_hidden_size",
+        validate_default=True,
+        description="factor on the embedding, positions included, under every positional encoding alike; "
+        "sqrt_hidden_size: √hidden_size (arXiv 1706.03762, 3.4)",
+    )
     attention: GQAConfig | MLAConfig | NSAConfig = Field(
         default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
     )
@@ -213,6 +220,13 @@ class ModelConfig(Part):
     def rotated_dim(self) -> int:
         """Dimensions of a query or key head that RoPE rotates."""
         return self.attention.qk_rope_head_dim if isinstance(self.attention, MLAConfig) else self.head_dim
+
+    @field_validator("embedding_multiplier", mode="before")
+    @classmethod
+    def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:
+        """Turn the name of √hidden_size into the number."""
+        # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
+        return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier
 
     @field_validator("attention", mode="before")
     @classmethod

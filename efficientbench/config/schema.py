@@ -117,7 +117,11 @@ class TrainingConfig(Part):
     lr_warmup_fraction: Fraction = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
     )
-    weight_decay: NonNegativeFloat = Field(default=0.1, description="AdamW's weight decay, except on norms and biases")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.1,
+        description="AdamW's weight decay, on the matrices of linear layers, router and embedding; norms, biases and "
+        "tables of positions do not decay",
+    )
     beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
     beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
     epsilon: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
@@ -213,7 +217,9 @@ class MeasurementConfig(Part):
 
     enabled: bool = Field(default=True, description="run the sensors; false: measure step times only")
     warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
-    min_steps: PositiveInt = Field(default=10, description="fewest steps in the measured window")
+    min_steps: PositiveInt = Field(
+        default=50, description="fewest steps in the measured window; below 30 a step's time has no interval"
+    )
     sample_interval_s: Seconds = Field(default=0.1, description="wanted seconds between samples of the sensors")
     peak_flops: PositiveFloat | None = Field(
         default=None,

@@ -151,7 +151,9 @@ def _embedding(config: RunConfig, layout: Layout) -> Work:
     """Return the lookup and its gradient: rows added to a table of zeros, and the table added to the float32 sum."""
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     table = rank_embedding(config, layout) * (2 * dtype_bytes + 2 * FLOAT32_BYTES)
-    return Work(0, table + 4 * _residual(config, layout))
+    # The lookup writes the rows and reads their gradient; a factor reads and writes both once more.
+    passes = 4 if config.model.embedding_multiplier == 1 else 8
+    return Work(0, table + passes * _residual(config, layout))
 
 
 def _loss(config: RunConfig, layout: Layout) -> Works:

@@ -108,7 +108,8 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "max_position_embeddings": config.training.seq_len,
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
-        "tie_word_embeddings": True,
+        # Else the input's table is a multiple of the output's: see `tensors`.
+        "tie_word_embeddings": model.embedding_multiplier == 1,
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
         "bos_token_id": None,

@@ -52,6 +52,9 @@ def model_card(
         ("dtype of compute and of these weights", training.dtype),
         ("seed", str(training.seed)),
     ]
+    multiplier = config.model.embedding_multiplier
+    if multiplier != 1:
+        facts.append(("embedding", f"the input's table is {multiplier:.6g} × the output's, which training tied"))
     if record is None:
         facts.append(("record", f"{ABSENT}: the run has no record.json, which is written at its end"))
     else:

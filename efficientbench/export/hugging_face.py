@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import RopeConfig
@@ -91,8 +91,10 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         from efficientbench.training.checkpoints.read import Weights
 
         weights = Weights(checkpoint)
-        model = Model(RunConfig.model_validate(weights.manifest.config), weights, tokenizer)
-        needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * count_parameters(model.config.model).total
+        model = Model(_trained_config(weights.manifest.config), weights, tokenizer)
+        counted = count_parameters(model.config.model)
+        untied = counted.embedding if model.config.model.embedding_multiplier != 1 else 0
+        needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
         with _claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
             card = model_card(
@@ -141,6 +143,11 @@ def _checkpoint(run: Path, step: int | None) -> tuple[Path, list[str]]:
         there = ", ".join(path.name for path in complete(run)) or "none"
         raise ConfigError(f"{folder}: no such checkpoint; there: {there}")
     return folder, []
+
+
+def _trained_config(content: Mapping[str, Any]) -> RunConfig:
+    """Return a checkpoint's configuration; before `model.embedding_multiplier` was a key, what is exported had none."""
+    return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})
 
 
 def _read_job(run: Path) -> Job:

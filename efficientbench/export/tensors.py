@@ -83,7 +83,10 @@ def _converted(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that one weight becomes; most are views of it."""
     if name == EMBEDDING:
-        return {"model.embed_tokens.weight": weight}
+        if model.embedding_multiplier == 1:
+            return {"model.embed_tokens.weight": weight}
+        # No class multiplies what it embeds: the input's table holds the products, as rounded in training.
+        return {"model.embed_tokens.weight": weight * model.embedding_multiplier, "lm_head.weight": weight}
     if name == FINAL_NORM:
         return {"model.norm.weight": weight}
     found = LAYER.fullmatch(name)

@@ -23,6 +23,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
+from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.attention import attention_spec
@@ -43,7 +44,7 @@ class GPT(GPTModel):
         config: TransformerConfig,
         spec: TransformerBlockSubmodules,
         position: Position,
-        vocab_size: int,
+        model: ModelConfig,
         seq_len: int,
         vp_stage: int | None = None,
     ) -> None:
@@ -51,7 +52,7 @@ class GPT(GPTModel):
         super().__init__(
             config=config,
             transformer_layer_spec=spec,
-            vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
+            vocab_size=padded_vocab_size(model.vocab_size, config.tensor_model_parallel_size),
             max_sequence_length=seq_len,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
@@ -62,7 +63,7 @@ class GPT(GPTModel):
         )
         self.position = position
         self.register_parameter("position_table", position.table)
-        self.unpadded_vocab_size = vocab_size
+        self.unpadded_vocab_size, self.embedding_multiplier = model.vocab_size, model.embedding_multiplier
 
     def forward(
         self,
@@ -120,7 +121,8 @@ class GPT(GPTModel):
         positions = context_parallel.positions(tokens.shape[1], embedded.device)
         if self.config.sequence_parallel:
             positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
-        return self.position.embed(embedded, positions)
+        embedded = self.position.embed(embedded, positions)
+        return embedded if self.embedding_multiplier == 1 else embedded * self.embedding_multiplier
 
 
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
@@ -150,9 +152,11 @@ def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKerne
     shape = AttentionShape.of(config)
     if shape is None:
         return causal_attention
-    chosen = [choose(config.kernels.attention, shape, device.type).name]
-    torch.distributed.broadcast_object_list(chosen, src=0)
-    return KERNELS.get(chosen[0], causal_attention)
+    names = ["", *KERNELS]
+    chosen = choose(config.kernels.attention, shape, device.type).name
+    index = torch.tensor([names.index(chosen) if chosen in KERNELS else 0], device=device)
+    torch.distributed.broadcast(index, src=0)
+    return KERNELS.get(names[int(index)], causal_attention)
 
 
 def stages_on_meta(config: RunConfig) -> list[GPT]:
@@ -179,7 +183,7 @@ def _construct(config: RunConfig, vp_stage: int | None, attention_kernel: Attent
     first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     position = build_position(config.model, engine, first_stage)
     spec = _block_spec(config, position)
-    return GPT(engine, spec, position, config.model.vocab_size, config.training.seq_len, vp_stage)
+    return GPT(engine, spec, position, config.model, config.training.seq_len, vp_stage)
 
 
 def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmodules:

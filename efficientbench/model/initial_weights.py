@@ -121,5 +121,5 @@ def _draw(name: str, shape: list[int], config: ModelConfig, seed: int) -> torch.
 def _divisor(name: str, config: ModelConfig) -> float:
     if name.endswith(OUTPUT_PROJECTIONS):
         return math.sqrt(2 * config.layers)
-    # GPT-2's code draws positions at half the spread of tokens, which they are added to.
-    return 2.0 if name == "position_table" and config.position.kind == "learnable_absolute" else 1.0
+    # The spread of the sinusoids of `model.position.Absolute`.
+    return math.sqrt(2) if name == "position_table" and config.position.kind == "learnable_absolute" else 1.0

@@ -11,6 +11,7 @@ import math
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.transformer import TransformerConfig
 
 from efficientbench.config.model import (
     AbsoluteConfig,
@@ -27,6 +28,8 @@ from efficientbench.model.kernels.rope import rotate
 
 WAVELENGTH = 10_000.0
 """Wavelengths of sinusoids rise from 2π to this times 2π."""
+POSITION_TABLE = "is_position_table"
+"""The attribute that marks a trained table of positions, on which no weight decay falls."""
 
 
 class Position:
@@ -40,7 +43,10 @@ class Position:
     """The encoding's trained parameter on this stage. The model registers it, and no layer does: it has one name."""
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Encode embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only."""
+        """Encode embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only.
+
+        What is added has 1 / √2 of the tokens' spread at initialization, under every encoding that adds something.
+        """
         return embedded
 
     def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
@@ -88,18 +94,21 @@ class Rope(Position):
 
 
 class Absolute(Position):
-    """Sinusoids, fixed (arXiv 1706.03762, sections 3.4 and 3.5), added to the embedding.
+    """Sinusoids, fixed (arXiv 1706.03762, section 3.5), added to the embedding.
 
-    In dimension 2k sin(p / WAVELENGTH^(2k / H)) of position p, in 2k + 1 its cosine. The embedding is multiplied by √H
-    first, as in the paper: sinusoids have the size of one, and trained weights of init_std would be lost beside them.
+    In dimension 2k sin(p / WAVELENGTH^(2k / H)) of position p, in 2k + 1 its cosine, times the spread of the tokens'
+    initial weights: the same proportion as in the paper, where both are 1 after the embedding is multiplied by √H.
     """
+
+    def __init__(self, init_std: float) -> None:
+        self.amplitude = init_std
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         width = embedded.shape[-1]
         exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
         angles = torch.outer(positions.float(), WAVELENGTH**-exponents)
         sinusoids = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
-        return embedded * width**0.5 + sinusoids.to(embedded.dtype)[:, None, :]
+        return embedded + (self.amplitude * sinusoids).to(embedded.dtype)[:, None, :]
 
 
 class LearnableAbsolute(Position):
@@ -109,7 +118,7 @@ class LearnableAbsolute(Position):
 
     def __init__(self, rows: int, config: EngineConfig) -> None:
         """Make a table [rows, H], whole on every tensor-parallel rank; `rows`: the longest sequence."""
-        self.table = _empty(rows, config.hidden_size, config)
+        self.table = position_table(rows, config.hidden_size, config)
         # Each rank adds only the rows of its part of the sequence: Megatron sums gradients of parameters marked so.
         self.table.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
@@ -129,7 +138,7 @@ class Relative(Position):
         """
         self.buckets, self.max_distance = relative.buckets, relative.max_distance
         heads = config.num_attention_heads // parallel_state.get_tensor_model_parallel_world_size()
-        self.table = _empty(relative.buckets, heads, config)
+        self.table = position_table(relative.buckets, heads, config)
         marks: dict[str, object] = {
             # Split over tensor-parallel ranks.
             "tensor_model_parallel": True,
@@ -194,7 +203,7 @@ def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) 
         case RopeConfig(base=base):
             return Rope(base, model.rotated_dim, config.fuse)
         case AbsoluteConfig():
-            return Absolute()
+            return Absolute(model.init_std)
         case LearnableAbsoluteConfig(max_seq_len=rows):
             return LearnableAbsolute(rows, config) if first_stage else Position()
         case RelativeConfig() as relative:
@@ -205,6 +214,9 @@ def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) 
             return Position()
 
 
-def _empty(rows: int, columns: int, config: EngineConfig) -> torch.nn.Parameter:
+def position_table(rows: int, columns: int, config: TransformerConfig) -> torch.nn.Parameter:
+    """Make a trained table of positions, without values yet, marked for `training.optimizer.decays`."""
     device = torch.get_default_device()
-    return torch.nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype, device=device))
+    table = torch.nn.Parameter(torch.empty(rows, columns, dtype=config.params_dtype, device=device))
+    setattr(table, POSITION_TABLE, True)
+    return table

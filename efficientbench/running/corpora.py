@@ -11,6 +11,9 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.data_tools.frequencies import unigram_entropy
+from efficientbench.data_tools.indexed import bin_path
+from efficientbench.data_tools.intact import BlockReader, verified_part
+from efficientbench.data_tools.manifest import load_checksums
 from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.metrics.records.summarize import Reading
@@ -20,8 +23,10 @@ from efficientbench.running.job import Job
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
     """Return the corpus of each of `config.data.sources`, in their order; tokenize those that are not yet.
 
+    Their files are verified, except tokens that `block_readers` leaves to the ranks.
+
     Raises:
-        DataError: a source that cannot be read or tokenized.
+        DataError: a source that cannot be read or tokenized, or is damaged.
         ConfigError: the sources have different tokenizers, the model's vocabulary is smaller than theirs, or a split
             has no document.
     """
@@ -50,6 +55,16 @@ def load_corpora(job: Job) -> list[Corpus]:
     return [load_corpus(manifest) for manifest in job.corpora]
 
 
+def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
+    """Return, by their prefixes, what verifies the tokens of corpora too large to be verified before a run."""
+    readers = {}
+    for corpus in corpora:
+        if verified_part(corpus) == "blocks read":
+            tokens = bin_path(corpus.prefix)
+            readers[corpus.prefix] = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest)
+    return readers
+
+
 def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[DataSource]:
     """Return what the record keeps of each source; `duplicates`: `Split.duplicates` of each, None where not known."""
     known: Sequence[int | None] = duplicates or [None] * len(job.corpora)
@@ -62,6 +77,7 @@ def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[
             fingerprint=corpus.fingerprint,
             tokenizer_fingerprint=corpus.tokenizer_fingerprint,
             duplicates=repeated,
+            verified=verified_part(corpus),
         )
         for weight, corpus, repeated in zip(job.config.data.weights, load_corpora(job), known, strict=True)
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+from efficientbench.launchers.files import no_link
 
 WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint", "trace.json.gz")
 """What `set_aside` moves: files and folders of one run, from its first attempt to its last."""
@@ -50,7 +51,7 @@ class OutputFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # Unbuffered: on a full disk, closing it must not fail on a write that is left.
-            lock = open(self.path / "lock", "a+b", buffering=0)  # noqa: SIM115, held while the run lasts
+            lock = open(self.path / "lock", "a+b", buffering=0, opener=no_link)  # noqa: SIM115, held while the run lasts
         except OSError as error:
             raise self.unwritable(error) from None
         with lock:

@@ -19,7 +19,9 @@ from efficientbench.training.checkpoints.manifest import (
     read_manifest,
     remove_partial,
     set_damaged_aside,
+    verify,
 )
+from efficientbench.training.errors import CheckpointError
 
 PLACES = ("output", "data.cache")
 """Keys that only name folders: two measurements that differ in these measure the same."""
@@ -71,8 +73,9 @@ def complete_record(
 def prepare_folder(folder: OutputFolder, config: RunConfig, data: Sequence[str], fresh: bool) -> Path | None:
     """Decide where the run begins, print it, and make the folder ready for it.
 
-    The newest undamaged checkpoint of an interrupted attempt is resumed if its configuration differs in `MAY_DIFFER`
-    alone, or in the place of the same tokens. Everything else that an earlier run wrote moves to `previous/`.
+    The newest undamaged checkpoint of an interrupted attempt is resumed if it follows the same formulas, and if its
+    configuration differs in `MAY_DIFFER` alone, or in the place of the same tokens. Everything else that an earlier run
+    wrote moves to `previous/`.
 
     Args:
         folder: of the run, which this process holds.
@@ -112,12 +115,18 @@ def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Pat
     """Return the newest checkpoint that this run may resume from, and print why others are not used."""
     if not complete(folder.path):
         return None
-    checkpoint, problems = find_good(folder.path)
+    checkpoint, problems = find_good(folder.path, _verify_resumable)
     for problem in problems:
         _print(f"passed over: {problem}")
     if checkpoint is None:
         return None
     manifest = read_manifest(checkpoint)
+    if manifest.formula != FORMULAS:
+        _print(
+            f"the earlier run in {folder.path} was trained under the formulas {manifest.formula}, and this program "
+            f"trains under {FORMULAS}: it moves to previous/"
+        )
+        return None
     wanted = config.model_dump(mode="json")
     differing = differences(settings(manifest.config, MAY_DIFFER), settings(wanted, MAY_DIFFER))
     if not differing:
@@ -127,6 +136,18 @@ def _usable(folder: OutputFolder, config: RunConfig, data: Sequence[str]) -> Pat
         return checkpoint
     _print(f"the earlier run in {folder.path} differs in {', '.join(differing)}, and moves to previous/")
     return None
+
+
+def _verify_resumable(checkpoint: Path) -> Manifest:
+    """Verify a checkpoint from which training can resume.
+
+    Raises:
+        CheckpointError: it is damaged, or from the run's last step: no step is left to measure for a new record.
+    """
+    manifest = verify(checkpoint)
+    if manifest.holds == "weights":
+        raise CheckpointError(f"{checkpoint}: is of the last step, and the run has no complete record")
+    return manifest
 
 
 def _has_moved(manifest: Manifest, config: RunConfig, data: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
+from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.sweep.scheduler import Scheduler, is_complete
@@ -71,6 +72,8 @@ def sweep(
         print_dry_run(tasks, states, estimates, max(1, most))
         return 0
     queue.make()
+    if request.repeat is not None:
+        tasks = take_turns(tasks, queue.folder)
     display = Display(Console(highlight=False), len(tasks))
     display.print(f"{len(tasks)} runs in {suite} on {machine.name}; the queue: {queue.folder / 'queue'}")
     with received_signals() as signals:

@@ -5,7 +5,7 @@ B = micro-batch, S = sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,11 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from efficientbench.config.layout import context_chunks
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.intact import BlockReader
 from efficientbench.data_tools.splitting import SPLITS, Split, split_documents
 from efficientbench.training.sample_index import Vocabulary, no_document, open_training
 from efficientbench.training.validation import ValidationText, choose_documents
+from efficientbench.training.verified_reads import verify_reads
 
 Samples: TypeAlias = GPTDataset | BlendedDataset | ValidationText
 HostBatch: TypeAlias = tuple[torch.Tensor, ...]
@@ -44,7 +46,13 @@ class Batches:
     """Training and validation micro-batches of this rank, each read while the device computes the one before."""
 
     def __init__(
-        self, config: RunConfig, steps: int, prefixes: Sequence[Path], vocabulary: Vocabulary, device: torch.device
+        self,
+        config: RunConfig,
+        steps: int,
+        prefixes: Sequence[Path],
+        vocabulary: Vocabulary,
+        device: torch.device,
+        blocks: Mapping[Path, BlockReader] | None = None,
     ) -> None:
         """Build or open the sample index; all ranks must call this together.
 
@@ -55,8 +63,10 @@ class Batches:
                 orders them.
             vocabulary: the tokenizer's facts.
             device: where batches go.
+            blocks: verify the tokens that are read, by the prefix of their corpus; all others were verified before.
 
         Raises:
+            DataError: a block that is damaged; also while batches are read.
             TrainingError: a split without documents.
         """
         self.config, self.device = config, device
@@ -64,7 +74,8 @@ class Batches:
         self.training_samples = steps * training.global_batch_size
         splits = split_documents(prefixes, config.data.split, Path(config.data.cache).absolute() / SPLITS)
         self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
-        self.validation = _open_validation(config, prefixes, splits)
+        verify_reads(self.training, blocks or {})
+        self.validation = _open_validation(config, prefixes, splits, blocks or {})
         self.duplicates = [split.duplicates for split in splits]
         """Of each source, documents left to training because their text occurs more than once."""
         self._pins = _pins(device)
@@ -166,9 +177,11 @@ def _own_part(sequences: torch.Tensor) -> torch.Tensor:
     return torch.cat([chunks[index] for index in context_chunks(rank, size)], dim=1)
 
 
-def _open_validation(config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split]) -> ValidationText:
+def _open_validation(
+    config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split], blocks: Mapping[Path, BlockReader]
+) -> ValidationText:
     sources = [
-        (weight, IndexedDocuments(prefix), split.validation)
+        (weight, IndexedDocuments(prefix, blocks.get(prefix)), split.validation)
         for weight, prefix, split in zip(config.data.weights, prefixes, splits, strict=True)
     ]
     documents = choose_documents(sources, config.training.validation_tokens)

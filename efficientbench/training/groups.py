@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +20,8 @@ from efficientbench.config.schema import ParallelConfig
 
 HANG_LIMIT_S = 600.0
 """How long a collective may wait for a rank, unless configured."""
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of one machine meet."""
 MARGIN_S = 60.0
 """Added to the backend's own time limit, so that the launcher acts first: it can name the rank that is missing."""
 
@@ -24,7 +29,9 @@ MARGIN_S = 60.0
 @contextlib.contextmanager
 def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """Start torch.distributed over the ranks that the environment describes (RANK, WORLD_SIZE, MASTER_*)."""
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=hang_limit_s + MARGIN_S))
+    timeout = datetime.timedelta(seconds=hang_limit_s + MARGIN_S)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=_store(rank, size, timeout), rank=rank, world_size=size, timeout=timeout)
     yield
     # Not after an error: a rank that failed reports it and ends, without waiting for the others.
     dist.destroy_process_group()
@@ -51,6 +58,26 @@ def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HA
         parallel_state.destroy_model_parallel()
 
 
+def _store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
+    """Return the store by which the ranks meet at MASTER_ADDR and MASTER_PORT.
+
+    By itself it listens on every interface, and whoever reaches it reads and writes it. Where the ranks meet on this
+    machine's loopback it listens there alone.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    meet = functools.partial(dist.TCPStore, address, port, size, timeout=timeout)
+    if rank != 0:
+        return meet(is_master=False)
+    if address != LOOPBACK:
+        return meet(is_master=True)
+    # The launcher reserves the port by a socket that is bound and does not listen, which this flag allows.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(size)
+        return meet(is_master=True, master_listen_fd=listener.detach())
+
+
 def collectives_begun() -> dict[str, int]:
     """Return, by the name of each process group, how many collectives this rank has begun in it."""
     # torch compares the same numbers to find ranks that are out of step; they have no public name.
@@ -65,13 +92,6 @@ def _count(group: Any) -> int:
 def barrier() -> None:
     """Wait for all ranks."""
     dist.barrier()
-
-
-def gather(value: Any) -> list[Any]:
-    """Return `value` of every rank, in the order of ranks, on every rank."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def gather_rows(values: torch.Tensor) -> torch.Tensor:

@@ -7,15 +7,42 @@ the device clips, and skips the update by itself where the step is not finite.
 
 from __future__ import annotations
 
+import re
+
 import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
+from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.initial_weights import global_parameters
+from efficientbench.model.position import POSITION_TABLE
+
+
+def decays(parameter: torch.nn.Parameter) -> bool:
+    """Return whether weight decay falls on a parameter: on the matrices of linear layers, router and embedding.
+
+    It does not on norms and biases, nor on tables of positions, which `model.position.position_table` marks.
+    """
+    return parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)
+
+
+def decayed_names(stages: list[DistributedDataParallel]) -> set[str]:
+    """Return the names of this rank's parameters on which weight decay falls, with `*` for the layer's number."""
+    return {
+        re.sub(r"\.\d+\.", ".*.", name)
+        for stage in stages
+        for name, parameter in global_parameters(stage.module).items()
+        if decays(parameter)
+    }
+
+
+_UNDECAYED = ParamKey(predicate=ParamPredicate("does not decay", lambda parameter: not decays(parameter)))
 
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
@@ -32,7 +59,7 @@ def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataPar
 
 
 def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:
-    """Return Megatron's optimizer over the gradient buffers of this rank's stages; norms and biases do not decay."""
+    """Return Megatron's optimizer over the gradient buffers of this rank's stages; `set_rates` before each step."""
     training = config.training
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -52,6 +79,7 @@ def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) ->
             use_distributed_optimizer=config.parallel.distributed_optimizer,
         ),
         list(stages),
+        config_overrides={_UNDECAYED: ParamGroupOverride(wd_mult=0.0)},  # type: ignore[typeddict-item]
         use_gloo_process_groups=False,
     )
     for part in optimizer.chained_optimizers:
@@ -88,10 +116,14 @@ def _scale_together(optimizer: MegatronOptimizer) -> None:
     optimizer.prepare_grads = prepare_together
 
 
-def set_learning_rate(optimizer: MegatronOptimizer, learning_rate: float) -> None:
-    """Set every parameter group to the learning rate of this step."""
+def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
+    """Set every parameter group to the learning rate of this step, and those that decay to the weight decay.
+
+    Megatron's groups carry the factor `wd_mult`, 0 or 1, which nothing but its own scheduler would multiply in.
+    """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+        group["weight_decay"] = weight_decay * group["wd_mult"]
 
 
 def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:

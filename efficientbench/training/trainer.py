@@ -29,7 +29,7 @@ from efficientbench.training.events import (
     TrainingEnded,
     ValidationStarted,
 )
-from efficientbench.training.optimizer import QueuedUpdate, can_queue, set_learning_rate
+from efficientbench.training.optimizer import QueuedUpdate, can_queue, set_rates
 from efficientbench.training.schedule import learning_rate
 from efficientbench.training.validation import ended, row_losses
 
@@ -160,7 +160,7 @@ class Trainer:
         # come after the read, as Megatron's own `optimizer.step`.
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
-        set_learning_rate(self.optimizer, rate)
+        set_rates(self.optimizer, rate, self.config.training.weight_decay)
         # Gradients lie in the stages' float32 buffers; masters of fp16 and bf16 weights have copies of their own.
         for stage in self.stages:
             stage.zero_grad_buffer()

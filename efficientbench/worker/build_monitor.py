@@ -24,10 +24,11 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
         local_rank: of this process on its node.
         steps_before: steps that earlier attempts of the run have trained.
     """
+    from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training import groups
 
     # By host and not by node: two nodes of a run may share a host, whose power must be counted once.
-    places = groups.gather((host_uuid(), os.getpid()))
+    places = gather((host_uuid(), os.getpid()), tuple[str, int])
     pids_here = [pid for host, pid in places if host == host_uuid()]
     measurement = job.config.measurement
     sensors: list[Sensor] = []

@@ -34,8 +34,8 @@ MAXIMUM_DISTURBANCES = 500
 
 def run_facts(job: Job, device: Device) -> RunFacts:
     """Return what is known of the run before its first step; all ranks must call this together."""
+    from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.model.kernels.names import attention_work
-    from efficientbench.training import groups
 
     config, layout = job.config, job.layout
     training, work = config.training, attention_work(config, device.type)
@@ -44,7 +44,7 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], training.dtype)
-    hosts = len(set(groups.gather(host_uuid())))
+    hosts = len(set(gather(host_uuid(), str)))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
         parameters=parameters.total,
@@ -64,6 +64,7 @@ def build_record(
     facts: RunFacts,
     measured: Sequence[RankMeasurement],
     recorder: Recorder,
+    decayed: Sequence[str],
     batches: Batches,
     stopped: bool,
     started_at: datetime,
@@ -71,7 +72,7 @@ def build_record(
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    `measured` has every rank's measurement, in the order of ranks.
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names
     from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
@@ -91,13 +92,18 @@ def build_record(
         unavailable=summary.unavailable,
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job, batches.duplicates),
+        validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
         keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
         dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
+        samples=run.samples,
+        sample_intervals_s=run.sample_intervals_s,
+        energy_doubt=run.energy_doubt,
         timelines=list(run.timelines),
         windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
         disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
         kernels=kernel_names(config, device.type),
+        decayed_parameters=list(decayed),
         fallback_kernels=fallback_kernels(config, device.type),
         # A model that has diverged has losses that are no numbers.
         validation_sequence_losses=list(scored) if all(map(math.isfinite, scored)) else [],
@@ -106,6 +112,7 @@ def build_record(
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
+        lost=recorder.lost,
         config=config.model_dump(mode="json"),
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
         paths=WRITTEN,

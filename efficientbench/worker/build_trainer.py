@@ -14,7 +14,7 @@ import torch
 
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.model.gpt import build_stages
-from efficientbench.running.corpora import load_corpora
+from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.batches import Batches
 from efficientbench.training.checkpoints.manager import Checkpoints
@@ -45,7 +45,8 @@ def build_trainer(
     fingerprints = {f"fingerprint {number}": corpus.fingerprint for number, corpus in enumerate(corpora)}
     # The parent process has checked that all corpora have one tokenizer: the first one's is theirs.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
-    batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
+    prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
+    batches = Batches(config, job.budget.steps, prefixes, vocabulary, device, blocks)
     models = build_stages(config, device)
     stages = [wrap_data_parallel(model, config) for model in models]
     optimizer = build_optimizer(stages, config)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.summarize import RunFacts
 from efficientbench.running.job import Job
@@ -36,7 +38,9 @@ def train_rank(
         torch_device = device.prepare(local_rank)
         # After `prepare`: Megatron asks for the device as it is imported. Before the heartbeat starts to report a step:
         # a rank that loads slowly does not hang.
+        from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
+        from efficientbench.training.optimizer import decayed_names
         from efficientbench.worker.build_trainer import build_trainer
 
     heartbeat.at(0, "meeting the other ranks")
@@ -48,7 +52,7 @@ def train_rank(
         heartbeat.collectives = groups.collectives_begun
         heartbeat.at(0, "building model and data")
         # The first node's parent has looked for it, and verified it.
-        resume = groups.gather(job.resume)[0]
+        resume = gather(job.resume, Path | None)[0]
         manifest = read_manifest(resume) if resume is not None else None
         monitor = build_monitor(job, device, rank, local_rank, manifest.step if manifest is not None else 0)
         monitor.start()
@@ -61,12 +65,14 @@ def train_rank(
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
+            decayed = set().union(*gather(decayed_names(trainer.stages), set[str]))
             stopped = trainer.train(stop_requested)
-            measured = groups.gather(monitor.finish())
+            measured = gather(monitor.finish(), RankMeasurement)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
+                names, batches = sorted(decayed), trainer.batches
                 record = build_record(
-                    job, device, facts, measured, reporter.recorder, trainer.batches, stopped, started_at, duration_s
+                    job, device, facts, measured, reporter.recorder, names, batches, stopped, started_at, duration_s
                 )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)

@@ -14,7 +14,7 @@ source "$_fineweb_root/launchers/bootstrap.sh"
 FINEWEB_VOCABULARY=65536
 # The same model with shorter and fewer sequences, which a CPU trains in minutes.
 FINEWEB_CPU_OVERRIDES=(training.dtype=fp32 training.seq_len=128 training.micro_batch_size=2 training.global_batch_size=4
-    training.steps=20 training.validation_interval=0)
+    training.steps=20 training.validation_interval=0 measurement.min_steps=10)
 
 fineweb_usage() { # script
     cat >&2 <<USAGE

@@ -14,10 +14,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
-from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.node_link import NodeLink, content
 
 TIME_LIMIT_S = 60.0
 """Limit of each exchange: all nodes come here straight from the preflight."""
@@ -33,7 +36,7 @@ class Place:
 
     node: int
     address: str
-    port: int
+    port: Annotated[int, Field(ge=0, le=65535)]
     problem: str = ""
     """Why the node cannot listen; empty where it listens."""
 
@@ -64,12 +67,16 @@ def check_connectivity(
         reached = cluster.master_address if cluster.node_rank == 0 and address is None else own
         link.send("place", place=asdict(Place(cluster.node_rank, reached, bound, problem)))
         places = link.wait_for("place", others, time_limit_s)
-        problems = [problem, *_try_all(cluster.node_rank, [Place(**places[node]["place"]) for node in others])]
+        found = {node: content(places[node], "place", Place) for node in others}
+        unknown = [f"node {node} did not send where it listens" for node, place in found.items() if place is None]
+        tried = _try_all(cluster.node_rank, [place for place in found.values() if place is not None])
+        problems = [problem, *unknown, *tried]
         link.send("problems", problems=problems)
         # Until all have tried, this node has to listen.
         answers = link.wait_for("problems", others, time_limit_s)
-    found = {cluster.node_rank: problems, **{node: answers[node]["problems"] for node in others}}
-    named = [each for node in sorted(found) for each in found[node] if each]
+    everyones = {node: content(answers[node], "problems", list[str]) or [] for node in others}
+    everyones[cluster.node_rank] = problems
+    named = [each for node in sorted(everyones) for each in everyones[node] if each]
     if named:
         raise LaunchError("nodes cannot reach each other: " + "; ".join(named))
     return own
@@ -122,8 +129,8 @@ def _try(node: int, place: Place) -> str:
             answer = connection.makefile("r", encoding="ascii", errors="replace").readline(40).strip()
     except TimeoutError:
         return f"{where} (no answer within {TRY_S:g} s: a firewall, or another network)"
-    except OSError as error:
-        return f"{where} ({error.strerror or error})"
+    except (OSError, ValueError) as error:  # no text that could be a host's name is a ValueError
+        return f"{where} ({getattr(error, 'strerror', None) or error})"
     if answer != f"node {place.node}":
         return f"{where} ({answer or 'somebody else'} answers there: give the nodes addresses of their own)"
     return ""

@@ -55,13 +55,16 @@ def check_interfaces(environ: Mapping[str, str], cluster: Cluster | None) -> Non
 
 
 def gloo_interface(environ: Mapping[str, str], cluster: Cluster) -> str | None:
-    """Return the interface that gloo has to be given; None where gloo finds it by itself.
+    """Return the interface that gloo has to be given; None where the user named it, or gloo finds it by itself.
 
     By itself gloo listens at the address of the host's own name. On many machines that is the loopback (Debian writes
-    so into /etc/hosts), where no other host finds the rank.
+    so into /etc/hosts), where no other host finds the rank. Ranks of one host meet on its loopback, where no other host
+    can reach them.
     """
-    if environ.get(GLOO_INTERFACE, "").strip() or _on_loopback(cluster):
+    if environ.get(GLOO_INTERFACE, "").strip():
         return None
+    if _on_loopback(cluster):
+        return LOOPBACK if LOOPBACK in psutil.net_if_addrs() else None
     try:
         own = {address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)}
     except OSError:

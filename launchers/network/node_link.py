@@ -1,7 +1,7 @@
 """The connection between the launchers of a run's nodes: node 0 holds one to each other node, and forwards messages.
 
 A message is one JSON object on a line. Every node learns at once of a rank that failed elsewhere, of a signal that
-reached only one node, and of a node that is gone.
+reached only one node, and of a node that is gone. Whoever reads a message checks it: a node may send anything.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import contextlib
 import json
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from efficientbench.launchers.errors import LaunchError
 
-LONGEST_BYTES = 1 << 20
+LONGEST_BYTES = 1 << 16
+"""Of a line. A node that sends a longer one is taken for gone."""
+KINDS = ("prepared", "place", "problems", "heartbeats", "failure", "stop", "trouble", "done")
 SEND_S = 2.0
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A host that lost its power sends nothing: after about 25 s the kernel takes the connection for closed."""
@@ -92,7 +97,8 @@ class NodeLink:
                     found[node] = message
                     missing.remove(node)
                 elif node in missing and message["kind"] in ("trouble", "gone", "done"):
-                    why = f": {message['reason']}" if "reason" in message else ""
+                    reason = content(message, "reason", str | None)
+                    why = f": {reason}" if reason else ""
                     raise LaunchError(f"node {node} ended before any rank was started{why}")
                 else:
                     others.append(message)
@@ -121,8 +127,13 @@ class NodeLink:
         messages: list[dict[str, Any]] = []
         for line in lines:
             # A message that a time limit cut off while it was sent runs into the next one: skip both.
-            with contextlib.suppress(ValueError):
-                messages.append(json.loads(line))
+            message = _parsed(line) if len(line) <= LONGEST_BYTES else None
+            # Node 0 knows who is at the other end; the others receive through node 0.
+            sender = {node} if self.node == 0 else set(range(self.nodes)) - {self.node}
+            if message is not None and message["node"] in sender:
+                messages.append(message)
+            else:
+                ignored(node, "no message of the node that sent it")
         ended = not content or len(self._received[node]) > LONGEST_BYTES
         if ended or any((each["kind"], each["node"]) == ("done", node) for each in messages):
             connection.close()
@@ -136,3 +147,27 @@ class NodeLink:
         for node in nodes:
             with contextlib.suppress(OSError):
                 self._connections[node].sendall(line)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return a message of a known kind with its node; None for any other line."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    known = isinstance(message, dict) and message.get("kind") in KINDS and type(message.get("node")) is int
+    return message if known else None
+
+
+def content(message: Mapping[str, Any], key: str, kind: Any) -> Any:
+    """Return what a message holds under `key`, as `kind`; None, and a line on stderr, where it is not of this kind."""
+    try:
+        return TypeAdapter(kind).validate_python(message.get(key))
+    except ValidationError as error:
+        ignored(message["node"], f"{message['kind']}.{key}: {error.errors()[0]['msg']}")
+        return None
+
+
+def ignored(node: int, reason: str) -> None:
+    """Print that a line of a node was ignored, and why."""
+    print(f"ignored a line of node {node}: {reason}", file=sys.stderr, flush=True)

@@ -1,14 +1,15 @@
 """Brings all nodes of a run together at the master's port before any of them loads torch, or names the missing one.
 
 Node 0 listens at MASTER_PORT. Every other node connects, sends `efficientbench <nodes> <node rank>` and a newline, and
-waits for `go`, which node 0 sends once all are there. Then nobody listens at the port, so that the training can; the
-connections stay, as the link between the nodes' launchers.
+waits for `go`, which node 0 sends once all are there. Node 0 refuses any other greeting and waits on. Then nobody
+listens at the port, so that the training can; the connections stay, as the link between the nodes' launchers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import socket
 import sys
 import time
@@ -20,6 +21,11 @@ from efficientbench.launchers.network.node_link import NodeLink
 RETRY_S = 0.2
 PROGRESS_S = 30.0
 GREETING = "efficientbench"
+GREETING_S = 2.0
+"""How long a connection has to send its greeting."""
+GREETING_BYTES = 80
+MOST_GREETINGS = 256
+"""Connections without a complete greeting that node 0 keeps at once."""
 
 
 def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
@@ -47,6 +53,7 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
         # Unless all arrive, none is kept.
         waiting = stack.enter_context(contextlib.ExitStack())
         _warn_if_elsewhere(cluster)
+        greetings = _Greetings(listener, waiting)
         printed_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
             for rank in [rank for rank, connection in arrived.items() if not _is_open(connection)]:
@@ -60,10 +67,8 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
             if time.monotonic() > printed_s + PROGRESS_S:
                 printed_s = time.monotonic()
                 print(f"waiting at {_place(cluster)} for node {', '.join(missing)}", file=sys.stderr, flush=True)
-            with contextlib.suppress(socket.timeout):
-                connection, _ = listener.accept()
-                waiting.enter_context(connection)
-                _welcome(connection, cluster, arrived)
+            for connection, line in greetings.complete():
+                _welcome(connection, line, cluster, arrived)
         for connection in arrived.values():
             # The link notices a node that has gone in the meantime.
             with contextlib.suppress(OSError):
@@ -74,29 +79,67 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
     return arrived
 
 
-def _welcome(connection: socket.socket, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
-    """Add the node behind a new connection; ignore port scanners and the like.
+class _Greetings:
+    """Reads the first line of every connection, and lets none of them keep the others waiting."""
 
-    Raises LaunchError: the node contradicts this one or another one.
-    """
-    connection.settimeout(2.0)
-    try:
-        fields = _read_line(connection, 80).split()
-        greeting, nodes, node_rank = fields[0], int(fields[1]), int(fields[2])
-    except (OSError, ValueError, IndexError):
+    def __init__(self, listener: socket.socket, stack: contextlib.ExitStack) -> None:
+        """`stack`: closes the connections."""
+        self._listener, self._stack = listener, stack
+        self._received: dict[socket.socket, tuple[bytes, float]] = {}
+        """Connection → what it has sent, and until when its line has to be complete."""
+
+    def complete(self) -> list[tuple[socket.socket, str]]:
+        """Return connections with their lines, of those that have sent one; wait up to RETRY_S for any."""
+        lines = []
+        for readable in select.select([self._listener, *self._received], [], [], RETRY_S)[0]:
+            if readable is self._listener:
+                with contextlib.suppress(OSError):
+                    connection, _ = self._listener.accept()
+                    connection.setblocking(False)
+                    self._stack.enter_context(connection)
+                    self._received[connection] = b"", time.monotonic() + GREETING_S
+                continue
+            before, until_s = self._received[readable]
+            try:
+                new = readable.recv(GREETING_BYTES)
+            except OSError:
+                new = b""
+            self._received[readable] = before + new, until_s
+            if not new or b"\n" in new or len(before + new) >= GREETING_BYTES:
+                lines.append((readable, self._received.pop(readable)[0].decode("ascii", errors="replace").strip()))
+        overdue = [each for each, (_, until_s) in self._received.items() if time.monotonic() > until_s]
+        # A node never keeps so many connections: the oldest are strangers'.
+        for connection in {*overdue, *list(self._received)[:-MOST_GREETINGS]}:
+            del self._received[connection]
+            connection.close()
+        return lines
+
+
+def _welcome(connection: socket.socket, line: str, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
+    """Add the node behind a new connection, or refuse it: whoever reaches the port must not end the run."""
+    match line.split():
+        case [greeting, nodes, node_rank] if greeting == GREETING and nodes.isdecimal() and node_rank.isdecimal():
+            problem = _contradiction(int(nodes), int(node_rank), cluster, arrived)
+        case _:
+            # Port scanners and the like.
+            connection.close()
+            return
+    if problem is None:
+        arrived[int(node_rank)] = connection
         return
-    if greeting != GREETING:
-        return
-    problem = None
+    with contextlib.suppress(OSError):
+        print(f"refused a node at {connection.getpeername()[0]}: {problem}", file=sys.stderr, flush=True)
+        connection.sendall(f"{problem}\n".encode("ascii"))
+    connection.close()
+
+
+def _contradiction(nodes: int, node_rank: int, cluster: Cluster, arrived: dict[int, socket.socket]) -> str | None:
+    """Return in what a node contradicts this one or another one."""
     if nodes != cluster.nodes:
-        problem = f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
-    elif not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank])):
-        problem = f"RANK is {node_rank} on two nodes, and every node needs its own"
-    if problem is not None:
-        with contextlib.suppress(OSError):
-            connection.sendall(f"{problem}\n".encode("ascii"))
-        raise LaunchError(problem)
-    arrived[node_rank] = connection
+        return f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
+    if not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank])):
+        return f"RANK is {node_rank} on two nodes, and every node needs its own"
+    return None
 
 
 def _is_open(connection: socket.socket) -> bool:
@@ -167,7 +210,7 @@ def _open_listener(cluster: Cluster) -> socket.socket:
     except OSError as error:
         what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise LaunchError(f"port {cluster.master_port} {what} on node 0: set MASTER_PORT on all nodes") from error
-    listener.settimeout(RETRY_S)
+    listener.setblocking(False)
     return listener
 
 

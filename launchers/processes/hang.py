@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.node_link import NodeLink, content
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.heartbeat import INTERVAL_S, STARTING, Beat
 from efficientbench.launchers.processes.worker_process import WorkerProcess
@@ -49,8 +49,7 @@ class HangDetector:
     def __init__(self, workers: list[WorkerProcess], link: NodeLink, limit_s: float | None) -> None:
         """`limit_s`: how long the run may go without progress; None: for ever."""
         self._workers, self._link, self._limit_s = workers, link, limit_s
-        alone = link.nodes == 1 and len(workers) == 1
-        self._watch = ProgressWatch(limit_s) if limit_s is not None and not alone else None
+        self._watch = ProgressWatch(limit_s) if limit_s is not None else None
         self._looked_s = 0.0
         self._beats: dict[int, dict[int, Beat | None]] = {}
         """Node → its ranks' heartbeats; empty until some node is stuck."""
@@ -60,10 +59,11 @@ class HangDetector:
     def receive(self, message: Mapping[str, Any]) -> None:
         """Take another node's heartbeats."""
         if message["kind"] == "heartbeats" and self._watch is not None:
-            self._send_beats()
-            beats = message["beats"].items()
-            self._beats[message["node"]] = {int(rank): Beat(**beat) if beat else None for rank, beat in beats}
-            self._ended |= {int(rank): why for rank, why in message["ended"].items()}
+            beats, ended = content(message, "beats", dict[int, Beat | None]), content(message, "ended", dict[int, str])
+            if beats is not None and ended is not None:
+                self._send_beats()
+                self._beats[message["node"]] = beats
+                self._ended |= ended
 
     def look(self) -> Failure | None:
         """Return the hang, once it is clear which rank is at fault."""
@@ -113,6 +113,9 @@ def describe_hang(beats: Beats, absent: Mapping[int, str], limit_s: float) -> tu
         absent: rank → why it can give none.
         limit_s: for how long no rank made progress.
     """
+    if len(beats) == 1 and not absent:
+        ((rank, beat),) = beats.items()
+        return rank, f"hung: made no progress for {limit_s:g} s ({_describe(beat)}; hang_limit_s allows longer steps)"
     silent = [rank for rank, beat in beats.items() if beat is None or beat.age_s > SILENT_S]
     missing = {**absent, **{rank: _describe(beats[rank]) for rank in silent}}
     # Those that still write heartbeats show who waits for whom.

@@ -11,12 +11,12 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
 from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_interface
 from efficientbench.launchers.network.node_link import NodeLink
@@ -78,7 +78,7 @@ def launch(
             port = stack.enter_context(_reserved_port())
             cluster = Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=port)
         signals = stack.enter_context(received_signals())
-        error_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="efficientbench_")))
+        error_folder = stack.enter_context(temporary_folder())
         workers: list[WorkerProcess] = []
         # Whatever happens here, no rank stays behind.
         stack.callback(end_all, workers)

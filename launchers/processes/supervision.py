@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.node_link import NodeLink, content
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure
 from efficientbench.launchers.processes.hang import HangDetector
 from efficientbench.launchers.processes.worker_process import WorkerProcess, memory_kills
@@ -98,12 +99,14 @@ class Supervision:
     def _read_messages(self) -> None:
         for message in self._link.receive():
             kind, node = message["kind"], message["node"]
-            if kind == "failure":
-                self._remote_failures.append(Failure(**message["failure"]))
+            if kind == "failure" and (failure := content(message, "failure", Failure)) is not None:
+                self._remote_failures.append(failure)
             elif kind == "stop" and self._stop is None:
-                self._stop_all(int(message["signal"]), f" on node {node}")
+                number = content(message, "signal", Literal[tuple(map(int, STOP_EXIT_CODES))])
+                if number is not None:
+                    self._stop_all(number, f" on node {node}")
             elif kind == "trouble":
-                reason = f"node {node} could not start its ranks: {message['reason']}"
+                reason = f"node {node} could not start its ranks: {content(message, 'reason', str)}"
                 self._remote_failures.append(Failure("crash", reason, node=node))
             elif kind == "gone" and self._stop is None:
                 reason = f"node {node} is gone: its launcher ended without a word"
@@ -238,10 +241,11 @@ def end_all(workers: Sequence[WorkerProcess]) -> None:
 
 
 def print_stderr(message: str) -> None:
-    """Print a line to stderr."""
+    """Print a line to stderr, without control characters: a reason may come from another node."""
     # On a terminal rank 0's live display may stand in the line.
     erase_line = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    print(f"{erase_line}{message}", file=sys.stderr, flush=True)
+    printable = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in message)
+    print(f"{erase_line}{printable}", file=sys.stderr, flush=True)
 
 
 def _ranks(workers: list[WorkerProcess]) -> str:

@@ -1,22 +1,23 @@
-"""Two runs, or groups of repeats, side by side: the ratio of each figure with its confidence interval.
+"""Two runs, or groups of repeats, side by side: the ratio of each figure with its interval and a verdict.
 
-With two or more repeats on both sides, the interval comes from the spread between runs (Welch's t-test of logarithms).
-With fewer, it comes from the spread within the runs (the steps' bootstrap, the validation's standard error), which does
-not contain the noise between runs and seeds. Where identical models under two names lie beside the compared runs, their
-largest difference is the noise floor.
+A verdict rests on the noise between runs: of at least three repeats on each side, or of at least three runs of one
+model under the same conditions beside them, an A/A floor. Without either, the figures stand without a verdict, since a
+run's own spread does not contain that noise. `ratio` has the tests.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 from efficientbench.metrics.analysis.conditions import CONDITIONS, KERNELS, Difference, changed_keys, differences
+from efficientbench.metrics.analysis.noise import aa_floor, identical_runs, text_noise
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.analysis.repeats import Group, model_identity
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.ratio import Z_95, Ratio, make_ratio
+from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
 from efficientbench.metrics.records.record import RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")
@@ -28,13 +29,12 @@ METRICS = (
 )
 """Figures that are compared, by their names in the record."""
 
-# Figure → the figure whose relative interval within a run it shares: tokens / time is as sure as time.
-_WITHIN = {
-    "al_s": "al_s",
-    "tokens_per_s": "al_s",
-    "tt_tokens_per_param_s": "al_s",
-    "al_s_p50": "al_s_p50",
+SAME = {
+    **dict.fromkeys(("tokens_per_s", "tt_tokens_per_param_s", "mfu"), "al_s"),
+    "energy_j_per_step": "energy_j_per_token",
+    "bits_per_byte": "validation_loss",
 }
+"""Figure → the figure of which it is a form, with the same noise: factors of one run's parameters, FLOPs, tokens."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def compare(
         second: the runs compared with them; ratios are second over first.
         despite: names of conditions that may differ.
         target_loss: of the cost to a quality, nats; None: the lowest that all runs surely got to.
-        neighbours: further groups, among which identical models set the noise floor.
+        neighbours: further groups, among which runs of identical models make an A/A floor.
 
     Raises:
         MetricsError: the runs differ in conditions that are not in `despite`, or `despite` names one that is none.
@@ -94,15 +94,17 @@ def compare(
             f"{first.name} and {second.name} differ in more than the model; "
             f"{'; '.join(map(str, refused))}. To compare them all the same: --despite {names}"
         )
-    pairs = identical_pairs([first, second, *neighbours], like=first)
+    alike = identical_runs(first, second, neighbours)
     ratios, unavailable = [], {}
     for metric in METRICS:
         why = _why_not(metric, [*first.records, *second.records])
         if why is None:
-            ratios.append(ratio_of(metric, first, second, noise_floor(metric, pairs)))
+            ratios.append(ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric))))
         else:
             unavailable[metric] = why
-    target, costs = _costs(first, second, target_loss, pairs, unavailable)
+    target, costs = _costs(first, second, target_loss, alike, unavailable)
+    judged = corrected([*ratios, *costs], SAME)
+    ratios, costs = judged[: len(ratios)], judged[len(ratios) :]
     changed = changed_keys(first.first, second.first)
     model = {key: values for key, values in changed.items() if key.startswith("model.")}
     return Comparison(
@@ -115,8 +117,8 @@ def compare(
         ratios=tuple(ratios),
         unavailable=unavailable,
         target_loss=target,
-        costs=costs,
-        speed_only=_short_of_text([*first.records, *second.records]) or _speed_only(ratios, first, second),
+        costs=tuple(costs),
+        speed_only=_short_of_text([*first.records, *second.records]) or _speed_only(ratios),
     )
 
 
@@ -128,27 +130,6 @@ _COVERED = (
 """Keys of the configuration that a condition covers, or that do not change the training."""
 
 
-def identical_pairs(groups: Sequence[Group], like: Group) -> list[tuple[Group, Group]]:
-    """Return the pairs of groups of one model under two names, which ran under the same conditions as `like`."""
-    alike = [(group, model_identity(group.first)) for group in groups if not differences(like.first, group.first)]
-    return [
-        (one, other)
-        for i, (one, model) in enumerate(alike)
-        for other, other_model in alike[i + 1 :]
-        if one.name != other.name and model == other_model
-    ]
-
-
-def noise_floor(metric: str, pairs: Sequence[tuple[Group, Group]]) -> float | None:
-    """Return the largest ratio, above 1, of a figure's means between identical models; None without such runs."""
-    ratios = []
-    for one, other in pairs:
-        first, second = one.spread(metric), other.spread(metric)
-        if first is not None and second is not None and first.mean > 0 and second.mean > 0:
-            ratios.append(abs(math.log(second.mean / first.mean)))
-    return math.exp(max(ratios)) if ratios else None
-
-
 def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     """Return why the figure has no ratio; None where it has one."""
     short = _short_of_text(records)
@@ -158,23 +139,10 @@ def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is 0')}"
 
 
-def ratio_of(metric: str, first: Group, second: Group, floor: float | None = None) -> Ratio:
-    """Return the ratio of one figure, second over first; `floor`: the largest ratio between identical models."""
-    errors = [[_relative_error(record, metric) for record in group.records] for group in (first, second)]
-    return make_ratio(metric, first.values(metric), second.values(metric), errors, floor)
-
-
-def _relative_error(record: RunRecord, metric: str) -> float | None:
-    """Return the figure's relative standard error within its run; None where the record has none."""
-    if metric in ("validation_loss", "bits_per_byte"):
-        if record.validation_loss_se is None or not record.validation_loss:
-            return None
-        return record.validation_loss_se / record.validation_loss
-    name = _WITHIN.get(metric)
-    if name is None:
-        return None
-    low, high = getattr(record, f"{name}_ci_low"), getattr(record, f"{name}_ci_high")
-    return None if low is None or low <= 0 else math.log(high / low) / 2 / Z_95
+def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:
+    """Return the ratio of one figure, second over first, not corrected for others; `floor` as of `make_ratio`."""
+    text = text_noise(first.records, second.records) if SAME.get(metric, metric) == "validation_loss" else None
+    return make_ratio(metric, Side.of(first.values(metric)), Side.of(second.values(metric)), floor, text)
 
 
 def _short_of_text(records: Sequence[RunRecord]) -> str | None:
@@ -182,33 +150,29 @@ def _short_of_text(records: Sequence[RunRecord]) -> str | None:
     return None if flagged is None else f"{flagged.run}: {flagged.speed_only_reason}"
 
 
-def _speed_only(ratios: Sequence[Ratio], first: Group, second: Group) -> str | None:
+def _speed_only(ratios: Sequence[Ratio]) -> str | None:
     loss = next((ratio for ratio in ratios if ratio.metric == "validation_loss"), None)
     if loss is None or loss.measurable is not False:
         return None
-    noise = "the noise between seeds" if loss.basis.endswith("repeats") else "the validation loss's own standard error"
-    if loss.noise_floor is not None and not loss.within_interval:
-        noise = "what identical models differ by"
-    unknown = "" if loss.basis.endswith("repeats") else " (the noise between seeds is not known: --repeat)"
-    return f"the validation losses differ by {abs(loss.second - loss.first):.3g}, no more than {noise}{unknown}"
+    return f"the validation losses differ by {abs(loss.second - loss.first):.3g}, no more than noise ({loss.basis})"
 
 
 def _costs(
     first: Group,
     second: Group,
     target_loss: float | None,
-    pairs: Sequence[tuple[Group, Group]],
+    alike: Sequence[Sequence[RunRecord]],
     unavailable: dict[str, str],
-) -> tuple[float | None, tuple[Ratio, ...]]:
+) -> tuple[float | None, list[Ratio]]:
     """Return the target loss and the ratios of tokens, time and energy to it; add reasons for gaps to `unavailable`."""
+    target = target_loss
     try:
-        target = target_loss
         if target is None:
-            target = lowest_common_loss([*first.records, *second.records], Z_95)
+            target = lowest_common_loss([*first.records, *second.records], end=1)
         costs = [[cost_to_loss(record, target) for record in group.records] for group in (first, second)]
     except MetricsError as error:
         unavailable["cost"] = str(error)
-        return target_loss, ()
+        return target_loss, []
     found = []
     for name, read in _COSTS.items():
         values = [[read(cost) for cost in side] for side in costs]
@@ -216,9 +180,9 @@ def _costs(
         if given != values:
             unavailable[name] = unavailable.get("energy_j_per_token", "not measured")
             continue
-        errors = [[_cost_error(record, target, read) for record in group.records] for group in (first, second)]
-        found.append(make_ratio(name, given[0], given[1], errors, _cost_floor(pairs, target, read)))
-    return target, tuple(found)
+        floor = aa_floor(alike, partial(_cost, target=target, read=read))
+        found.append(make_ratio(name, Side.of(given[0]), Side.of(given[1]), floor))
+    return target, found
 
 
 _COSTS: dict[str, Callable[[Cost], float | None]] = {
@@ -228,26 +192,9 @@ _COSTS: dict[str, Callable[[Cost], float | None]] = {
 }
 
 
-def _cost_error(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
-    """Return a cost's relative error, from the validation loss's standard error; None where an end is out of reach."""
+def _cost(record: RunRecord, target: float, read: Callable[[Cost], float | None]) -> float | None:
+    """Return a cost of a run; None where it did not get to the target."""
     try:
-        low, high = (read(cost_to_loss(record, target, shift)) for shift in (-Z_95, Z_95))
+        return read(cost_to_loss(record, target))
     except MetricsError:
         return None
-    return math.log(high / low) / 2 / Z_95 if low and high else None
-
-
-def _cost_floor(
-    pairs: Sequence[tuple[Group, Group]], target: float, read: Callable[[Cost], float | None]
-) -> float | None:
-    """Return the largest ratio, above 1, of a cost between identical models that got to the target."""
-    ratios = []
-    for pair in pairs:
-        try:
-            values = [[read(cost_to_loss(record, target)) for record in group.records] for group in pair]
-        except MetricsError:
-            continue
-        sides = [[math.log(value) for value in side if value] for side in values]
-        if all(sides):
-            ratios.append(abs(sum(sides[0]) / len(sides[0]) - sum(sides[1]) / len(sides[1])))
-    return math.exp(max(ratios)) if ratios else None

@@ -25,7 +25,7 @@ class Cost:
     """None where the run's energy was not measured."""
 
 
-def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0) -> Cost:
+def cost_to_loss(record: RunRecord, target_loss: float, end: int = 0) -> Cost:
     """Return the tokens, time and energy until the validation loss first fell to the target.
 
     Between two validations the loss is taken as linear in the logarithm of the tokens, which a power law nearly is;
@@ -34,13 +34,13 @@ def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0)
     Args:
         record: of the run.
         target_loss: nats per token.
-        loss_shift: times the loss's standard error that is added to each validation: with ±1.96 the ends of an
-            interval for a single run.
+        end: of each validation's 95 % interval that is taken for its loss: 1 the upper, -1 the lower, 0 the loss
+            itself. Both ends make an interval of the cost.
 
     Raises:
         MetricsError: the run never validated, began below the target, or never got there.
     """
-    points = [(point, loss + loss_shift * (point.loss_se or 0.0)) for point, loss in _points(record)]
+    points = [(point, loss + end * point.loss_margin) for point, loss in _points(record)]
     reached = next((i for i, (_, loss) in enumerate(points) if loss <= target_loss), None)
     if reached is None:
         best = min(loss for _, loss in points)
@@ -66,13 +66,13 @@ def cost_to_loss(record: RunRecord, target_loss: float, loss_shift: float = 0.0)
     return Cost(tokens, time_before + part * (time_after - time_before), energy_j)
 
 
-def lowest_common_loss(records: Sequence[RunRecord], loss_shift: float = 0.0) -> float:
-    """Return the lowest validation loss that all the runs reached, with `loss_shift` standard errors added to each.
+def lowest_common_loss(records: Sequence[RunRecord], end: int = 0) -> float:
+    """Return the lowest validation loss that all the runs reached; `end` as of `cost_to_loss`.
 
     Raises:
         MetricsError: one of them never validated.
     """
-    return max(min(loss + loss_shift * (point.loss_se or 0.0) for point, loss in _points(record)) for record in records)
+    return max(min(loss + end * point.loss_margin for point, loss in _points(record)) for record in records)
 
 
 def _points(record: RunRecord) -> list[tuple[QualityPoint, float]]:

@@ -10,14 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from efficientbench.metrics.definitions import (
-    mean_confidence_interval,
-    standard_deviation,
-    standard_error,
-    t_quantile_95,
-)
+from efficientbench.metrics.definitions import standard_deviation, standard_error
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.ratio import Z_95
 from efficientbench.metrics.records.record import (
     RECORD_NAME,
     SKIPPED_FOLDERS,
@@ -27,6 +21,7 @@ from efficientbench.metrics.records.record import (
     read_record,
 )
 from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")
@@ -116,7 +111,11 @@ def load_group(folder: Path) -> Group:
 
 
 def model_identity(record: RunRecord) -> str:
-    """Return the same text for runs of one model, trained the same way, whatever their names and seeds are."""
+    """Return the same text for runs of one model, trained the same way, whatever their names and seeds are.
+
+    One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
+    tell that two runs built and computed the same.
+    """
     return _identity(record, without=(*_PLACES, _SEED, *_NAMES))
 
 
@@ -128,6 +127,7 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "layout": [record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size],
         "kernels": record.kernels,
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
+        "model": [record.parameters, record.parameters_active, record.flops_per_token],
         "status": record.status,
         "tokens": [record.tokens, record.steps_measured],
         "formulas": record.formula_id,
@@ -194,21 +194,26 @@ def combine(group: Group) -> RunRecord:
     for name in _INTERVALS:
         spread = group.spread(name)
         if spread is not None and spread.low is not None:
-            values |= {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
-            deviations.pop(f"{name}_ci_low", None)
-            deviations.pop(f"{name}_ci_high", None)
+            ends = {f"{name}_ci_low": spread.low, f"{name}_ci_high": spread.high}
+            values |= ends
+            for end in ends:
+                deviations.pop(end, None)
+                unavailable.pop(end, None)
     if values["validation_loss"] is not None:
-        values["validation_loss_se"] = _few_runs_error(group.values("validation_loss"))
+        values["validation_loss_se"] = standard_error(group.values("validation_loss"))
+        values["validation_loss_se_values"] = len(records)
         unavailable.pop("validation_loss_se", None)
     further = {
         "repeats": len(records),
         "repeat_std": deviations,
         "unavailable": unavailable,
         "duration_s": math.fsum(record.duration_s for record in records) / len(records),
+        "energy_doubt": next((record.energy_doubt for record in records if record.energy_doubt), None),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
+        "validation_sequence_losses": mean_sequence_losses(records),
     }
     return group.first.model_copy(update=values | further)
 
@@ -227,10 +232,13 @@ def _mean(name: str, values: list[Any]) -> Any:
     return round(mean) if isinstance(first, int) else mean
 
 
-def _few_runs_error(values: list[float]) -> float | None:
-    """Return the mean's standard error, so wide that 1.96 of it are the 95 % interval of so few runs (Student's)."""
-    error = standard_error(values)
-    return None if error is None else error * t_quantile_95(len(values) - 1) / Z_95
+def mean_sequence_losses(records: Sequence[RunRecord]) -> list[float]:
+    """Return each validation sequence's loss, mean over the runs, nats; [] unless all runs read the same text."""
+    losses = [record.validation_sequence_losses for record in records]
+    texts = {record.validation_text for record in records}
+    if len(texts) > 1 or None in texts or len({len(each) for each in losses}) > 1:
+        return []
+    return [math.fsum(each) / len(each) for each in zip(*losses, strict=True)]
 
 
 def _mean_curve(group: Group) -> list[QualityPoint]:
@@ -253,7 +261,8 @@ def _mean_curve(group: Group) -> list[QualityPoint]:
             replace(
                 first,
                 loss=math.fsum(known) / len(known),
-                loss_se=_few_runs_error(known),
+                loss_se=standard_error(known),
+                loss_se_values=len(known),
                 train_s=math.fsum(point.train_s for point in points) / len(points),
                 energy_j=math.fsum(energies) / len(energies) if len(energies) == len(points) else None,
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import Any
 
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import Disturbance
@@ -73,10 +74,12 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
         peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
         allocated_mean_gb=_mean(allocators.all("amu_gb", "allocated_mean_gb")),
-        sample_interval_s=max((d.sample_interval_s for d in devices.devices if d.sample_interval_s), default=None),
+        samples=_readings("samples", devices.devices, meters.devices, min),
+        sample_intervals_s=_readings("sample_intervals_s", devices.devices, meters.devices, max),
         window_energy_j=tuple(map(math.fsum, by_window)) if energy_j else (),
         unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
         energy_scope=energy_scope if energy_j else None,
+        energy_doubt="; ".join(device.energy_doubt for device in meters.devices if device.energy_doubt) or None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
         timelines=tuple(d.timeline for d in everything if d.timeline is not None and d.scope != "allocator"),
@@ -122,9 +125,28 @@ def _once_each(devices: Iterable[DeviceMeasurement]) -> list[DeviceMeasurement]:
                 f"ranks measured different processes of {device.info.uuid} ({list(other.info.processes)} and "
                 f"{list(device.info.processes)}): give each sensor of a host the ids of all the run's processes there"
             )
-        if (-len(device.unavailable), device.samples) > (-len(other.unavailable), other.samples):
+        if _completeness(device) > _completeness(other):
             best[device.info.uuid] = device
     return [best[uuid] for uuid in sorted(best)]
+
+
+def _completeness(device: DeviceMeasurement) -> tuple[int, int]:
+    return -len(device.unavailable), sum(device.samples.values())
+
+
+def _readings(
+    kind: str,
+    devices: Sequence[DeviceMeasurement],
+    meters: Sequence[DeviceMeasurement],
+    worst: Callable[[list[Any]], Any],
+) -> dict[str, Any]:
+    """Return the worst device's number or interval of readings, by quantity; power is the meters'."""
+    found = {}
+    for quantity, read_by in (("memory", devices), ("utilization", devices), ("power", meters)):
+        values = [getattr(device, kind)[quantity] for device in read_by if quantity in getattr(device, kind)]
+        if values:
+            found[quantity] = worst(values)
+    return found
 
 
 class _Figures:

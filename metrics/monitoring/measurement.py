@@ -44,13 +44,15 @@ class DeviceMeasurement:
     peak_used_bytes: int | None
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
-    samples: int
-    """Samples inside the window."""
-    sample_interval_s: float | None
-    """The mean interval achieved inside the window; longer than configured if sampling is expensive."""
+    samples: dict[str, int]
+    """Quantity ('memory', 'utilization', 'power') → its readings inside the window; a sensor may fill one alone."""
+    sample_intervals_s: dict[str, float]
+    """Quantity → the mean interval between its readings, s; longer than configured if sampling is expensive."""
     unavailable: dict[str, str] = field(default_factory=dict)
     window_energy_j: tuple[float, ...] = ()
     """`energy_j` by measured interval; empty if it is None."""
+    energy_doubt: str | None = None
+    """Why `energy_j` may be wrong; None: nothing speaks against it."""
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
 
@@ -115,12 +117,17 @@ class RunMeasurement:
     peak_allocated_bytes: int | None
     peak_reserved_bytes: int | None
     allocated_mean_gb: float | None
-    sample_interval_s: float | None
+    samples: dict[str, int]
+    """Quantity ('memory', 'utilization', 'power') → its readings inside the window, of the device with fewest."""
+    sample_intervals_s: dict[str, float]
+    """Quantity → the longest mean interval of a device between its readings, s."""
     unavailable: dict[str, str]
     window_energy_j: tuple[float, ...] = ()
     """`energy_j` by measured interval, over all devices; empty if it is None."""
     energy_scope: str | None = None
     """The source of energy and power: 'gpu', 'npu', 'cpu-package', 'cpu-package+dram' or 'node'."""
+    energy_doubt: str | None = None
+    """Why `energy_j` may be wrong; None: nothing speaks against it."""
     step_begins_s: tuple[float, ...] = ()
     """When each step began on the first rank, s from the opening of the measured window."""
     windows: tuple[tuple[float, float], ...] = ()

@@ -18,6 +18,9 @@ MAXIMUM_SHARE_OF_A_CORE = 0.004
 OTHER_USE_INTERVAL_S = 3.0
 """Time between searches for other processes on the device."""
 
+COUNTER_INTERVAL_S = 1.0
+"""Time between readings of the counters inside a measured interval: one that wraps around takes minutes to do so."""
+
 NEWEST_WEIGHT = 0.05
 """Weight of the newest round in the mean cost of a round.
 
@@ -58,7 +61,7 @@ class SensorSampler:
         self._pending: list[Sample] = []
         self._begin = _UNREAD
         self._searched_s: float | None = None
-        self._next_search_s = 0.0
+        self._next_search_s = self._next_watch_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
         self._closed = False
@@ -137,10 +140,13 @@ class SensorSampler:
         self._newest = newest
         if not self._samples:
             self._first_s = self._next_search_s = now_s
+            self._next_watch_s = now_s + COUNTER_INTERVAL_S
         self._last_s = now_s
         self._samples += 1
         if self._samples % BATCH == 0:
             self._store()
+        if now_s >= self._next_watch_s and self.sensor.counters_are_watched:
+            self._watch_counters(now_s)
         if now_s >= self._next_search_s:
             self._find_other_use(now_s)
 
@@ -156,6 +162,11 @@ class SensorSampler:
                 self._fail(f"sampled {sample.device}, which it had not named")
             except Exception as error:
                 self._fail(f"gave {sample}, which is no sample ({error})")
+
+    def _watch_counters(self, now_s: float) -> None:
+        for uuid, counters in self.sensor.counters().items():
+            self._series[uuid].watch(now_s, counters)
+        self._next_watch_s = now_s + COUNTER_INTERVAL_S
 
     def _find_other_use(self, now_s: float) -> None:
         # The first search cannot know how long others have been there: their time counts from now.

@@ -6,16 +6,23 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from efficientbench.metrics import definitions
-from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, covered_s, window_length_s
+from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, gaps_s, longest_interval_s, window_length_s
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
 from efficientbench.metrics.monitoring.timeline import make_timeline
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
-"""Share of the window that samples must cover for their mean to stand for all of it."""
+"""Share of the window that samples must cover, without a hole, for their mean to stand for all of it."""
+
+LEAST_POWER_READINGS = 20
+"""Power swings within a step, and is low at the window's edges: fewer readings do not stand for the window."""
+
+LARGEST_DISAGREEMENT = 1.2
+"""Ratio of the energies by counter and by integrated power above which one of them is wrong."""
 
 NO_STEP = "no step was measured"
 
@@ -45,11 +52,17 @@ class Signal:
         return max(inside, default=None)
 
     def too_sparse_in(self, windows: Windows) -> str | None:
-        """Return why the samples cannot stand for the windows, or None if they can."""
-        length_s, seen_s = window_length_s(windows), covered_s(self.times_s, windows)
+        """Return why the samples cannot stand for the windows, or None if they can.
+
+        Holes, and time before the first or after the last sample, may make up a twentieth of the windows.
+        """
+        length_s, gaps = window_length_s(windows), gaps_s(self.times_s, windows)
+        longest_s = longest_interval_s(self.times_s)
+        seen_s = sum(gap for gap in gaps if gap <= longest_s)
         if seen_s >= MINIMUM_COVERAGE * length_s:
             return None
-        return f"readings cover {seen_s:.3g} s of the {length_s:.3g} s measured"
+        hole = f", with a gap of {max(gaps):.3g} s" if gaps and max(gaps) > longest_s else ""
+        return f"readings cover {seen_s:.3g} s of the {length_s:.3g} s measured{hole}"
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,7 @@ class DeviceSeries:
         self._power = Signal()
         self.intervals: list[Interval] = []
         """The measured intervals; append one for each."""
+        self._watched = {"energy_j": Signal(), "busy_s": Signal()}
         self._other_use: list[tuple[float, float, OtherUse]] = []
         self._origin_s: float | None = None
 
@@ -86,6 +100,11 @@ class DeviceSeries:
         self._memory.add(sample.time_s, sample.memory_used_bytes)
         self._utilization.add(sample.time_s, sample.utilization)
         self._power.add(sample.time_s, sample.power_w)
+
+    def watch(self, time_s: float, counters: Counters) -> None:
+        """Record counters read inside a measured interval, or outside of any, for a register that wraps around."""
+        for name, signal in self._watched.items():
+            signal.add(time_s, getattr(counters, name))
 
     def add_other_use(self, begin_s: float, end_s: float, use: OtherUse) -> None:
         """Record that others used the device in that time; the same use without a gap extends the last entry."""
@@ -122,7 +141,10 @@ class DeviceSeries:
             reasons["pcu"] = reason_for("utilization", why)
         energy_j, energy_source, why = self._energy(windows)
         if energy_j is None:
-            reasons["energy_j"] = reasons["aec_w"] = reason_for("power_w", why)
+            why = reason_for("power_w", why)
+            if self._ran_backwards("energy_j", windows):
+                why = f"the energy counter wrapped around or restarted, and power cannot replace it: {why}"
+            reasons["energy_j"] = reasons["aec_w"] = why
         peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
             if peak is None:
@@ -130,7 +152,8 @@ class DeviceSeries:
                 # Without a register of its own the peak is that of the samples, and is missing for the mean's reason.
                 of_samples = reasons.get("amu_gb") if quantity == "used_bytes" else None
                 reasons[figure] = of_samples or reason_for(quantity, NO_STEP)
-        samples = max(signal.count_in(windows) for signal in (self._memory, self._utilization, self._power))
+        signals = {"memory": self._memory, "utilization": self._utilization, "power": self._power}
+        samples = {name: signal.count_in(windows) for name, signal in signals.items() if signal.times_s}
         return DeviceMeasurement(
             info=self._info,
             scope=self._scope,
@@ -142,9 +165,10 @@ class DeviceSeries:
             energy_source=None if energy_j is None else energy_source,
             **peaks,
             samples=samples,
-            sample_interval_s=window_s / samples if samples else None,
+            sample_intervals_s={name: window_s / count for name, count in samples.items() if count},
             unavailable=reasons,
             window_energy_j=self._energy_by_window(windows, energy_j, energy_source),
+            energy_doubt=self._energy_doubt(windows, energy_j) if energy_source == "counter" else None,
             timeline=self._timeline(windows),
             disturbances=self._disturbances(windows),
         )
@@ -203,28 +227,62 @@ class DeviceSeries:
         grown_j, window_s = self._growth("energy_j", windows), window_length_s(windows)
         if grown_j:
             return grown_j, "counter", ""
-        power_w, why = self._averaged(self._power, definitions.time_average, windows)
+        power_w, why = self._mean_power(windows)
         if power_w:
             return power_w * window_s, "integrated power", ""
         # No device uses 0 J: a meter that shows it does not measure.
         still = power_w == 0 or (grown_j == 0 and window_s > 0)
         return None, "", "the meter stood still over the whole window" if still else why
 
+    def _mean_power(self, windows: Windows) -> tuple[float | None, str]:
+        """Return the mean of the polled power, W, or None and the reason."""
+        power_w, why = self._averaged(self._power, definitions.time_average, windows)
+        count = self._power.count_in(windows)
+        if power_w and count < LEAST_POWER_READINGS:
+            return None, f"power was read {count} times in the windows, and its mean needs {LEAST_POWER_READINGS}"
+        return power_w, why
+
+    def _energy_doubt(self, windows: Windows, counted_j: float | None) -> str | None:
+        """Return how far the counter is from the polled power, where one of them must be wrong."""
+        power_w, _ = self._mean_power(windows)
+        if not power_w or not counted_j:
+            return None
+        integrated_j = power_w * window_length_s(windows)
+        if max(counted_j, integrated_j) <= LARGEST_DISAGREEMENT * min(counted_j, integrated_j):
+            return None
+        return (
+            f"{self._info.name} ({self._info.uuid}) counted {counted_j:.4g} J, and its polled power gives "
+            f"{integrated_j:.4g} J: one of them is wrong"
+        )
+
     def _growth(self, counter: str, windows: Windows) -> float | None:
-        """Return a counter's growth inside the windows; None if it was not read, or ran backwards, at any edge."""
+        """Return a counter's growth inside the windows; None if it was not read at an edge, or ever ran backwards."""
         grown = self._growths(counter, windows)
         return sum(grown) if grown else None
 
     def _growths(self, counter: str, windows: Windows) -> list[float] | None:
         """Return a counter's growth inside each window, or None as `_growth` does."""
+        if self._ran_backwards(counter, windows):
+            return None
         grown = []
         for (begin_s, end_s), interval in zip(windows, self.intervals, strict=True):
             first, last = getattr(interval.begin, counter), getattr(interval.end, counter)
-            if first is None or last is None or last < first or interval.apart_s <= 0:
+            if first is None or last is None or interval.apart_s <= 0:
                 return None
             # The readings lie a little outside of the window: scale their growth to its length.
             grown.append((last - first) * (end_s - begin_s) / interval.apart_s)
         return grown
+
+    def _ran_backwards(self, counter: str, windows: Windows) -> bool:
+        """Return whether a reading inside a window, or at its edges, is below the one before it."""
+        watched = self._watched[counter]
+        for (begin_s, end_s), interval in zip(windows, self.intervals, strict=True):
+            between = watched.values[bisect_left(watched.times_s, begin_s) : bisect_right(watched.times_s, end_s)]
+            readings = [getattr(interval.begin, counter), *between, getattr(interval.end, counter)]
+            known = [value for value in readings if value is not None]
+            if any(after < before for before, after in pairwise(known)):
+                return True
+        return False
 
     def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
         """Return the largest memory in the windows: the device's own peaks, else the samples'."""

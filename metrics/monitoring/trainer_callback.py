@@ -11,7 +11,8 @@ from transformers import TrainerCallback
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
-from efficientbench.metrics.monitoring.measurement import RunMeasurement, describe
+from efficientbench.metrics.monitoring.exchange import gather
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, describe
 from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors
 from efficientbench.metrics.sensors.base import Sensor
@@ -53,7 +54,7 @@ class EfficiencyCallback(TrainerCallback):
                 "the Trainer does not count tokens: set include_num_input_tokens_seen='all' in TrainingArguments, or "
                 "give EfficiencyCallback(tokens_per_step=…)"
             )
-        places = _gathered((host_uuid(), os.getpid()))
+        places = _gathered((host_uuid(), os.getpid()), tuple[str, int])
         pids = [pid for host, pid in places if host == host_uuid()]
         # Of a training that was stopped and restarts, as `auto_find_batch_size` does with a smaller batch.
         self._monitor.close()
@@ -81,7 +82,7 @@ class EfficiencyCallback(TrainerCallback):
         self._pause_for_others(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.run = merge(_gathered(self._monitor.finish()))
+        self.run = merge(_gathered(self._monitor.finish(), RankMeasurement))
 
     def _pause_for_others(self, control: Any) -> None:
         # The Trainer calls on_evaluate and on_save only afterwards, but decides before.
@@ -93,10 +94,6 @@ def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _gathered(mine: Any) -> list[Any]:
+def _gathered(mine: Any, kind: Any) -> list[Any]:
     """Return the values of all ranks, in order."""
-    if not _is_distributed():
-        return [mine]
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    return everyones
+    return gather(mine, kind) if _is_distributed() else [mine]

@@ -14,7 +14,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 RECORD_NAME = "record.json"
 SKIPPED_FOLDERS = ("previous", "profile")
 """Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
@@ -72,7 +72,7 @@ class Metrics(BaseModel):
     al_s_p90: float | None
     al_s_p99: float | None
     al_s_ci_low: float | None
-    """95 % confidence interval of the mean, by a bootstrap of blocks of steps: `metrics.statistics.step_time_noise`."""
+    """95 % confidence interval of the mean: `metrics.statistics.step_time_noise`."""
     al_s_ci_high: float | None
     tt_tokens_per_param_s: float | None
     tokens_per_s: float | None
@@ -116,7 +116,7 @@ class Metrics(BaseModel):
     """'counter' or 'integrated power'."""
     window_s: float | None
     sample_interval_s: float | None
-    """The longest mean interval between samples of a device that was achieved."""
+    """The longest in `sample_intervals_s`."""
     peak_flops: float | None
     """Of one device for this dtype, dense, FLOP/s."""
     peak_flops_source: str | None
@@ -125,10 +125,10 @@ class Metrics(BaseModel):
     expert_load_imbalance: float | None
     """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
     al_s_p50_ci_low: float | None
-    """95 % confidence interval of the median, by the same bootstrap."""
+    """95 % confidence interval of the median, by the same function."""
     al_s_p50_ci_high: float | None
     al_s_block_steps: int | None
-    """Length of the bootstrap's blocks: steps further apart than that are taken as independent."""
+    """Steps for which neighbours are alike: steps further apart than that are taken as independent."""
     al_s_drift_ratio: float | None
     """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
     al_s_drift_ratio_low: float | None
@@ -142,7 +142,7 @@ class Metrics(BaseModel):
     """Steps that took much longer than the others: `outliers` names them."""
     validation_loss_se: float | None
     """Standard error of `validation_loss`, from the spread over the validation's documents: how far another sample of
-    the text would move it. The noise between seeds is another one, which repeats show."""
+    the text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
     tokens_trained: int | None
     """Since the start of the run, warm-up and earlier attempts included."""
     tokens_per_parameter: float | None
@@ -158,7 +158,7 @@ class Metrics(BaseModel):
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     status: Literal["completed", "stopped", "failed"]
     started_at: str
     """UTC, ISO 8601."""
@@ -175,8 +175,7 @@ class RunRecord(Metrics, Identity):
     unavailable: dict[str, str]
     """Name of a metric that is None → why."""
     step_time_percentiles_s: list[float] | None = None
-    """The measured steps' times at 0, 1, …, 100 %: their distribution, so that no report has to read every step.
-    None where no step was measured."""
+    """The measured steps' times at 0, 1, …, 100 %, so that reports read no steps; None where no step was measured."""
     data: list[DataSource] | None = None
     """The corpora that the run read; None where the training loop did not name them."""
     experts: ExpertLoad | None = None
@@ -185,6 +184,12 @@ class RunRecord(Metrics, Identity):
     """Mean keys that a query's attention reads in training; None for a model without attention."""
     dense_keys_per_query: float | None = None
     """Mean keys that dense causal attention reads; None for a model without attention."""
+    samples: dict[str, int] = {}
+    """'memory', 'utilization', 'power' → readings of it inside the window, of the device with fewest."""
+    sample_intervals_s: dict[str, float] = {}
+    """Quantity of `samples` → the longest mean interval of a device between its readings, s."""
+    energy_doubt: str | None = None
+    """Why `energy_j` may be wrong: its counter and the polled power differ. None: nothing speaks against it."""
     timelines: list[Timeline] = []
     """Memory, utilization and power of each device over time, for plots."""
     windows: list[Window] = []
@@ -193,6 +198,9 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices; the 500 longest times."""
     kernels: dict[str, str]
     """Part of the model → the kernel that served it."""
+    decayed_parameters: list[str] | None = None
+    """Names of the parameters on which weight decay falls, with `*` for a layer's number; None where the training loop
+    did not name them."""
     fallback_kernels: dict[str, str] = {}
     """Part of `kernels` that a better kernel would serve on this device type → why it did not."""
     attention_across_documents: bool | None = None
@@ -203,8 +211,13 @@ class RunRecord(Metrics, Identity):
     resumed_after_steps: list[int] = []
     """Numbers of the steps after which the run resumed. The measured figures are of the last attempt alone, after a
     warm-up of its own; `quality_curve` holds the validations of all attempts."""
+    lost: list[str] = []
+    """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
+    validation_loss_se_values: int | None = None
+    """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its interval
+    is Student's. None where it is not known."""
     validation_sequence_losses: list[float] = []
     """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
     where it is not known. A sequence is a document, cut where it is very long: the same for every run that has the same

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from efficientbench.metrics.student import half_interval_95
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,13 @@ class QualityPoint:
     """Σ synchronized times of the measured steps: without warm-up, evaluation, checkpoints and set-up."""
     energy_j: float | None
     """Energy of the measured steps; None where no sensor measures it (`unavailable` has the reason, as energy_j)."""
+    loss_se_values: int | None = None
+    """Batches, or repeats, over which `loss_se` is the spread; None where it is not known."""
+
+    @property
+    def loss_margin(self) -> float:
+        """Half of the loss's 95 % interval, Student's, nats; 0 where its spread is not known."""
+        return half_interval_95(self.loss_se, self.loss_se_values) or 0.0
 
 
 @dataclass(frozen=True)
@@ -72,3 +82,7 @@ class DataSource:
     duplicates: int | None = None
     """Documents that the validation left out because their text occurs more than once, so that it is trained on; None
     where it is not known."""
+    verified: Literal["whole", "blocks read"] | None = None
+    """What the run held against the checksums of the corpus: every file whole (at its start, or at an earlier one since
+    which none changed its size, times or inode), or of its tokens each block that was read, and all other files whole.
+    None: nothing, as in records of earlier versions."""

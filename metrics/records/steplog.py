@@ -61,36 +61,55 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     Raises:
         MetricsError: no such file, or a damaged line that is not the last; the message gives its number.
     """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    read = []
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
-        try:
-            read.append(json.loads(line))
-        except ValueError as error:
-            raise MetricsError(f"{path}, line {number}: damaged, it is no JSON ({error})") from None
-    return read
+    lines, damage = _whole_lines(path)
+    if damage is not None:
+        raise MetricsError(f"{path}, {damage}")
+    return [values for _, values in lines]
 
 
-def cut_steps(path: Path, step: int) -> None:
-    """Cut the file off behind step `step`, for a run that resumes there; nothing happens without a file.
+def cut_steps(path: Path, step: int) -> str | None:
+    """Cut the file off behind step `step`, or before its first damaged line, for a run that resumes there.
+
+    Returns:
+        What was lost to the damage, for people; None where nothing was, as without a file.
 
     Raises:
-        MetricsError: the file cannot be read or written, or is damaged.
+        MetricsError: the file cannot be read or written.
     """
     if not path.exists():
-        return
-    kept_bytes = 0
-    for line, content in zip(path.read_bytes().split(b"\n"), read_steps(path), strict=False):
-        if content.get("kind") == "quality" or content.get("step", 0) > step:
+        return None
+    lines, damage = _whole_lines(path)
+    kept_bytes, last_step = 0, 0
+    for line, values in lines:
+        if values["kind"] == "quality" or values.get("step", 0) > step:
+            damage = None  # it lies behind what stays
             break
         kept_bytes += len(line) + 1
+        last_step = values.get("step", last_step)
     try:
         os.truncate(path, kept_bytes)
     except OSError as error:
         raise MetricsError(f"{path}: cannot be written ({error.strerror})") from None
+    return None if damage is None else f"{path.name}, {damage}: its lines after step {last_step:,} are lost"
+
+
+def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:
+    """Return each line with its values, up to the first damaged one, and what is wrong with that; None for none."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    whole: list[tuple[bytes, dict[str, Any]]] = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return whole, f"line {number}: damaged, it is no JSON ({error})"
+        known = isinstance(values, dict) and isinstance(values.get("kind"), str)
+        if not known or type(values.get("step", 0)) is not int:
+            return whole, f"line {number}: damaged, it has no kind, or a step that is no number"
+        whole.append((line, values))
+    return whole, None
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -46,6 +46,8 @@ class Quality:
     validation_loss: float | None = None
     validation_loss_se: float | None = None
     """Standard error of `validation_loss`."""
+    validation_loss_se_values: int | None = None
+    """Number of documents over which it is the spread."""
     validation_tokens: int | None = None
     """Tokens predicted in the validation text."""
     validation_bytes: int | None = None
@@ -90,6 +92,8 @@ class Validation:
     """Standard error of the loss."""
     windows: int
     """Number of measured intervals that were over."""
+    loss_se_values: int | None = None
+    """Number of documents over which `loss_se` is the spread."""
 
 
 @dataclass
@@ -177,7 +181,8 @@ def _devices(summary: Summary, run: RunMeasurement) -> None:
     for name, (source, reason_of) in _OF_DEVICES.items():
         summary.put(name, getattr(run, source), run.unavailable.get(reason_of, "not measured"))
     summary.put("device_scope", run.device_scope, "no sensor of a device was in use")
-    summary.put("sample_interval_s", run.sample_interval_s, "no sensor took a sample inside the window")
+    longest_s = max(run.sample_intervals_s.values(), default=None)
+    summary.put("sample_interval_s", longest_s, "no sensor took a sample inside the window")
 
 
 def _latency(summary: Summary, run: RunMeasurement) -> None:
@@ -311,6 +316,7 @@ def quality_curve(run: RunMeasurement, validations: Sequence[Validation]) -> lis
                 tokens=validation.tokens,
                 loss=_finite(validation.loss),
                 loss_se=_finite(validation.loss_se),
+                loss_se_values=validation.loss_se_values,
                 measured_tokens=validation.measured_tokens,
                 train_s=math.fsum(run.step_times_s[:measured]),
                 energy_j=math.fsum(run.window_energy_j[: validation.windows]) if has_energy else None,

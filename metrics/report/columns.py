@@ -65,7 +65,9 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_p50": Column("s", "median time of a step"),
     "al_s_p90": Column("s", "90th percentile of the time of a step"),
     "al_s_p99": Column("s", "99th percentile of the time of a step"),
-    "al_s_ci_low": Column("s", "lower end of AL's 95 % confidence interval"),
+    "al_s_ci_low": Column(
+        "s", "lower end of AL's 95 % confidence interval; n/a below 30 steps, and at least so wide below 400"
+    ),
     "al_s_ci_high": Column("s", "upper end of AL's 95 % confidence interval"),
     "tt_tokens_per_param_s": Column("tokens / parameter / s", "TT: tokens over P over step time; EfficientLLM eq. 4"),
     "tokens_per_s": Column("tokens/s", "over all devices", "nanotron tokens_per_sec; llm-foundry Throughput (T/s)"),
@@ -104,21 +106,23 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "tokens_per_j": Column("tokens/J", "tokens trained on for one joule"),
     "energy_source": Column("", "counter (a register of the device) or integrated power (polled)"),
     "window_s": Column("s", "T, length of the measured window"),
-    "sample_interval_s": Column("s", "longest mean interval between samples of a device that was achieved"),
+    "sample_interval_s": Column(
+        "s", "longest mean interval of a device between readings of memory, utilization or power"
+    ),
     "peak_flops": Column("FLOP/s", "of one device for the dtype, dense: what MFU is a fraction of"),
     "peak_flops_source": Column("", "datasheet or configuration that the peak is from"),
     "auxiliary_loss": Column("", "load-balancing loss of a mixture of experts, without its factor"),
     "expert_load_imbalance": Column("", "tokens of the busiest expert over its layer's mean, mean over layers"),
     "al_s_p50_ci_low": Column("s", "lower end of the median's 95 % confidence interval"),
     "al_s_p50_ci_high": Column("s", "upper end of the median's 95 % confidence interval"),
-    "al_s_block_steps": Column("steps", "length of the bootstrap's blocks: steps further apart are independent"),
+    "al_s_block_steps": Column("steps", "for so many steps neighbours are alike; steps further apart are independent"),
     "al_s_drift_ratio": Column("", "time of a step at the window's end over that at its beginning"),
     "al_s_drift_ratio_low": Column("", "lower end of the ratio's 95 % confidence interval"),
     "al_s_drift_ratio_high": Column("", "upper end of the ratio's 95 % confidence interval"),
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
-    "validation_loss_se": Column("nats", "standard error of the validation loss over its documents"),
+    "validation_loss_se": Column("nats", "standard error of the validation loss over its documents, or the repeats"),
     "tokens_trained": Column("tokens", "trained on since the start, warm-up included"),
     "tokens_per_parameter": Column("", "tokens_trained over P; below 1 the row is speed only"),
     "unique_tokens": Column("tokens", "different tokens of the text among tokens_trained"),
@@ -147,6 +151,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
+    "validation_loss_se_values": Column("", "documents, or repeats, of validation_loss_se, whose interval is Student's"),
     "speed_only": Column("", "why the losses take no part in comparisons; empty where they do"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
@@ -188,6 +193,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
         "hardware_tflops_per_device": _times(record.hfu, record.peak_flops, 1e-12),
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
         "micro_batch_size_asked": record.micro_batch_size_asked,
+        "validation_loss_se_values": record.validation_loss_se_values,
         "speed_only": record.speed_only_reason or "",
     }
 
@@ -197,6 +203,7 @@ _NEEDED = {
     "samples_per_s": "tokens_per_s",
     "model_tflops_per_device": "tokens_per_s_per_device",
     "hardware_tflops_per_device": "hfu",
+    "validation_loss_se_values": "validation_loss_se",
 }
 """Derived figure → the record's figure that it needs, whose reason explains its absence."""
 

@@ -12,7 +12,7 @@ from efficientbench.metrics.analysis.compare import METRICS, Comparison
 from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
 from efficientbench.metrics.definitions import BYTES_PER_GB
-from efficientbench.metrics.ratio import NO_INTERVAL, WITHIN_A_RUN, Ratio
+from efficientbench.metrics.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
@@ -57,7 +57,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
         print_table(_table(comparison.costs), console, gap=1)
     console.print()
-    console.print(Text(_bases(comparison)))
+    for line in _bases(comparison):
+        console.print(Text(line))
     if comparison.speed_only:
         console.print(Text(f"Speed only: {comparison.speed_only}."))
     reasons: dict[str, list[str]] = {}
@@ -76,7 +77,7 @@ def _introduction(comparison: Comparison) -> list[str]:
     where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
     lines = [f"A: {_title(comparison.first)}, B: {_title(comparison.second)}, on {where}"]
     if comparison.identical:
-        lines.append("Identical models (A/A test): what they differ by is noise.")
+        lines.append("Identical models (A/A test): what they differ by is noise between runs and seeds.")
     elif comparison.model_changes:
         lines.append(f"model: {_changes(comparison.model_changes)}")
     if comparison.other_changes:
@@ -85,18 +86,40 @@ def _introduction(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _bases(comparison: Comparison) -> str:
-    """Return the sentences on the sources of the intervals and of the noise floor."""
+def _bases(comparison: Comparison) -> list[str]:
+    """Return the sentences on the sources of intervals and verdicts, or why there are none."""
     ratios = (*comparison.ratios, *comparison.costs)
     bases = dict.fromkeys(ratio.basis for ratio in ratios if ratio.low is not None)
-    unknown = {WITHIN_A_RUN: f"{WITHIN_A_RUN}, which knows nothing of the noise between runs and seeds (--repeat)"}
-    lines = [f"Intervals: {'; '.join(unknown.get(basis, basis) for basis in bases) or NO_INTERVAL}."]
+    lines = [f"Intervals, 95 %, each figure's own: {'; '.join(bases) or NO_INTERVAL}."]
+    if any(ratio.measurable is None for ratio in ratios):
+        lines.append(NO_VERDICT)
+    if any(ratio.measurable is not None for ratio in ratios):
+        lines.append(f"Verdicts: at {SIGNIFICANCE:.0%} for all figures together, by Holm's correction.")
+        if in_turn := _ran_one_after_the_other(comparison):
+            lines.append(in_turn)
     floors = [
         f"{UNITS[ratio.metric]} ±{ratio.noise_floor - 1:.1%}" for ratio in ratios if ratio.noise_floor is not None
     ]
     if floors:
-        lines.append(f"Noise floor, the largest difference between identical models: {'; '.join(floors)}.")
-    return " ".join(lines)
+        lines.append(f"A/A floor, within which 95 % of comparisons of identical models stay: {'; '.join(floors)}.")
+    return lines
+
+
+NO_VERDICT = (
+    f"No verdict without the noise between runs: it takes {MIN_REPEATS} repeats on each side (--repeat {MIN_REPEATS}), "
+    f"or an A/A floor: {MIN_REPEATS} runs of one model under the same conditions, in the folder beside them."
+)
+
+
+def _ran_one_after_the_other(comparison: Comparison) -> str | None:
+    """Return the warning that a drift of the machine would count as a difference; None where the runs took turns."""
+    first, second = ([record.started_at for record in group.records] for group in (comparison.first, comparison.second))
+    if max(first) >= min(second) and max(second) >= min(first):
+        return None
+    return (
+        "The runs of one side all started before those of the other: a drift of the machine would count as a "
+        "difference. `sweep --repeat` lets them take turns."
+    )
 
 
 def _changes(changes: dict[str, tuple[object, object]]) -> str:
@@ -150,10 +173,10 @@ class NoiseFloor:
 def noise_floors(records: Sequence[RunRecord]) -> list[NoiseFloor]:
     """Return one noise floor for each model that ran under two names or more."""
     alike: list[list[Group]] = []
-    of_model: dict[tuple[int, float, str], list[list[Group]]] = {}
+    of_model: dict[str, list[list[Group]]] = {}
     for group in group_repeats(record for record in records if record.status == "completed"):
         first = group.first
-        known = of_model.setdefault((first.parameters, first.flops_per_token, model_identity(first)), [])
+        known = of_model.setdefault(model_identity(first), [])
         found = next((same for same in known if not differences(same[0].first, first)), None)
         if found is None:
             known.append([group])

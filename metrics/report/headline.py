@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,16 +10,23 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.compare import ratio_of
 from efficientbench.metrics.analysis.conditions import group
-from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
+from efficientbench.metrics.statistics import SURE_STEPS
 
 SMOKE_NOTE = "(smoke): a scaled-down model; its figures do not stand for the named one's."
 
 SMALLER_NOTE = "micro-batch m for n: memory did not suffice for n; the global batch is that of the others."
+FEW_RUNS_NOTE = (
+    f"Rows of fewer than {MIN_REPEATS} repeats: no verdict on what sets them apart, since the noise between runs is "
+    f"not known (--repeat {MIN_REPEATS})."
+)
+AT_LEAST_NOTE = (
+    f"≥: the interval is at least so wide, for fewer than {SURE_STEPS} measured steps do not show slow changes."
+)
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
 
@@ -117,7 +125,7 @@ def cell(column: HeadlineColumn, record: RunRecord) -> str:
         return ABSENT
     if column.metric == "al_s_ci_high":
         noise = relative_interval(record)
-        return ABSENT if noise is None else f"±{_percent(noise)}"
+        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{_percent(noise)}"
     deviation = record.repeat_std.get(column.metric)
     # A step's time has its interval in a column of its own.
     if deviation is None or not value or column.metric == "al_s":
@@ -130,6 +138,11 @@ def relative_interval(record: RunRecord) -> float | None:
     if not record.al_s or record.al_s_ci_low is None or record.al_s_ci_high is None:
         return None
     return (record.al_s_ci_high - record.al_s_ci_low) / 2 / record.al_s
+
+
+def is_least(record: RunRecord) -> bool:
+    """Return whether the interval of a step's time, where one is known, is only the least that it may be."""
+    return record.repeats == 1 and record.steps_measured < SURE_STEPS
 
 
 @dataclass(frozen=True)
@@ -168,8 +181,12 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
     if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
         found.append(SMALLER_NOTE)
+    if any(relative_interval(record) is not None and is_least(record) for record in records):
+        found.append(AT_LEAST_NOTE)
     if any(record.repeats > 1 for record in records):
         found.append(REPEATS_NOTE)
+    if len({record.run for record in records}) > 1 and any(record.repeats < MIN_REPEATS for record in records):
+        found.append(FEW_RUNS_NOTE)
     sparse: dict[tuple[float, float, int], list[str]] = {}
     for record in records:
         read, dense = record.keys_read_per_query, record.dense_keys_per_query
@@ -183,6 +200,7 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     drifting = [f"{name(record)} {_drift(record)}" for record in records if record.al_s_drift_flagged]
     if drifting:
         found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
+    found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
@@ -237,23 +255,32 @@ def short_of_text(records: Sequence[RunRecord]) -> list[str]:
 def speed_only(records: Sequence[RunRecord]) -> list[str]:
     """Return a sentence for each set of comparable runs of one size whose losses differ from the lowest by noise alone.
 
-    The noise is that of the repeats where a record stands for several, else the validation loss's own standard error.
+    The noise is that of the repeats, at 5 % for all of a set together. Runs with too few of them have no verdict.
     """
     sets: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
-        if record.validation_loss and record.validation_loss_se is not None and not record.speed_only_reason:
+        if record.validation_loss and record.repeats >= MIN_REPEATS and not record.speed_only_reason:
             sets.setdefault((record.size, group(record)), []).append(record)
     found = []
     for members in sets.values():
         best = min(members, key=lambda record: record.validation_loss or 0.0)
-        lowest = Group((best,))
-        alike = [
-            record.run
-            for record in members
-            if record is best or ratio_of("validation_loss", lowest, Group((record,))).measurable is False
-        ]
+        # The lowest is chosen after the fact, so that every pair of the set counts as a comparison (Bonferroni).
+        pairs = len(members) * (len(members) - 1) / 2
+        others = [record for record in members if record is not best]
+        alike = [best.run, *(record.run for record in others if pairs * _p_value(best, record) >= SIGNIFICANCE)]
         if len(alike) > 1:
-            repeated = all(record.repeats > 1 for record in members if record.run in alike)
-            noise = "the noise between seeds" if repeated else "the validation loss's own standard error"
-            found.append(f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by {noise}.")
+            found.append(
+                f"Between {', '.join(alike)} the comparison is one of speed only: losses differ by no more than the "
+                "noise between seeds."
+            )
     return found
+
+
+def _p_value(one: RunRecord, other: RunRecord) -> float:
+    """Return the chance of so different validation losses of identical models, by the repeats of both rows (Welch)."""
+    losses = [record.validation_loss or 0.0 for record in (one, other)]
+    noise = [
+        Estimate((record.repeat_std["validation_loss"] / loss) ** 2 / record.repeats, record.repeats - 1)
+        for record, loss in zip((one, other), losses, strict=True)
+    ]
+    return (noise[0] + noise[1]).p_value(math.log(losses[1] / losses[0]))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.ratio import Z_95
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import count, unique_names
 from efficientbench.metrics.report.table import ABSENT, Table
@@ -23,7 +22,7 @@ def cost_tables(records: Sequence[RunRecord]) -> list[Table]:
 
 
 def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
-    target = lowest_common_loss([record for _, record in members], Z_95)
+    target = lowest_common_loss([record for _, record in members], end=1)
     rows: list[tuple[str, ...]] = []
     reasons: list[str] = []
     for name, record in members:
@@ -33,7 +32,7 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
             reasons.append(str(error))
             rows.append((name, ABSENT, ABSENT, ABSENT))
             continue
-        low, high = _shifted(record, target, -Z_95), _shifted(record, target, Z_95)
+        low, high = _shifted(record, target, -1), _shifted(record, target, 1)
         rows.append((name, *(_cell(field, cost, low, high) for field in ("tokens", "time_s", "energy_j"))))
         if cost.energy_j is None:
             why = record.unavailable.get("energy_j", "the energy until a validation is not known")
@@ -43,10 +42,10 @@ def _table(size: str, members: Sequence[tuple[str, RunRecord]]) -> Table:
     return Table(("run", "tokens", "seconds", "joules"), rows, title=title, notes=notes)
 
 
-def _shifted(record: RunRecord, target: float, shift: float) -> Cost | None:
+def _shifted(record: RunRecord, target: float, end: int) -> Cost | None:
     """Return an end of the interval; None where the run has no validation there."""
     try:
-        return cost_to_loss(record, target, shift)
+        return cost_to_loss(record, target, end)
     except MetricsError:
         return None
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import group
+from efficientbench.metrics.ratio import MIN_REPEATS
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import SMOKE_NOTE, name, relative_interval
 from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, print_wide_table
@@ -82,18 +83,20 @@ def _table(layout: _Layout, records: Sequence[RunRecord]) -> Table:
     for record in sorted(records, key=lambda record: record.size):
         size = "" if layout.ranks_across_sizes else record.size
         groups.setdefault((size, group(record, energy=True)), []).append(record)
-    rows, sentences, ranked_any = [], [], False
+    rows, sentences, all_ranked = [], [], list[RunRecord]()
     for members in groups.values():
         whole = [record for record in members if record.status == "completed"]
         ranked = {id(item.record): item for item in rank(whole)}
-        ranked_any = ranked_any or bool(ranked)
+        all_ranked += [item.record for item in ranked.values()]
         rows += [_row(layout, record, ranked.get(id(record))) for record in members]
         sentences += disagreements(whole)
     header = (
         *("Method", "Parameters", layout.setting, "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
         *("AEC (W)", "GPU Hours", "J/token", "rank by J/token", "rank by AEC"),
     )
-    return Table(header, rows, (0, 1), layout.title, _notes(rows, sentences) if ranked_any else (NO_ENERGY,))
+    return Table(
+        header, rows, (0, 1), layout.title, _notes(rows, sentences, all_ranked) if all_ranked else (NO_ENERGY,)
+    )
 
 
 def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str, ...]:
@@ -124,15 +127,21 @@ def _place(place: int, tied: bool) -> str:
     return f"≈ {place}" if tied else str(place)
 
 
-TIES = "≈: differs from the place before by less than the noise of the two runs' step times."
+TIES = "≈: not set apart from the place before by more than the noise of the two runs' step times."
+NO_VERDICT = (
+    f"Runs of fewer than {MIN_REPEATS} repeats stand in the order of their figures, without a verdict: the noise "
+    f"between runs is not known (--repeat {MIN_REPEATS})."
+)
 AGREE = "The ranking by J/token and the ranking by AEC agree, within the noise."
 NO_ENERGY = "No ranking by energy: it was not measured in these runs (report.csv says why, under energy_j)."
 
 
-def _notes(rows: Sequence[Sequence[str]], disagreements: Sequence[str]) -> tuple[str, ...]:
+def _notes(rows: Sequence[Sequence[str]], disagreements: Sequence[str], ranked: Sequence[RunRecord]) -> tuple[str, ...]:
     """Return what to know of the table's two rankings."""
     ties = [TIES] if any("≈" in cell for row in rows for cell in row) else []
-    return *(disagreements or (AGREE,)), *ties
+    if all(record.repeats >= MIN_REPEATS for record in ranked):
+        return *(disagreements or (AGREE,)), *ties
+    return *disagreements, NO_VERDICT, *ties
 
 
 def print_paper(records: Sequence[RunRecord], console: Console) -> None:
@@ -186,10 +195,13 @@ def rank(records: Sequence[RunRecord]) -> list[Ranked]:
 
 
 def disagreements(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy."""
+    """Return a sentence for each run that AEC ranks ahead of others whose tokens clearly cost less energy.
+
+    Clearly: by more than the noise of the steps. `NO_VERDICT` belongs to sentences on runs of too few repeats.
+    """
     ranked = [item.record for item in rank(records)]
     per_token, power, noise = (
-        np.array([figure(record) for record in ranked]) for figure in (_per_token, _power, _noise)
+        np.array([figure(record) for record in ranked]) for figure in (_per_token, _power, _step_noise)
     )
     found = []
     for index, idle in enumerate(ranked):
@@ -214,7 +226,12 @@ def _clear(less: float, more: float, one: RunRecord, other: RunRecord) -> bool:
 
 
 def _noise(record: RunRecord) -> float:
-    """Return the relative noise of the run's step times; noise that is not known may be of any size."""
+    """Return the relative noise between the repeats' step times; noise that is not known may be of any size."""
+    return _step_noise(record) if record.repeats >= MIN_REPEATS else math.inf
+
+
+def _step_noise(record: RunRecord) -> float:
+    """Return the relative noise of the step times, within the run where it is a single one."""
     noise = relative_interval(record)
     return math.inf if noise is None else noise
 

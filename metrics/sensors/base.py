@@ -96,6 +96,8 @@ class Sensor(ABC):
     """What would make missing quantities readable, where the reasons do not say it."""
     is_slow = True
     """Whether a reading may take longer than a few milliseconds; slow sensors get a sampling thread of their own."""
+    counters_are_watched = True
+    """Whether `counters` is also read every second, to see a register wrap around; not where that costs much."""
     unavailable: dict[str, str]
     """Field of Sample, Counters or Peaks → why this sensor never fills it; complete once `open` has returned."""
 

@@ -53,6 +53,7 @@ class HostSensor(Sensor):
     """
 
     name = "host"
+    counters_are_watched = False
     scope: Scope = "host"
     is_slow = False
     figures = MEMORY_AND_UTILIZATION

@@ -11,9 +11,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+from efficientbench.metrics.definitions import longest_interval_s
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
 
@@ -31,15 +33,26 @@ class Recorded:
     values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in (*_SAMPLED, *_COUNTED)})
 
     def at(self, quantity: str, time_s: float) -> float | None:
-        """Return the value at a time, interpolated between the readings around it; None outside of them."""
+        """Return the value at a time, interpolated between the readings around it.
+
+        None outside of the readings, and in a hole between those of a sampled quantity.
+        """
         times_s, values = self.times_s[quantity], self.values[quantity]
         after = bisect_left(times_s, time_s)
         if after < len(times_s) and times_s[after] == time_s:
             return values[after]
         if after in (0, len(times_s)):
             return None
-        share = (time_s - times_s[after - 1]) / (times_s[after] - times_s[after - 1])
+        gap_s = times_s[after] - times_s[after - 1]
+        if gap_s > self._longest_s.get(quantity, gap_s):
+            return None
+        share = (time_s - times_s[after - 1]) / gap_s
         return values[after - 1] + share * (values[after] - values[after - 1])
+
+    @cached_property
+    def _longest_s(self) -> dict[str, float]:
+        """Return for each sampled quantity the longest gap that is no hole, s."""
+        return {name: longest_interval_s(self.times_s[name]) for name in _SAMPLED}
 
     def span_s(self) -> tuple[float, float]:
         """Return the first and the last time of any reading."""
@@ -77,10 +90,12 @@ def _read_line(entry: dict[str, Any], devices: dict[str, Recorded]) -> None:
     recorded, time_s = devices[entry["device"]], float(entry["time_s"])
     for name in (*_SAMPLED, *_COUNTED):
         if entry.get(name) is not None:
-            if recorded.times_s[name] and time_s <= recorded.times_s[name][-1]:
-                raise ValueError(f"{name} at {time_s} s comes after {recorded.times_s[name][-1]} s")
-            recorded.times_s[name].append(time_s)
-            recorded.values[name].append(float(entry[name]))
+            times_s = recorded.times_s[name]
+            if times_s and time_s < times_s[-1]:
+                raise ValueError(f"{name} at {time_s} s comes after {times_s[-1]} s")
+            if not times_s or time_s > times_s[-1]:  # a counter may be read twice at once: for a window and beside it
+                times_s.append(time_s)
+                recorded.values[name].append(float(entry[name]))
 
 
 class ReplaySensor(Sensor):
@@ -151,6 +166,7 @@ class RecordingSensor(Sensor):
     def __init__(self, sensor: Sensor, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = sensor.name
         self.is_slow = sensor.is_slow
+        self.counters_are_watched = sensor.counters_are_watched
         self._sensor = sensor
         self._path = path
         self._clock = clock

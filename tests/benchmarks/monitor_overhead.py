@@ -206,7 +206,7 @@ def measure(sensors: list[Sensor], pairs: int, steps: int) -> Overhead:
     failures = [sensor.failure for sensor in monitor.finish().sensors if sensor.failure]
     if failures:
         raise RuntimeError(f"a sensor failed, so that this is no cost of all: {failures}")
-    samples = [device.samples for device in monitor.finish().devices]
+    samples = [max(device.samples.values()) for device in monitor.finish().devices]
     return Overhead(
         processor=cost("monitor on against off, a step's processor time", cpu),
         clock=cost("monitor on against off, a step by the clock", wall),

@@ -95,6 +95,21 @@ FAULTS = (
         "weights",
     ),
     Fault(
+        "silent error 9: norms and biases decay",
+        [('group["weight_decay"] = weight_decay * group["wd_mult"]', 'group["weight_decay"] = weight_decay')],
+        "unit/training/test_optimizer.py",
+    ),
+    Fault(
+        "tables of positions decay",
+        [("parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)", "parameter.dim() > 1")],
+        "unit/training/test_optimizer.py",
+    ),
+    Fault(
+        "sinusoids larger than tokens",
+        [("self.amplitude = init_std", "self.amplitude = 1.0")],
+        "numerics/test_positions.py",
+    ),
+    Fault(
         "MFU: backward counted once",
         [("return 3 * self.forward\n", "return 2 * self.forward\n")],
         "unit/costs numerics/test_every_variant.py",

@@ -103,6 +103,20 @@ def test_the_one_before_a_damaged_checkpoint_is_used(words: Tiny, folder: Path, 
 
 
 @pytest.mark.proof
+def test_damaged_steps_are_cut_off_and_said(words: Tiny, folder: Path, whole: Path) -> None:
+    assert interrupted(folder, words, signal.SIGKILL, 24) == 1
+    lines = (folder / "steps.jsonl").read_bytes().split(b"\n")
+    lines[4] = lines[4][:9]
+    (folder / "steps.jsonl").write_bytes(b"\n".join(lines))
+    done = efficientbench(*words, expect=0)
+    (lost,) = record(folder)["lost"]
+    assert f"warning: {lost}" in done.stdout
+    assert lost.startswith("steps.jsonl, line 5: damaged")
+    assert [step for _, step, _ in told(folder)][:5] == [1, 2, 3, 4, 21]
+    assert learned(record(folder)) == learned(record(whole))
+
+
+@pytest.mark.proof
 def test_text_that_has_moved_is_resumed(words: Tiny, tmp_path: Path, folder: Path, shared_data: Path) -> None:
     before, moved = tmp_path / "here.txt", tmp_path / "there.txt"
     shutil.copy(shared_data / "fineweb_edu" / "fineweb_sample.txt", before)

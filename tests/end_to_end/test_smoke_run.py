@@ -94,8 +94,9 @@ def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> N
 def test_learns(folder: Path) -> None:
     uniform_guess = math.log(resolve("gqa_1.5B", smoke=True).model.vocab_size)
     found = losses(folder)
-    assert found[0] == pytest.approx(uniform_guess, abs=0.5)
-    assert found[-1] < found[0] - 0.5
+    # Tied to the output and multiplied, the embedding lets an untrained model guess that each token comes again.
+    assert found[0] > uniform_guess
+    assert found[-1] < uniform_guess - 0.3
 
 
 def test_the_record_is_complete(folder: Path) -> None:
@@ -107,9 +108,11 @@ def test_the_record_is_complete(folder: Path) -> None:
     parameters = count_parameters(resolve("gqa_1.5B", smoke=True).model).total
     assert content.items() >= {**expected, "parameters": parameters}.items()
     assert content["tokens_per_s"] * content["window_s"] == pytest.approx(content["tokens"], rel=0.05)
-    assert content["al_s_ci_low"] < content["al_s"] < content["al_s_ci_high"]
+    assert content["unavailable"]["al_s_ci_low"] == "a 95 % interval needs 30 measured steps; this run has 15"
     assert (0.1 < content["amu_gb"] < 4, 0 < content["pcu"] <= 1.05) == (True, True)
     assert content["environment"]["packages"]["megatron-core"]
+    assert "embedding.word_embeddings.weight" in content["decayed_parameters"]
+    assert not [name for name in content["decayed_parameters"] if "norm" in name or "bias" in name]
     assert content["config"] == json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
 
 

@@ -105,6 +105,8 @@ def test_two_sweeps_share_the_work_and_one_survives_the_other(sweep: Words, tmp_
     assert not any(process.is_running() for process in family)
     found = states(tmp_path)
     assert [state["state"] for state in found.values()] == ["done", "done"]
+    order = json.loads((tmp_path / "sweep" / "order.json").read_text(encoding="utf-8"))
+    assert (order["order"], type(order["seed"])) == ([f"gqa_1.5B_smoke__seed_{seed}" for seed in (1234, 1235)], int)
     # The one that was cut off was done again, by the sweep that was left; the other was done once.
     assert [state["attempts"] for state in found.values()] == [2, 1]
     logs = [path.read_text(encoding="utf-8") for path in (tmp_path / "sweep" / "log").iterdir()]

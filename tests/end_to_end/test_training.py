@@ -90,7 +90,7 @@ def test_a_blend_of_tokens_and_a_folder_of_parquet(train: Train, tmp_path: Path)
     run = train("--data", blend, "--tokenizer", str(tmp_path / "bpe"))
     tokens, parquet = record(trained(run))["data"]
     assert parquet["fingerprint"] != tokens["fingerprint"] == load_corpus(tmp_path / "a.manifest.json").fingerprint
-    same = {"documents": 120, "tokenizer_fingerprint": tokens["tokenizer_fingerprint"]}
+    same = {"documents": 120, "verified": "whole", "tokenizer_fingerprint": tokens["tokenizer_fingerprint"]}
     assert tokens.items() >= {"weight": 0.75, **same}.items()
     assert parquet.items() >= {"weight": 0.25, "source": str(tmp_path / "b"), **same}.items()
     assert "data: 0.75 of the samples: a.jsonl, 120 documents" in run.done.stdout

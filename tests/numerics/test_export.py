@@ -21,6 +21,7 @@ from efficientbench.export.tokenizers import QWEN2_SPLIT
 from efficientbench.export.weight_files import write_shards
 
 UNBIASED = "model.attention.qkv_bias=false"
+TIED = "model.embedding_multiplier=1"
 # Run, overrides, tokenizer, class.
 CASES = {
     "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
@@ -33,6 +34,9 @@ CASES = {
     "experts": ("moe_1.5Bx8", [], "own", "Qwen2MoeForCausalLM"),
     "experts, top 3": ("moe_0.5Bx8", ["model.moe.top_k=3", "model.moe.experts=5"], "own", "Qwen2MoeForCausalLM"),
     "experts without bias": ("moe_1.5Bx8", [UNBIASED], "own", "MixtralForCausalLM"),
+    "experts, tied": ("moe_1.5Bx8", [TIED], "own", "Qwen2MoeForCausalLM"),
+    "mla, tied": ("mla_1.5B", [TIED], "own", "DeepseekV2ForCausalLM"),
+    "gqa, tied": ("gqa_1.5B", [TIED], "qwen2", "Qwen2ForCausalLM"),
     "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
     "mla, compressed queries": (
         "mla_1.5B",
@@ -96,7 +100,7 @@ def test_transformers_computes_the_same_logits(
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded).__name__ == expected
     assert not any(report.values()), report
-    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == (config.model.embedding_multiplier == 1)
     assert loaded.config.vocab_size == len(loaded.lm_head.weight) == 301
     tokens = text(config, config.training.seq_len)
     assert relative_error(loaded(tokens).logits, model(tokens)) < 1e-5
@@ -158,7 +162,7 @@ def test_large_models_are_written_in_several_files(tmp_path: Path) -> None:
         held |= tensors
     assert held.keys() == index["weight_map"].keys()
     assert sum(tensor.nbytes for tensor in held.values()) == index["metadata"]["total_size"] == size
-    assert torch.equal(held["model.embed_tokens.weight"], weights["embedding.word_embeddings.weight"][:301])
+    assert torch.equal(held["lm_head.weight"], weights["embedding.word_embeddings.weight"][:301])
 
 
 @pytest.mark.usefixtures("single_rank")

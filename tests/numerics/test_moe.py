@@ -5,34 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from support.configs import tiny
-from support.mixtral import same_weights, to_mixtral
+from support.mixtral import auxiliary_losses, same_weights, to_mixtral
 from support.oracle import assert_gradients_equal, build, gradients_beside, relative_error, weights_of
 
-from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels import grouped_mm as kernel
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 # Weights of this size give logits that are far apart and gradients that reach every expert.
 MIXTRAL_LIKE = ["model.attention.qkv_bias=false", "model.init_std=0.2"]
-
-
-def auxiliary_losses(router_logits: list[torch.Tensor], model: ModelConfig) -> list[torch.Tensor]:
-    """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4), from logits [tokens, E].
-
-    f_e is the share of choices that fell on expert e, P_e its mean probability over all experts.
-    """
-    assert model.moe is not None
-    losses = []
-    for logits in router_logits:
-        probabilities = logits.softmax(dim=-1)
-        chosen = torch.zeros_like(logits)
-        for token, row in enumerate(logits):
-            for expert in sorted(range(model.moe.experts), key=lambda e, row=row: -row[e].item())[: model.moe.top_k]:
-                chosen[token, expert] = 1
-        share = chosen.mean(dim=0) / model.moe.top_k
-        losses.append(model.moe.experts * (share * probabilities.mean(dim=0)).sum())
-    return losses
 
 
 @pytest.mark.parametrize("grouped", [True, False])

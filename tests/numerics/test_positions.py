@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,9 +36,11 @@ def configuration(kind: str, *overrides: str) -> RunConfig:
     return tiny(f"{kind}_1.5B", "model.init_std=0.2", *ENCODINGS[kind], *overrides)
 
 
+@pytest.mark.parametrize("multiplied", [[], ["model.embedding_multiplier=1"]])
 @pytest.mark.parametrize("kind", [*ENCODINGS, "alibi"])
-def test_logits_loss_and_gradients_equal_the_oracle(kind: str) -> None:
-    config = configuration(kind)
+def test_logits_loss_and_gradients_equal_the_oracle(kind: str, multiplied: list[str]) -> None:
+    config = configuration(kind, *multiplied)
+    assert config.model.embedding_multiplier == (1 if multiplied else math.sqrt(48))
     model = build(config)
     oracle = Oracle(weights_of(model), config.model)
     ours = gradients_beside(model, config, oracle)
@@ -62,6 +65,20 @@ def test_only_without_positions_the_order_of_earlier_tokens_is_lost_on_one_layer
     order = torch.cat([torch.randperm(15, generator=torch.Generator().manual_seed(3)), torch.tensor([15])])
     error = relative_error(model(tokens[:, order])[:, -1], model(tokens)[:, -1])
     assert error < 1e-6 if kind == "none" else error > 1e-3
+
+
+@pytest.mark.parametrize("multiplier", [1, "sqrt_hidden_size"])
+@pytest.mark.parametrize("kind", ["absolute", "learnable_absolute"])
+def test_what_is_added_has_the_same_spread_beside_the_tokens(kind: str, multiplier: object) -> None:
+    from efficientbench.model.gpt import build_stages
+
+    overrides = ["model.hidden_size=192", "model.position.max_seq_len=256"][: 1 + (kind == "learnable_absolute")]
+    config = tiny(f"{kind}_1.5B", *overrides, "training.seq_len=256", f"model.embedding_multiplier={multiplier}")
+    [model] = build_stages(config, torch.device("cpu"))
+    tokens = model.embedding.word_embeddings.weight * config.model.embedding_multiplier
+    with torch.no_grad():
+        added = model._embed(torch.zeros(1, 256, dtype=torch.long))[:, 0] - tokens[0]
+    assert (added.square().mean().sqrt() / tokens.std()).item() == pytest.approx(0.5**0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("rows", [16, 37, 64])

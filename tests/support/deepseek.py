@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from support.qwen2 import multiply_embedding
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
 from efficientbench.config.model import MLAConfig, ModelConfig
@@ -36,7 +37,8 @@ def deepseek_config(model: ModelConfig) -> DeepseekV2Config:
 
 def to_deepseek(tensors: dict[str, torch.Tensor], model: ModelConfig) -> dict[str, torch.Tensor]:
     """Full tensors by our global names (weights or gradients) → the same tensors by DeepSeek-V2's names and layout."""
-    return dict(exported(tensors, model, "deepseek_v2"))
+    tied = model.model_copy(update={"embedding_multiplier": 1.0})
+    return dict(exported(tensors, tied, "deepseek_v2"))
 
 
 def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> DeepseekV2ForCausalLM:
@@ -45,4 +47,5 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Deepse
     missing, unexpected = deepseek.load_state_dict(to_deepseek(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
+    multiply_embedding(deepseek, model)
     return deepseek

@@ -32,6 +32,8 @@ class Fault:
     whole: the request's range is ignored.
     unconditional: the request's range is served, whatever content it is meant for (`If-Range`).
     pause_s: the wait between the two halves of the body.
+    drip_s: the wait after each byte of the body.
+    rows: listed instead of the files; a page that names itself as the next one.
     """
 
     status: int | None = None
@@ -43,6 +45,8 @@ class Fault:
     whole: bool = False
     unconditional: bool = False
     pause_s: float = 0
+    drip_s: float = 0
+    rows: list[Any] | None = None
 
 
 @dataclass
@@ -130,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
         siblings = [{"rfilename": path} for path in self.state.files]
         info = {"id": self.state.repository, "sha": COMMIT, "cardData": self.state.card, "siblings": siblings}
-        return self._answer(200, fault.content if fault.content is not None else json.dumps(info).encode())
+        return self._answer(200, fault.content if fault.content is not None else json.dumps(info).encode(), fault=fault)
 
     def _tree(self, folder: str, fault: Fault, headers: dict[str, str]) -> None:
         folder = folder.strip("/")
@@ -148,10 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
                 row["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
             rows.append(row)
         link = {}
+        if fault.rows is not None:
+            rows, paths = fault.rows, [""] * (start + PAGE + 1)
         if start + PAGE < len(paths):
             base = f"{self.state.endpoint}{urlsplit(self.path).path}"
             link = {"Link": f'<{base}?recursive=True&cursor={start + PAGE}>; rel="next"'}
-        return self._answer(200, json.dumps(rows).encode(), link)
+        return self._answer(200, json.dumps(rows).encode(), link, fault)
 
     def _resolve(self, path: str, fault: Fault, headers: dict[str, str]) -> None:
         if path not in self.state.files:
@@ -199,6 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         sent = content[: fault.break_after]
+        while fault.drip_s and sent:
+            self.wfile.write(sent[:1])
+            self.wfile.flush()
+            time.sleep(fault.drip_s)
+            sent = sent[1:]
         self.wfile.write(sent[: len(sent) // 2])
         time.sleep(fault.pause_s)
         self.wfile.write(sent[len(sent) // 2 :])

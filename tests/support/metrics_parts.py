@@ -45,19 +45,31 @@ def monitor_of(clock: HandClock, *sensors: Sensor, **options: Any) -> Efficiency
     return EfficiencyMonitor(sensors, sample_interval_s=1e6, clock=clock, **options)
 
 
-def run_steps(monitor: EfficiencyMonitor, clock: HandClock, *times_s: float, tokens: int = 100) -> None:
-    """Run one step of each of these times."""
+def run_steps(
+    monitor: EfficiencyMonitor, clock: HandClock, *times_s: float, tokens: int = 100, readings: int = 0
+) -> None:
+    """Run one step of each of these times, with so many readings within it, as the monitor's threads would take."""
     for time_s in times_s:
         with monitor.step(tokens):
-            clock.pass_time(time_s)
+            for _ in range(readings):
+                clock.pass_time(time_s / readings)
+                for sampler in monitor._samplers:
+                    sampler.sample()
+            if not readings:
+                clock.pass_time(time_s)
 
 
 def measure_steps(
-    clock: HandClock, *sensors: Sensor, times_s: Iterable[float] = (1,), tokens: int = 100, **options: Any
+    clock: HandClock,
+    *sensors: Sensor,
+    times_s: Iterable[float] = (1,),
+    tokens: int = 100,
+    readings: int = 0,
+    **options: Any,
 ) -> RunMeasurement:
     """Measure steps of these times on one rank."""
     with monitor_of(clock, *sensors, **options) as monitor:
-        run_steps(monitor, clock, *times_s, tokens=tokens)
+        run_steps(monitor, clock, *times_s, tokens=tokens, readings=readings)
     return merge([monitor.finish()])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from support.qwen2 import to_qwen2
+from support.qwen2 import multiply_embedding, to_qwen2
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from efficientbench.config.model import ModelConfig
@@ -45,4 +45,23 @@ def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Mixtra
     missing, unexpected = mixtral.load_state_dict(to_mixtral(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
+    multiply_embedding(mixtral, model)
     return mixtral
+
+
+def auxiliary_losses(router_logits: list[torch.Tensor], model: ModelConfig) -> list[torch.Tensor]:
+    """Each layer's load-balancing loss E · Σ_e f_e · P_e (arXiv 2101.03961, equation 4), from logits [tokens, E].
+
+    f_e is the share of choices that fell on expert e, P_e its mean probability over all experts.
+    """
+    assert model.moe is not None
+    losses = []
+    for logits in router_logits:
+        probabilities = logits.softmax(dim=-1)
+        chosen = torch.zeros_like(logits)
+        for token, row in enumerate(logits):
+            for expert in sorted(range(model.moe.experts), key=lambda e, row=row: -row[e].item())[: model.moe.top_k]:
+                chosen[token, expert] = 1
+        share = chosen.mean(dim=0) / model.moe.top_k
+        losses.append(model.moe.experts * (share * probabilities.mean(dim=0)).sum())
+    return losses

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from support.qwen2 import qwen2_config, to_qwen2
+from support.qwen2 import multiply_embedding, qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
 from efficientbench.config.model import ModelConfig, NSAConfig
@@ -145,6 +145,7 @@ def qwen2_with_nsa(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen
     missing, unexpected = qwen2.load_state_dict(to_qwen2_with_nsa(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
+    multiply_embedding(qwen2, model)
     return qwen2
 
 

@@ -29,7 +29,9 @@ class Oracle(torch.nn.Module):
         self.model, self.table = model, None
         tensors = dict(tensors)
         table = tensors.pop("position_table", None)
-        self.qwen2: Qwen2ForCausalLM = same_weights(tensors, model.model_copy(update={"position": RopeConfig()}))
+        # The factor is on the sum of embedding and positions, which `forward` makes.
+        bare = model.model_copy(update={"position": RopeConfig(), "embedding_multiplier": 1.0})
+        self.qwen2: Qwen2ForCausalLM = same_weights(tensors, bare)
         if model.position.kind != "rope":
             self.qwen2.model.rotary_emb = NoRotation()
         if isinstance(model.position, LearnableAbsoluteConfig):
@@ -45,10 +47,10 @@ class Oracle(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """From tokens [B, S] to logits [B, S, V]."""
         embedded, sequence = self.qwen2.model.embed_tokens(tokens), tokens.shape[1]
-        mask = torch.full((sequence, sequence), -torch.inf).triu(1)[None, None]
+        mask = embedded.new_full((sequence, sequence), -torch.inf).triu(1)[None, None]
         kind = self.model.position.kind
         if kind == "absolute":
-            embedded = embedded * self.model.hidden_size**0.5 + sinusoids(sequence, self.model.hidden_size)
+            embedded = embedded + self.model.init_std * sinusoids(sequence, self.model.hidden_size)
         elif kind == "learnable_absolute":
             embedded = self.gpt2(inputs_embeds=embedded).last_hidden_state
         elif kind == "relative":
@@ -56,6 +58,7 @@ class Oracle(torch.nn.Module):
         elif kind == "alibi":
             # Bloom's is by the key's position: from ours it differs by what the softmax does not see.
             mask = mask + build_alibi_tensor(torch.ones(1, sequence), self.model.heads, torch.float32)[None]
+        embedded = embedded * self.model.embedding_multiplier
         return self.qwen2(inputs_embeds=embedded, attention_mask=mask.expand(len(tokens), -1, -1, -1)).logits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from efficientbench.config.model import ModelConfig, RopeConfig
 
@@ -55,10 +55,17 @@ def _split_qkv(tensor: torch.Tensor, model: ModelConfig) -> tuple[torch.Tensor, 
     return tuple(part.flatten(0, 2) for part in per_group.split(sizes, dim=1))
 
 
+def multiply_embedding(model: PreTrainedModel, ours: ModelConfig) -> None:
+    """Let a model of transformers multiply what it embeds by the factor of ours."""
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda module, inputs, embedded: embedded * ours.embedding_multiplier)
+
+
 def same_weights(tensors: dict[str, torch.Tensor], model: ModelConfig) -> Qwen2ForCausalLM:
     """A float32 Qwen2 whose weights are `tensors`, by our global names."""
     qwen2 = Qwen2ForCausalLM(qwen2_config(model)).float()
     missing, unexpected = qwen2.load_state_dict(to_qwen2(tensors, model), strict=False)
     assert missing == ["lm_head.weight"]  # tied to the embedding
     assert not unexpected
+    multiply_embedding(qwen2, model)
     return qwen2

@@ -24,7 +24,7 @@ from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
 from efficientbench.model.kernels.nsa.selected_attention import selected_attention
 from efficientbench.model.layers import column_parallel, row_parallel
-from efficientbench.model.position import Position
+from efficientbench.model.position import Position, position_table
 
 BRANCHES = 3
 """Compressed, selected, window: the order of their keys, their values and their gates."""
@@ -40,7 +40,7 @@ class Compression(torch.nn.Module):
         super().__init__()
         self.block, self.stride, self.tp_group = nsa.compress_block, nsa.compress_stride, tp_group
         place = {"dtype": config.params_dtype, "device": torch.get_default_device()}
-        self.position = torch.nn.Parameter(torch.empty(self.block, dim, **place))
+        self.position = position_table(self.block, dim, config)
         self.weight_in = torch.nn.Parameter(torch.empty(dim, self.block * dim, **place))
         self.weight_out = torch.nn.Parameter(torch.empty(dim, dim, **place))
 

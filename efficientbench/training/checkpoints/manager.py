@@ -15,7 +15,7 @@ from megatron.core.optimizer.optimizer import MegatronOptimizer
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.definitions import FORMULAS
-from efficientbench.training import groups
+from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
 from efficientbench.training.checkpoints.manifest import Manifest, verify
 from efficientbench.training.checkpoints.read import MetadataReader
@@ -84,7 +84,7 @@ class Checkpoints:
             layout=self.layout,
             formula=FORMULAS,
             steps_left_out=steps_left_out,
-            optimizer_step=max(groups.gather(contents.updates_made(self.optimizer))),
+            optimizer_step=max(gather(contents.updates_made(self.optimizer), float)),
             loss_scale=contents.loss_scale(self.optimizer),
             progress=self.progress(),
         )
@@ -135,7 +135,7 @@ class Checkpoints:
             manifest = verify(folder, dist.get_rank(), dist.get_world_size())
         except CheckpointError as error:
             problem = str(error)
-        for each in groups.gather(problem):
+        for each in gather(problem, str | None):
             if each is not None:
                 raise CheckpointError(each)
         assert manifest is not None

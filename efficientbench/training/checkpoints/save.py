@@ -23,6 +23,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch.distributed.checkpoint import CheckpointException
 
+from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training import groups
 from efficientbench.training.checkpoints import manifest
 from efficientbench.training.checkpoints.manifest import Manifest
@@ -124,7 +125,7 @@ class Saver:
         if writes and time.monotonic() > self._deadline_s:
             process.kill()
             raise SaveError(self._late([dist.get_rank()], self._folder))
-        return not any(groups.gather(writes))
+        return not any(gather(writes, bool))
 
     def finish(self) -> None:
         """Wait until all ranks have written the asynchronous save that is under way, if any, and complete it."""
@@ -140,7 +141,7 @@ class Saver:
         """Make a folder that no other attempt has written into."""
         final = manifest.checkpoint_folder(self.run_folder, step)
         folder = final.with_name(f"{manifest.PARTIAL}{final.name}_{uuid.uuid4().hex[:8]}")
-        folder = groups.gather(folder)[0]
+        folder = gather(folder, Path)[0]
         if dist.get_rank() == 0:
             folder.mkdir(parents=True)
         groups.barrier()
@@ -186,7 +187,7 @@ class Saver:
         try:
             yield
         except CheckpointException as error:
-            failed = [each for each in groups.gather(self._reason()) if each is not None]
+            failed = [each for each in gather(self._reason(), tuple[int, int | None, str] | None) if each is not None]
             self._clear(folder)
             raise _as_error(failed[0] if failed else (0, None, str(error)), folder) from None
         except OSError as error:
@@ -209,7 +210,7 @@ class Saver:
 
     def _publish(self, folder: Path, content: Manifest) -> None:
         """Make it a checkpoint: write the manifest, then give the folder its final name."""
-        for written in groups.gather(self._writer.written):
+        for written in gather(self._writer.written, dict[str, manifest.File]):
             content.files.update(written)
         if dist.get_rank() == 0:
             for path in folder.rglob("*"):

@@ -40,13 +40,18 @@ class Recorder:
     ) -> None:
         """`manifest`: of the checkpoint that the run resumes from; lines of later steps are cut off."""
         self.measure = measure
+        self.lost: list[str] = []
+        """What was damaged in the files of earlier attempts, and cut off."""
         self._written: set[int] = set()
         """Steps after which an earlier attempt has validated."""
         self.warmup_steps = config.measurement.warmup_steps + (manifest.step if manifest is not None else 0)
         if manifest is not None:
-            cut_steps(folder.steps, manifest.step)
+            lost = cut_steps(folder.steps, manifest.step)
+            if lost is not None:
+                print(f"warning: {lost}", flush=True)
+                self.lost.append(lost)
             lines = read_steps(folder.steps) if folder.steps.exists() else []
-            self._written = {line["step"] for line in lines if line["kind"] == "evaluation"}
+            self._written = {line.get("step", 0) for line in lines if line["kind"] == "evaluation"}
             cut_scalars(folder.tensorboard, manifest.step, manifest.progress["tokens"])
         self.steps = StepLog(folder.steps)
         self.tensorboard = TensorBoardLog(folder.tensorboard)
@@ -92,6 +97,7 @@ class Recorder:
             "validation": asdict(self.validation) if self.validation is not None else None,
             "validations": [asdict(validation) for validation in self.validations],
             "resumed": self.resumed,
+            "lost": self.lost,
         }
 
     def _resume(self, manifest: Manifest) -> None:
@@ -108,6 +114,7 @@ class Recorder:
         # The checkpoint has no measurements of earlier attempts: their steps are charged like the warm-up's.
         self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
         self.resumed = [*kept["resumed"], manifest.step]
+        self.lost = [*kept.get("lost", []), *self.lost]
 
     def quality(self) -> Quality:
         """Return what the model has learned, for the record."""
@@ -133,6 +140,7 @@ class Recorder:
             train_loss=_mean(self.losses),
             validation_loss=validation.loss if validation else None,
             validation_loss_se=_loss_se(validation) if validation else None,
+            validation_loss_se_values=len(validation.document_losses) if validation else None,
             validation_tokens=validation.tokens if validation else None,
             validation_bytes=validation.utf8_bytes if validation else None,
             auxiliary_loss=_mean(self.auxiliary_losses),
@@ -229,7 +237,9 @@ class Recorder:
         loss_se = _loss_se(event)
         windows = self.measure.monitor.closed_windows()
         self.validations.append(
-            Validation(event.step, self.tokens, self._measured_tokens, event.loss, loss_se, windows)
+            Validation(
+                event.step, self.tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.document_losses)
+            )
         )
         if event.step not in self._written:
             self._write_validation(event, loss_se)

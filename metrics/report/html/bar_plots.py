@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from efficientbench.metrics.definitions import t_quantile_95
-from efficientbench.metrics.report.headline import HEADLINE
+from efficientbench.metrics.report.headline import HEADLINE, is_least
 from efficientbench.metrics.report.html.svg import (
     CHARACTER,
     Figure,
@@ -24,6 +23,7 @@ from efficientbench.metrics.report.html.svg import (
     svg,
     text,
 )
+from efficientbench.metrics.student import half_interval_95
 
 WIDTH = 400
 ROW = 19
@@ -51,6 +51,8 @@ class _Bar:
     low: float | None = None
     high: float | None = None
     """Upper end of the 95 % confidence interval, whose lower end is `low`."""
+    least: bool = False
+    """Whether the interval is only the least that it may be."""
 
 
 def metric_figures(runs: Sequence[Run]) -> list[Figure]:
@@ -68,18 +70,21 @@ def _bar(run: Run, metric: str) -> _Bar:
     record = run.record
     value = getattr(record, metric)
     low = high = None
+    least = metric in ("al_s", "tokens_per_s") and is_least(record)
     if record.al_s and record.al_s_ci_low and record.al_s_ci_high and value is not None:
         if metric == "al_s":
             low, high = record.al_s_ci_low, record.al_s_ci_high
         elif metric == "tokens_per_s" and record.al_s_ci_low > 0:  # the tokens of a step are the same in each
             low, high = value * record.al_s / record.al_s_ci_high, value * record.al_s / record.al_s_ci_low
-    if metric == "validation_loss" and value is not None and record.validation_loss_se is not None:
-        low, high = value - 1.96 * record.validation_loss_se, value + 1.96 * record.validation_loss_se
+    margin = None
+    if metric == "validation_loss":
+        margin = half_interval_95(record.validation_loss_se, record.validation_loss_se_values)
     deviation = record.repeat_std.get(metric)
-    if deviation is not None and value is not None and metric != "al_s":
-        margin = t_quantile_95(record.repeats - 1) * deviation / math.sqrt(record.repeats)
+    if deviation is not None and metric != "al_s":
+        margin = half_interval_95(deviation / math.sqrt(record.repeats), record.repeats)
+    if margin is not None and value is not None:
         low, high = value - margin, value + margin
-    return _Bar(run, value, low, high)
+    return _Bar(run, value, low, high, least)
 
 
 def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> Markup:
@@ -103,7 +108,7 @@ def _bars(title: str, values: Sequence[_Bar], form: Callable[[float], str]) -> M
             middle = y + ROW / 2
             content += [line(scale(bar.low), middle, scale(bar.high), middle, "whisker")]
             content += [line(scale(at), middle - 4, scale(at), middle + 4, "whisker") for at in (bar.low, bar.high)]
-            tooltip += f" (95 % interval {form(bar.low)} to {form(bar.high)})"
+            tooltip += f" (95 % interval {'at least ' if bar.least else ''}{form(bar.low)} to {form(bar.high)})"
         content.append(text(end + 6, y + 13, form(bar.value), "value"))
         parts.append(marks_of(bar.run, tooltip, *content))
     return svg(WIDTH, TOP + ROW * len(values) + 6, f"{title}, one bar a run", parts)

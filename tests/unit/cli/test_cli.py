@@ -81,7 +81,7 @@ def test_starts_without_torch(words: list[str]) -> None:
         (["plan", "gqa_1.5B", "parallel.tp=8"], "error: parallel.tp: 8 does not divide the 12 heads"),
         (
             ["plan", "gqa_1.5B", "training.tokens=1"],
-            "error: training.tokens: 1 tokens at 32,768 a step are 1 of the 15",
+            "error: training.tokens: 1 tokens at 32,768 a step are 1 of the 55",
         ),
         (["report", "/nowhere/at/all"], "error: /nowhere/at/all: there is no such folder"),
         (["compare", "/nowhere/at/all", "/tmp"], "error: /nowhere/at/all: there is no such folder"),

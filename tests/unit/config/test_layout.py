@@ -158,9 +158,9 @@ def test_padded_vocabulary(vocab: int, tp: int, padded: int) -> None:
 
 def test_the_default_budget_is_extended_to_what_measurement_needs() -> None:
     budget = plan_budget(resolve("gqa_1.5B"), 1000)
-    assert (budget.steps, budget.warmup_steps, budget.measured_steps, budget.tokens) == (15, 5, 10, 15 * 16 * 2048)
+    assert (budget.steps, budget.warmup_steps, budget.measured_steps, budget.tokens) == (55, 5, 50, 55 * 16 * 2048)
     assert budget.extended is not None
-    assert "100,000 tokens is 4 steps of 32,768; extended to 15 steps" in budget.extended
+    assert "100,000 tokens is 4 steps of 32,768; extended to 55 steps" in budget.extended
 
 
 def test_the_default_budget_stays_where_it_suffices() -> None:
@@ -180,22 +180,22 @@ def test_tokens_may_be_counted_by_parameters() -> None:
 
 
 def test_tokens_are_never_cut_short() -> None:
-    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=655361"]), 1000)
-    assert budget.steps == 21
+    budget = plan_budget(resolve("gqa_1.5B", overrides=["training.tokens=1802241"]), 1000)
+    assert budget.steps == 56
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.tokens=100000"], "100,000 tokens at 32,768 a step are 4 of the 15 steps that 5 of warm-up and 10 "),
+        (["training.tokens=100000"], "100,000 tokens at 32,768 a step are 4 of the 55 steps that 5 of warm-up and 50 "),
         (
             ["training.tokens=100000"],
-            "set training.tokens=491520, or lower measurement.warmup_steps or measurement.min",
+            "set training.tokens=1802240, or lower measurement.warmup_steps or measurement.min",
         ),
-        (["training.steps=3"], "training.steps: 3 of the 15 steps"),
-        (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step are 1 of the 15 steps"),
-        (["training.steps=30", "training.tokens=20x"], "training.tokens: 20x and training.steps 30 both set"),
-        (["training.steps=30", "training.tokens=1000000"], "both set the length; set one"),
+        (["training.steps=3"], "training.steps: 3 of the 55 steps"),
+        (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step are 1 of the 55 steps"),
+        (["training.steps=60", "training.tokens=20x"], "training.tokens: 20x and training.steps 60 both set"),
+        (["training.steps=60", "training.tokens=1000000"], "both set the length; set one"),
     ],
 )
 def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:

@@ -19,6 +19,7 @@ from support.text_files import write_kind
 
 from efficientbench.data_tools.corpus import load_corpus, prepare_corpus
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import sha256
 from efficientbench.data_tools.indexed import bin_path, idx_path
 from efficientbench.data_tools.indexed_documents import token_counts
 from efficientbench.data_tools.inspection import pair_statistics
@@ -113,7 +114,7 @@ def test_a_tokenized_pair_is_used_where_it_lies(source: Path, tokenizer: str, tm
     train_tokenizer(["other text"], 300, tmp_path / "tokenizer")
     with pytest.raises(DataError, match="tokens was made with another tokenizer than .*tokenizer: leave"):
         prepare_corpus(corpus.prefix, str(tmp_path / "tokenizer"), other, 300)
-    assert not other.exists()
+    assert left_in(other) == []
 
 
 def test_a_manifest_beside_another_pair_is_refused(source: Path, tokenizer: str, tmp_path: Path) -> None:
@@ -190,9 +191,9 @@ def test_a_damaged_cache_is_made_again(
     ("content", "message"),
     [
         ("", "is not JSON"),
-        ("[]", "is not a corpus manifest of format version 1"),
-        ('{"format_version": 0}', "is not a corpus manifest of format version 1"),
-        ('{"format_version": 1, "prefix": "tokens"}', "lacks the key 'vocab_size'"),
+        ("[]", "is not a corpus manifest of format version 2"),
+        ('{"format_version": 0}', "is not a corpus manifest of format version 2"),
+        ('{"format_version": 2, "prefix": "tokens"}', "lacks the key 'vocab_size'"),
     ],
 )
 def test_unusable_manifests_are_named(tmp_path: Path, content: str, message: str) -> None:
@@ -260,12 +261,12 @@ def test_the_folder_where_one_stands(
     assert prepare_corpus(Path("."), tokenizer, tmp_path / "cache", 300).fingerprint == named.fingerprint
 
 
-def test_files_that_kept_size_and_time_are_not_read_again(
+def test_files_that_kept_their_identity_are_not_read_again(
     source: Path, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = prepare_corpus(source, tokenizer, tmp_path / "cache", 300)
     read: list[Path] = []
-    monkeypatch.setattr("efficientbench.data_tools.files.sha256", lambda path: read.append(path) or "0")
+    monkeypatch.setattr("efficientbench.data_tools.files.sha256", lambda path: read.append(path) or sha256(path))
     assert prepare_corpus(source, tokenizer, tmp_path / "cache", 300) == corpus
     assert read == []
     source.touch()

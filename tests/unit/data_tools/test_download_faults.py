@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from support.downloads import SAMPLE, download, partials, text_parquet
 from support.hub_server import Fault, HubState, git_blob_sha1
 
+from efficientbench.data_tools.download import hub_requests
 from efficientbench.data_tools.download.hub_requests import retry_after_s
 from efficientbench.data_tools.errors import DataError
 
@@ -180,3 +181,84 @@ def test_a_silent_server_is_left_and_the_transfer_goes_on_at_its_byte(
     hub.faults["storage"] = [Fault(pause_s=60)]
     assert download(tmp_path)[0].read_bytes() == hub.files[SAMPLE[0]]
     assert hub.asked("storage")[1]["range"] == f"bytes={len(hub.files[SAMPLE[0]]) // 2}-"
+
+
+ROW = {"type": "file", "path": SAMPLE[0], "size": 9, "oid": "0" * 40}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        7,
+        None,
+        "file",
+        [],
+        {},
+        {**ROW, "path": 7},
+        {**ROW, "path": ""},
+        {**ROW, "path": "/etc/passwd"},
+        {**ROW, "path": "sample/../../x.parquet"},
+        {**ROW, "size": "9"},
+        {**ROW, "size": -9},
+        {**ROW, "size": None},
+        {**ROW, "oid": "../../x"},
+        {**ROW, "oid": None},
+        {**ROW, "lfs": "large"},
+        {**ROW, "lfs": {"oid": 7, "size": 9, "pointerSize": 1}},
+        {**ROW, "lfs": {"oid": "0" * 64, "size": 1e30, "pointerSize": 1}},
+    ],
+)
+def test_a_listing_of_wrong_types_is_refused(hub: HubState, tmp_path: Path, row: object) -> None:
+    hub.faults["tree"] = [Fault(rows=[row])]
+    with pytest.raises(DataError, match="unlike the hub's|outside of its folder"):
+        download(tmp_path)
+    assert not any(path.is_file() and path.suffix == ".parquet" for path in tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("content", [b"7", b"null", b"[]", b"{}", b'{"sha": "../.."}', b"[" * 100_000, b"\xff"])
+def test_a_description_of_wrong_types_is_refused(hub: HubState, tmp_path: Path, content: bytes) -> None:
+    hub.faults["info"] = [Fault(content=content)]
+    with pytest.raises(DataError, match="unlike the hub's"):
+        download(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        7,
+        "x",
+        [7],
+        [{"config_name": ["a"]}],
+        [{"config_name": "mine", "data_files": 7}],
+        [{"config_name": "mine", "data_files": {}}],
+        [{"config_name": "mine", "data_files": [[[["a", 7]]]]}],
+    ],
+)
+def test_a_card_of_wrong_types_is_refused(hub: HubState, tmp_path: Path, configs: object) -> None:
+    hub.card = {"configs": configs}
+    with pytest.raises(DataError, match="not understood|no configuration"):
+        download(tmp_path, config="mine")
+
+
+def test_pages_without_an_end_are_left(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "MOST_PAGES", 20)
+    hub.always["tree"] = Fault(rows=[])
+    with pytest.raises(DataError, match="on more than 20 pages"):
+        download(tmp_path)
+    assert len(hub.asked("tree")) == 20
+
+
+def test_a_list_without_an_end_is_left(hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "LONGEST_LIST_BYTES", 50)
+    with pytest.raises(DataError, match="in more than 50 bytes"):
+        download(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["info", "tree", "storage"])
+def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(hub_requests, "RATE_WINDOW_S", 0.2)
+    hub.always[kind] = Fault(drip_s=0.02)
+    with pytest.raises(DataError, match=r"bytes a second \(4 attempts in a row\)"):
+        download(tmp_path)

@@ -109,6 +109,26 @@ def test_killed_at_random_moments_it_continues_to_the_same_bytes(
         assert {name: value for name, value in found.items() if "tokens.parts" not in name} == undisturbed
 
 
+@pytest.mark.parametrize("kind", ["bin", "lengths", "rejects.jsonl", "json"])
+def test_a_part_that_was_damaged_meanwhile_is_made_again(
+    folder: Path, tmp_path: Path, undisturbed: dict[str, str], kind: str
+) -> None:
+    def stop(done: int, parts: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    prefix = tmp_path / "0" / "tokens"
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_files([folder / "text"], prefix, folder / "bpe", on_part=stop)
+    damaged = next(path for path in sorted(prefix.parent.glob(f"tokens.parts/*.{kind}")) if path.stat().st_size)
+    content = bytearray(damaged.read_bytes())
+    at = content.index(b'utf8_bytes": ') + 13 if kind == "json" else len(content) // 2
+    content[at] ^= 1
+    damaged.write_bytes(content)
+    tokenize_files([folder / "text"], prefix, folder / "bpe")
+    assert contents(prefix) == undisturbed
+
+
 def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dict[str, str]) -> None:
     prefix = tmp_path / "0" / "tokens"
     process = started(folder, prefix, "--workers", "2")

@@ -16,7 +16,7 @@ from support.text_files import write_kind
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import IndexedHeader, bin_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
-from efficientbench.data_tools.manifest import manifest_path
+from efficientbench.data_tools.manifest import load_corpus, manifest_path
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import train_tokenizer
 from efficientbench.data_tools.verify import verify_pair
@@ -58,9 +58,21 @@ def exchange_the_manifest(prefix: Path) -> None:
     manifest_path(prefix).write_text(json.dumps({**content, "tokens": content["tokens"] - 1}))
 
 
+def double_the_lengths_of_tokens(prefix: Path) -> None:
+    path = load_corpus(manifest_path(prefix)).token_bytes_path
+    np.save(path, np.load(path) * 2)
+
+
+def change_the_tokenizer(prefix: Path) -> None:
+    path = load_corpus(manifest_path(prefix)).tokenizer_folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b"us", b"su"))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (double_the_lengths_of_tokens, r"tokens\.token_bytes\.npy: bytes 0 to 1,\d+: not what was written there"),
+        (change_the_tokenizer, r"tokens\.tokenizer/tokenizer\.json: bytes 0 to [\d,]+: not what was written there"),
         (
             overwrite(idx_path, 4034 + 8 * 3, struct.pack("<q", 4)),
             r"tokens\.idx: byte 4,058: sequence 3: pointer 4, but the sequence before it ends at byte \d",

@@ -19,7 +19,7 @@ from efficientbench.config.load import resolve
 from efficientbench.data_tools.corpus import prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.export.card import model_card
-from efficientbench.export.hugging_face import _claimed, export
+from efficientbench.export.hugging_face import _claimed, _trained_config, export
 from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
 from efficientbench.running.job import Job
 
@@ -154,3 +154,10 @@ def test_names_in_a_card_are_plain_text() -> None:
     assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {3}
     # Of a path the last part alone.
     assert "/home/me" not in next(line for line in lines if line.startswith("| data |"))
+
+
+def test_weights_from_before_the_embedding_had_a_factor_are_exported_without() -> None:
+    content = resolve("gqa_1.5B").model_dump(mode="json")
+    assert _trained_config(content).model.embedding_multiplier == pytest.approx(1536**0.5)
+    del content["model"]["embedding_multiplier"]
+    assert _trained_config(content).model.embedding_multiplier == 1

@@ -41,6 +41,13 @@ def test_who_did_not_arrive(beats: Beats, rank: int | None, named: str) -> None:
     assert named in reason
 
 
+@pytest.mark.parametrize("alone", [beat(), beat(age_s=7.0, process="stopped")])
+def test_a_lone_rank_is_named(alone: Beat) -> None:
+    found, reason = describe_hang({0: alone}, {}, 60)
+    assert found == 0
+    assert reason.startswith("hung: made no progress for 60 s (in step 4, training at trainer line 7")
+
+
 def test_a_rank_that_has_ended_is_missing() -> None:
     assert describe_hang({0: beat(world=9)}, {1: "has ended"}, 60) == (
         1,

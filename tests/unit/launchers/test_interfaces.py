@@ -78,7 +78,7 @@ def test_gloo_needs_a_name_where_that_of_the_host_leads_to_its_loopback(monkeypa
     addresses = {"lo": [FakeAddress("127.0.0.1")], "ib0": [FakeAddress("fe80::1"), FakeAddress("192.0.2.2")]}
     monkeypatch.setattr("efficientbench.launchers.network.interfaces.psutil.net_if_addrs", lambda: addresses)
     assert gloo_interface({}, ELSEWHERE) == "ib0"
-    assert gloo_interface({}, HERE) is None
+    assert gloo_interface({}, HERE) == "lo"
     assert gloo_interface({"GLOO_SOCKET_IFNAME": "eth0"}, ELSEWHERE) is None
     names["own"] = "192.0.2.2"
     assert gloo_interface({}, ELSEWHERE) is None

@@ -17,7 +17,10 @@ from support.command_line import free_port
 from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.processes.launch import launch
+from efficientbench.launchers.processes.supervision import print_stderr
 
 NODE = """
 import json, os, sys
@@ -235,3 +238,50 @@ def test_a_node_does_not_wait_for_one_that_has_ended(ends: tuple[NodeLink, NodeL
     first.close()
     with pytest.raises(LaunchError, match="node 0 ended before any rank was started: the disk is full"):
         second.wait_for("prepared", [0])
+
+
+HOSTILE = [
+    b"{}",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b"[" * 60_000,
+    b'{"kind": "done", "node": 0}',
+    b'{"kind": "gone", "node": 1}',
+    b'{"kind": "unheard of", "node": 1}',
+    b'{"kind": ["stop"], "node": 1}',
+    b'{"kind": "stop", "node": 1}',
+    b'{"kind": "stop", "node": 1, "signal": 9}',
+    b'{"kind": "stop", "node": 1, "signal": "2; reboot"}',
+    b'{"kind": "stop", "node": true, "signal": 15}',
+    b'{"kind": "failure", "node": 1}',
+    b'{"kind": "failure", "node": 1, "failure": {"kind": "no such kind", "reason": "x"}}',
+    b'{"kind": "failure", "node": 1, "failure": [1, 2]}',
+    b'{"kind": "heartbeats", "node": 1}',
+    b'{"kind": "heartbeats", "node": 1, "beats": {"x": 1}, "ended": {}}',
+    b'{"kind": "heartbeats", "node": 1, "beats": {"2": {"step": "x"}}, "ended": {}}',
+    b'{"kind": "heartbeats", "node": 1, "beats": {}, "ended": []}',
+    b'{"kind": "place", "node": 1, "place": 7}',
+]
+
+
+def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A line must be a whole message to do anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
+        other.connect(listener.getsockname())
+        here, _ = listener.accept()
+        other.sendall(b"\n".join(HOSTILE) + b"\n")
+        link = NodeLink(0, 2, {1: here})
+        command = [sys.executable, "-c", "import time; time.sleep(1)"]
+        cluster = Cluster(2, 0, "127.0.0.1", 1)
+        assert launch(command, 1, cluster, tmp_path, link=link, hang_limit_s=60) == 0
+        link.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.startswith("ignored a line of node 1: ") for line in lines), lines
+    # A place is none of the launcher's business at that time.
+    assert len(lines) >= len(HOSTILE) - 1
+
+
+def test_a_reason_of_another_node_cannot_move_the_cursor(capfd: pytest.CaptureFixture[str]) -> None:
+    print_stderr("error: \x1b[2Jgone\r")
+    assert capfd.readouterr().err == "error: \ufffd[2Jgone\ufffd\n"

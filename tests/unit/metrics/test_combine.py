@@ -31,9 +31,9 @@ def test_a_group_is_the_mean_of_its_runs() -> None:
     (one,) = combine_repeats([repeat(2, 2.0, 4.5), repeat(1, 1.0, 4.0), repeat(3, 3.0, 5.0, mfu=0.5)])
     assert (one.seed, one.repeats, name(one)) == (1, 3, "gqa_1.5B × 3")
     assert (one.al_s, one.validation_loss, one.peak_memory_device_bytes) == (2.0, 4.5, 20)
-    assert one.al_s_ci_high == pytest.approx(2 + 4.3027 / math.sqrt(3))
-    # So that 1.96 of it are the interval of three runs.
-    assert one.validation_loss_se == pytest.approx(4.3027 / 1.959964 * 0.5 / math.sqrt(3), rel=1e-4)
+    assert one.al_s_ci_high == pytest.approx(2 + 4.302653 / math.sqrt(3))
+    assert (one.validation_loss_se, one.validation_loss_se_values) == (pytest.approx(0.5 / math.sqrt(3)), 3)
+    assert one.quality_curve[0].loss_margin == pytest.approx(4.3027 * 0.5 / math.sqrt(3), rel=1e-4)
     assert (one.repeat_std["al_s"], one.repeat_std["validation_loss"]) == (1.0, 0.5)
     assert (one.outlier_steps, one.al_s_drift_flagged, one.energy_scope) == (6, True, "gpu")
     # Two of the three have no MFU.
@@ -72,7 +72,7 @@ def test_slow_steps_are_named_with_their_causes() -> None:
 
 def test_losses_that_noise_alone_sets_apart_are_noted() -> None:
     runs = [
-        make_record({"run": run, "validation_loss": loss, "validation_loss_se": 0.01, **further})
+        make_record({"run": run, "validation_loss": loss, **REPEATED, **further})
         for run, loss, further in (
             ("gqa_1.5B", 4.0, {}),
             ("rope_1.5B", 4.02, {}),
@@ -82,10 +82,23 @@ def test_losses_that_noise_alone_sets_apart_are_noted() -> None:
         )
     ]
     assert speed_only(runs) == [
-        "Between gqa_1.5B, rope_1.5B the comparison is one of speed only: losses differ by the validation loss's own "
-        "standard error."
+        "Between gqa_1.5B, rope_1.5B the comparison is one of speed only: losses differ by no more than the noise "
+        "between seeds."
     ]
     assert speed_only(runs[2:]) == []
+
+
+REPEATED = {"repeats": 3, "repeat_std": {"validation_loss": 0.01}}
+
+
+def test_the_lowest_of_many_losses_is_chosen_by_noise() -> None:
+    def rows(count: int) -> list[RunRecord]:
+        losses = [4.0, *[4.025] * (count - 1)]
+        return [make_record({"run": f"r{place}", "validation_loss": x, **REPEATED}) for place, x in enumerate(losses)]
+
+    # Welch's p value is 0.038: of two alone a difference, of the three pairs of three none.
+    assert speed_only(rows(2)) == []
+    assert [line.partition(" the ")[0] for line in speed_only(rows(3))] == ["Between r0, r1, r2"]
 
 
 def test_the_latest_of_a_seed_stands_for_it() -> None:

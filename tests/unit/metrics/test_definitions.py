@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from efficientbench.metrics import definitions
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.student import mean_confidence_interval
 
 
 def irregular(begin_s: float, end_s: float, count: int) -> list[float]:
@@ -122,7 +123,7 @@ def test_all_percentiles_at_once_are_numpys() -> None:
 
 def test_spread_needs_two_values() -> None:
     assert definitions.standard_deviation([1.0]) is None
-    assert definitions.mean_confidence_interval([1.0]) is None
+    assert mean_confidence_interval([1.0]) is None
     assert definitions.standard_deviation([1, 2, 4]) == pytest.approx(float(np.std([1, 2, 4], ddof=1)))
     with pytest.raises(MetricsError, match="no step"):
         definitions.average_latency([])
@@ -133,7 +134,7 @@ def test_spread_needs_two_values() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 31, 32, 61, 500])
 def test_the_confidence_interval_holds_95_percent_of_students_t(count: int) -> None:
     values = [0.0, 1.0] * (count // 2) + [0.5] * (count % 2)
-    low, high = definitions.mean_confidence_interval(values) or (0.0, 0.0)
+    low, high = mean_confidence_interval(values) or (0.0, 0.0)
     deviation = definitions.standard_deviation(values) or 0.0
     quantile = (high - low) / 2 / (deviation / math.sqrt(count))
     freedom = count - 1

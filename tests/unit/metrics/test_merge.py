@@ -30,8 +30,8 @@ def device(number: int, scope: Scope = "gpu", samples: int = 10, **changes: obje
         "peak_used_bytes": (20 + number) * GB,
         "peak_allocated_bytes": None,
         "peak_reserved_bytes": None,
-        "samples": samples,
-        "sample_interval_s": 0.1,
+        "samples": {"memory": samples, "power": samples // 2},
+        "sample_intervals_s": {"memory": 0.1 + number, "power": 0.2},
         "unavailable": {},
     }
     return DeviceMeasurement(**{**values, **changes})

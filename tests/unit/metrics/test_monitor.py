@@ -57,10 +57,10 @@ def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
         power=lambda t: 400 if in_window(t) else 50,
     )
     with monitor_of(clock, sensor, warmup_steps=1) as monitor:
-        run_steps(monitor, clock, 10, 10)
+        run_steps(monitor, clock, 10, 10, readings=16)
         with monitor.paused():
             clock.pass_time(40)
-        run_steps(monitor, clock, 10)
+        run_steps(monitor, clock, 10, readings=16)
     run = merge([monitor.finish()])
     assert (run.window_s, run.aec_w, run.energy_j) == pytest.approx((20, 400, 8000))
     assert run.energy_source == "integrated power"
@@ -84,7 +84,8 @@ def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:
 
 def test_a_counter_that_ran_backwards_gives_way_to_power() -> None:
     clock = HandClock(0)
-    run = measure_steps(clock, TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t), times_s=[10])
+    sensor = TraceSensor(clock, power=lambda t: 20.0, energy=lambda t: 1000 - t)
+    run = measure_steps(clock, sensor, times_s=[10], readings=32)
     assert (run.energy_j, run.energy_source) == (pytest.approx(200), "integrated power")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps, monitor_of
+from support.metrics_parts import HandClock, TraceSensor, make_record, measure_steps, monitor_of, run_steps
 
 from efficientbench.metrics import MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
@@ -26,6 +26,7 @@ def run_of(*tokens: int, watts: float | None = 50.0, warmup: int = 1000, loss_se
             tokens=count,
             loss=power_law(count),
             loss_se=loss_se,
+            loss_se_values=4,
             measured_tokens=count - warmup,
             train_s=(count - warmup) / 1000,
             energy_j=None if watts is None else watts * (count - warmup) / 1000,
@@ -49,8 +50,7 @@ def test_the_curve_holds_the_cost_of_training_alone(energy: str) -> None:
     closed = []
     with monitor_of(clock, sensor, warmup_steps=1) as monitor:
         for duration_s, pause_s in ((5, 0), (2, 0), (2, 21), (2, 28), (5, 0)):
-            with monitor.step(tokens=100):
-                clock.pass_time(duration_s)
+            run_steps(monitor, clock, duration_s, readings=16)
             if pause_s:
                 with monitor.paused():
                     closed.append(monitor.closed_windows())
@@ -97,8 +97,9 @@ def test_a_loss_that_a_validation_hits_costs_what_it_says() -> None:
 
 def test_the_losss_own_error_moves_the_cost() -> None:
     record = run_of(*range(2000, 40_001, 2000), loss_se=0.05)
-    cheap, dear = (cost_to_loss(record, power_law(13_000), shift).tokens for shift in (-1.96, 1.96))
-    expected = [1000 * ((power_law(13_000) - 2 + side) / 3) ** -2 for side in (0.098, -0.098)]
+    cheap, dear = (cost_to_loss(record, power_law(13_000), end).tokens for end in (-1, 1))
+    # Four batches: Student's 3.18 standard errors.
+    expected = [1000 * ((power_law(13_000) - 2 + side) / 3) ** -2 for side in (0.1591, -0.1591)]
     assert [cheap, dear] == pytest.approx(expected, rel=5e-3)
 
 

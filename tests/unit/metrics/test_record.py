@@ -48,7 +48,7 @@ def test_a_part_that_its_maker_did_not_check_is_refused() -> None:
         (lambda c: c.pop("seed"), "seed: Field required"),
         (lambda c: c.update(seed="1"), "seed: Input should be a valid integer"),
         (lambda c: c.update(tokens_s=1), "tokens_s: Extra inputs are not permitted"),
-        (lambda c: c.update(schema_version=99), "written in schema version 99; this program reads 2"),
+        (lambda c: c.update(schema_version=99), "written in schema version 99; this program reads 3"),
         (lambda c: c["unavailable"].pop("hfu"), "absent without a reason in 'unavailable': hfu"),
         (lambda c: c.update(mfu=math.nan), "mfu: Input should be a finite number"),
         (lambda c: c.update(windows=[{"begin_s": 0, "end": 1}]), "windows.0.end: Unexpected keyword argument"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record, printed, read_csv
 
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
 from efficientbench.metrics.report.build import build_report, markdown
@@ -146,7 +147,7 @@ def test_figures_that_other_tables_have_follow_from_the_records(tmp_path: Path) 
     }
     write_csv([make_record(measured), make_record(reason="no step was measured")], tmp_path / "report.csv")
     full, bare = read_csv(tmp_path / "report.csv")
-    texts = {"model": "gqa_1.5B", "recompute": "full", "formula_id": "efficientllm-2505.13840/1"}
+    texts = {"model": "gqa_1.5B", "recompute": "full", "formula_id": FORMULAS}
     counts = {"gradient_accumulation_steps": "2", "global_batch_size_tokens": "16384"}
     assert full.items() >= (texts | counts).items()
     expected = {

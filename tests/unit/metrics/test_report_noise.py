@@ -12,13 +12,13 @@ from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.analysis.quality import cost_to_loss
 from efficientbench.metrics.analysis.repeats import combine_repeats
-from efficientbench.metrics.definitions import mean_confidence_interval
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.build import markdown
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
+from efficientbench.metrics.student import mean_confidence_interval
 
 
 def test_identical_models_under_several_names_set_the_noise_floor() -> None:
@@ -61,6 +61,24 @@ def test_repeats_have_names_of_their_own_and_a_spread() -> None:
     losses = [record.validation_loss or 0.0 for record in runs]
     low, high = mean_confidence_interval(losses) or (0.0, 0.0)
     assert f"{sum(losses) / 3:.3f} (95 % interval {low:.3f} to {high:.3f})" in content
+
+
+def test_the_interval_of_few_steps_is_told_as_the_least_and_that_of_too_few_as_missing() -> None:
+    measured = {"al_s": 1.0, "al_s_ci_low": 0.95, "al_s_ci_high": 1.05}
+    few, many = (make_record({**measured, "steps_measured": steps, "run": f"of_{steps}"}) for steps in (399, 400))
+    none = make_record({"al_s": 1.0, "steps_measured": 12, "run": "of_12"}, "a 95 % interval needs 30 measured steps")
+    text = markdown([few, many, none], [])
+    assert ("≥±5.0%" in text, "| ±5.0%" in text, text.count("≥:")) == (True, True, 1)
+    assert "(of_12): a 95 % interval needs 30 measured steps" in text
+    assert "95 % interval at least 950.0 to 1,050.0" in page([few], [])
+    assert "≥" not in markdown([many], [])
+    # Repeats have an interval of their own, also where no run has one.
+    [row] = combine_repeats(
+        [none.model_copy(update={"seed": seed, "al_s": al_s}) for seed, al_s in ((1, 1.0), (2, 1.1))]
+    )
+    assert row.al_s_ci_low is not None
+    assert "al_s_ci_low" not in row.unavailable
+    assert "≥" not in markdown([row], [])
 
 
 def number(text: str) -> float:

@@ -17,6 +17,8 @@ from efficientbench.metrics.report.failures import FailedRun, load_failures, pri
 from efficientbench.metrics.report.paper import (
     AGREE,
     NO_ENERGY,
+    NO_VERDICT,
+    TIES,
     disagreements,
     paper_markdown,
     paper_tables,
@@ -33,7 +35,7 @@ def cell(variant: str, power_w: float, step_s: float, interval: float = 0.01, **
         {
             **{"run": f"{variant}_1.5B", "variant": variant, "aec_w": power_w, "al_s": step_s, "energy_scope": "gpu"},
             **{"al_s_ci_low": step_s * (1 - interval), "al_s_ci_high": step_s * (1 + interval)},
-            "energy_j_per_token": power_w * step_s / TOKENS_PER_STEP,
+            **{"energy_j_per_token": power_w * step_s / TOKENS_PER_STEP, "repeats": 3},
             **more,
         }
     )
@@ -45,7 +47,7 @@ def test_the_papers_own_cells_show_what_mean_power_hides() -> None:
     ranked = {item.record.variant: (item.by_token, item.by_power) for item in rank([nsa, gqa])}
     assert ranked == {"gqa": (1, 2), "nsa": (2, 1)}
     [sentence] = disagreements([nsa, gqa])
-    assert "AEC ranks nsa_1.5B (598 W) ahead of gqa_1.5B (653 W)" in sentence
+    assert "AEC ranks nsa_1.5B × 3 (598 W) ahead of gqa_1.5B × 3 (653 W)" in sentence
     ratio = 598.0 * 0.5962 / (652.7 * 0.1283)
     assert f"a token costs it {ratio:.2f} times as much energy" in sentence
 
@@ -93,7 +95,7 @@ def test_only_runs_that_can_be_compared_are_ranked_together() -> None:
     failed = cell("mla", 100.0, 0.5, status="failed")
     [table] = paper_tables([cell("gqa", 652.7, 0.1283), longer, failed])
     ranks = {row[0]: row[-2:] for row in table.rows}
-    assert ranks == {"GQA": ("1", "1"), "NSA": ("1", "1"), "MLA (failed)": ("n/a", "n/a")}
+    assert ranks == {"GQA × 3": ("1", "1"), "NSA × 3": ("1", "1"), "MLA × 3 (failed)": ("n/a", "n/a")}
     assert table.notes == (AGREE,)
 
 
@@ -102,6 +104,16 @@ def test_noise_that_is_not_known_sets_no_two_runs_apart() -> None:
     runs = [cell("gqa", 652.7, 0.1, **unknown), cell("nsa", 598.0, 0.5, **unknown)]
     assert disagreements(runs) == []
     assert [item.tied_by_token for item in rank(runs)] == [False, True]
+
+
+def test_single_runs_are_ranked_without_a_verdict() -> None:
+    runs = [cell("gqa", 652.7, 0.1283, repeats=1), cell("nsa", 598.0, 0.5962, repeats=1)]
+    [table] = paper_tables(runs)
+    assert [row[-2:] for row in table.rows] == [("1", "≈ 2"), ("≈ 2", "1")]
+    assert table.notes[0].startswith("AEC ranks nsa_1.5B (598 W) ahead of gqa_1.5B (653 W)")
+    assert table.notes[1:] == (NO_VERDICT, TIES)
+    assert NO_VERDICT in paper_tables([cell("gqa", 600.0, 0.1), cell("mqa", 598.0, 0.1, repeats=2)])[0].notes
+    assert AGREE not in paper_tables([cell("gqa", 600.0, 0.1), cell("mqa", 500.0, 0.1, repeats=2)])[0].notes
 
 
 def test_failures_are_rows_with_their_reasons(tmp_path: Path) -> None:

@@ -40,6 +40,31 @@ def test_steps_are_cut_behind_a_step(tmp_path: Path) -> None:
     assert read_steps(path) == []
 
 
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"7", b"\xff", b"[" * 100_000, b'{"step": 3}', b'{"kind": "step", "step": "3"}']
+)
+def test_what_lies_behind_a_damaged_line_is_lost_and_said(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "steps.jsonl"
+    with closing(StepLog(path)) as log:
+        for step in range(1, 8):
+            log.write("step", {"step": step})
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = damage
+    path.write_bytes(b"\n".join(lines))
+    lost = cut_steps(path, 4)
+    assert lost is not None
+    assert lost.startswith("steps.jsonl, line 3: damaged, it ")
+    assert lost.endswith(": its lines after step 2 are lost")
+    assert [line["step"] for line in read_steps(path)] == [1, 2]
+    assert cut_steps(path, 4) is None
+
+
+def test_a_damaged_line_behind_the_step_is_no_loss(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"kind": "step", "step": 1}\n{"kind": "step", "step": 2}\n{\n')
+    assert cut_steps(path, 1) is None
+
+
 def test_costs_of_a_stopped_run_are_cut_even_where_no_step_follows(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     with closing(StepLog(path)) as log:

@@ -191,7 +191,7 @@ def test_a_reading_of_more_than_half_the_interval_does_not_double_it(monkeypatch
     with EfficiencyMonitor([sensor], sample_interval_s=0.1) as monitor, monitor.step(tokens=1):
         time.sleep(1.6)
     # Sixteen, one more at each end of the window; eight if every other were left out.
-    assert monitor.finish().devices[0].samples >= 12
+    assert monitor.finish().devices[0].samples["memory"] >= 12
 
 
 def reads(read: list[str], name: str) -> float:
@@ -234,5 +234,5 @@ def test_samples_come_at_the_interval_asked_for(monkeypatch: pytest.MonkeyPatch)
         time.sleep(1.25)
     device = monitor.finish().devices[0]
     # One more at each end of the window.
-    assert 8 <= device.samples <= 15
-    assert device.sample_interval_s == pytest.approx(0.1, rel=0.3)
+    assert 8 <= device.samples["memory"] <= 15
+    assert device.sample_intervals_s["memory"] == pytest.approx(0.1, rel=0.3)

@@ -22,6 +22,14 @@ def test_a_device_that_drops_out_has_no_mean_over_the_whole_window() -> None:
     assert series.measure([(0.0, 6.1)], {}, None).amu_gb == pytest.approx(10)
 
 
+def test_a_short_window_cuts_the_gaps_between_rare_readings_and_makes_no_hole() -> None:
+    series = DeviceSeries(INFO, SCOPE)
+    for reading in range(40):
+        series.add(Sample(reading / 2, "GPU-0", memory_used_bytes=10.0 * GB))
+    series.intervals.append(Interval(Counters(), Counters(), 0.46, Peaks()))
+    assert series.measure([(5.49, 5.95)], {}, None).amu_gb == pytest.approx(10)
+
+
 def test_growth_between_late_readings_is_scaled_to_the_window() -> None:
     series = DeviceSeries(INFO, SCOPE)
     series.intervals.append(

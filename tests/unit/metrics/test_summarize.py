@@ -36,7 +36,7 @@ def measured(*times_s: float) -> RunMeasurement:
     """Two GPUs at 30 GB, 50 % and 200 W each, over one window."""
     clock = HandClock(0)
     sensor = TraceSensor(clock, ("A", "B"), lambda t: 30 * GB, lambda t: 0.5, lambda t: 200.0)
-    return measure_steps(clock, sensor, times_s=times_s)
+    return measure_steps(clock, sensor, times_s=times_s, readings=32)
 
 
 def test_every_figure_by_hand() -> None:
@@ -120,7 +120,8 @@ def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
 def test_one_step_has_a_time_and_no_spread() -> None:
     summary = summarize(measured(2), FACTS, QUALITY)
     assert (summary.values["al_s"], summary.values["al_s_ci_low"]) == (2, None)
-    assert summary.unavailable["al_s_std"] == summary.unavailable["al_s_ci_low"] == "a spread needs two measured steps"
+    assert summary.unavailable["al_s_std"] == "a spread needs two measured steps"
+    assert summary.unavailable["al_s_ci_low"] == "a 95 % interval needs 30 measured steps; this run has 1"
 
 
 def test_no_step_leaves_nothing_but_quality() -> None:

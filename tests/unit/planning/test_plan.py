@@ -45,7 +45,7 @@ def test_a_gpu_gets_fused_kernels_and_larger_blocks_of_logits() -> None:
 def test_printed_figures() -> None:
     text = on_one_line(print_plan, plan_of("gqa_1.5B", "parallel.pp=2"))
     figures = ("1,543,714,304", "9,789,898,752", "32,768", "2 = tp 1 × pp 2 × dp 1", "stage 1", "28,672 B")
-    for figure in (*figures, "extended to 15 steps"):
+    for figure in (*figures, "extended to 55 steps"):
         assert figure in text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from support.configs import tiny
@@ -23,14 +25,20 @@ CONFIG = tiny("gqa_1.5B")
 TOKENS = ["of a text", "of another"]
 
 
-def save(run_folder: Path, step: int, config: RunConfig = CONFIG) -> Path:
+def save(
+    run_folder: Path,
+    step: int,
+    config: RunConfig = CONFIG,
+    holds: Literal["everything", "weights"] = "everything",
+    formula: str = FORMULAS,
+) -> Path:
     """A checkpoint as far as the parent process looks at it."""
     folder = checkpoint_folder(run_folder, step)
     folder.mkdir(parents=True)
     (folder / "tensors").write_bytes(b"of step %d" % step)
     files = {"tensors": fingerprint(folder / "tensors")}
     content = config.model_dump(mode="json")
-    Manifest(step, False, "everything", content, TOKENS, {}, "formulas", 0, float(step), None, {}, files).write(folder)
+    Manifest(step, False, holds, content, TOKENS, {}, formula, 0, float(step), None, {}, files).write(folder)
     return folder
 
 
@@ -68,6 +76,21 @@ def test_a_damaged_one_is_named_and_passed_over(folder: OutputFolder, capsys: py
     assert sorted(path.name for path in older.parent.iterdir()) == ["damaged_step_00000004", "step_00000002"]
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_the_last_steps_checkpoint_without_a_record_is_passed_over(
+    folder: OutputFolder, older: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever resumed there would train nothing, and record that as a complete run."""
+    last = save(folder.path, 6, holds="weights")
+    if not older:
+        for step in (2, 4):
+            shutil.rmtree(checkpoint_folder(folder.path, step))
+    found = prepare_folder(folder, CONFIG, TOKENS, fresh=False)
+    assert found == (checkpoint_folder(folder.path, 4) if older else None)
+    assert capsys.readouterr().out.startswith(f"passed over: {last}: is of the last step, and the run has no complete")
+    assert not last.exists()
+
+
 @pytest.mark.parametrize("why", ["fresh", "completed", "all damaged", "none"])
 def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
     if why == "completed":
@@ -89,7 +112,7 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
         ("training.learning_rate=2e-3", "training.learning_rate"),
         ("training.steps=20", "training.steps"),
         ("training.seed=1", "training.seed"),
-        ("model.hidden_size=96", "model.hidden_size"),
+        ("model.hidden_size=96", "model.embedding_multiplier, model.hidden_size"),
     ],
 )
 def test_another_configuration_is_another_run(
@@ -98,6 +121,20 @@ def test_another_configuration_is_another_run(
     assert prepare_folder(folder, tiny("gqa_1.5B", override), TOKENS, fresh=False) is None
     assert capsys.readouterr().out == f"the earlier run in {folder.path} differs in {named}, and moves to previous/\n"
     assert "checkpoint" in set_aside(folder)
+
+
+def test_a_checkpoint_of_an_earlier_edition_is_refused_by_name(
+    folder: OutputFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = "efficientllm-2505.13840/1"
+    save(folder.path, 6, formula=earlier)
+    assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) is None
+    told = capsys.readouterr().out
+    assert told == (
+        f"the earlier run in {folder.path} was trained under the formulas {earlier}, and this program trains under "
+        f"{FORMULAS}: it moves to previous/\n"
+    )
+    assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,20 @@ from support.configs import tiny
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 CPU = torch.device("cpu")
+DECAYED = {
+    "embedding.word_embeddings.weight",
+    *(f"decoder.layers.*.self_attention.{name}.weight" for name in ("linear_qkv", "linear_proj")),
+    *(f"decoder.layers.*.mlp.{name}.weight" for name in ("linear_fc1", "linear_fc2")),
+}
+NSA = {
+    "decoder.layers.*.self_attention.linear_gate.weight",
+    *(f"decoder.layers.*.self_attention.compress_{of}.weight_{at}" for of in ("key", "value") for at in ("in", "out")),
+}
+MLA = {f"decoder.layers.*.self_attention.linear_{name}_proj.weight" for name in ("q", "kv_down", "kv_up")}
+EXPERTS = {
+    "decoder.layers.*.mlp.router.weight",
+    *(f"decoder.layers.*.mlp.experts.{name}.weight" for name in ("linear_fc1", "linear_fc2")),
+}
 
 
 @pytest.fixture
@@ -63,3 +78,36 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
     other = optimizer("fp32")
     other.chained_optimizers[0].optimizer.__class__ = FusedAdam
     assert not can_queue(other, CPU)
+
+
+@pytest.mark.parametrize("distributed", ["true", "false"])
+@pytest.mark.parametrize(
+    ("name", "decayed"),
+    [
+        ("gqa_1.5B", DECAYED),
+        ("mla_1.5B", {name for name in DECAYED if "linear_qkv" not in name} | MLA),
+        ("nsa_1.5B", DECAYED | NSA),
+        ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
+        ("learnable_absolute_1.5B", DECAYED),
+        ("relative_1.5B", DECAYED),
+    ],
+)
+def test_matrices_alone_decay(name: str, decayed: set[str], distributed: str) -> None:
+    """With gradients of zero AdamW leaves nothing but the decay."""
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.training.optimizer import build_optimizer, decayed_names, set_rates, wrap_data_parallel
+
+    config = tiny(name, "training.weight_decay=0.1", f"parallel.distributed_optimizer={distributed}")
+    [stage] = [wrap_data_parallel(stage, config) for stage in build_stages(config, CPU)]
+    for parameter in stage.parameters():
+        parameter.data.fill_(1.0)
+    optimizer = build_optimizer([stage], config)
+    set_rates(optimizer, 0.1, config.training.weight_decay)
+    stage.zero_grad_buffer()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert decayed_names([stage]) == decayed
+    for key, parameter in global_parameters(stage.module).items():
+        expected = 1 - 0.1 * 0.1 if re.sub(r"\.\d+\.", ".*.", key) in decayed else 1.0
+        assert parameter.detach().unique().tolist() == pytest.approx([expected]), key

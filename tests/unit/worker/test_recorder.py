@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from efficientbench.config.load import resolve
 from efficientbench.metrics.records.steplog import read_steps
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.events import Routing, StepEnded
+from efficientbench.training.events import Event, Routing, StepEnded, ValidationEnded
 from efficientbench.worker.listeners.recorder import Recorder
 
 
@@ -18,8 +19,8 @@ def step(number: int, routing: Routing | None) -> StepEnded:
     return StepEnded(number, 2.0, 1.0, 1e-3, 64, skipped=False, routing=routing)
 
 
-def record(name: str, folder: Path, events: list[StepEnded], *overrides: str) -> Recorder:
-    measure = SimpleNamespace(step_time_s=0.5, monitor=SimpleNamespace(latest_samples=list))
+def record(name: str, folder: Path, events: Sequence[Event], *overrides: str) -> Recorder:
+    measure = SimpleNamespace(step_time_s=0.5, monitor=SimpleNamespace(latest_samples=list, closed_windows=int))
     recorder = Recorder(resolve(name, overrides=overrides), OutputFolder(folder), measure)  # type: ignore[arg-type]
     for event in events:
         recorder(event)
@@ -49,6 +50,12 @@ def test_a_run_without_the_auxiliary_loss_says_why(tmp_path: Path) -> None:
 def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:
     quality = record("gqa_0.5B", tmp_path, [step(1, None)]).quality()
     assert "auxiliary_loss" not in {*quality.reasons, *read_steps(tmp_path / "steps.jsonl")[0]}
+
+
+def test_a_standard_error_has_its_number_of_batches(tmp_path: Path) -> None:
+    validation = ValidationEnded(1, 4.0, (3.9, 4.0, 4.1, 4.0), 64, None)
+    recorder = record("gqa_0.5B", tmp_path, [step(1, None), validation])
+    assert (recorder.validations[0].loss_se_values, recorder.quality().validation_loss_se_values) == (4, 4)
 
 
 def test_losses_lie_on_an_axis_of_tokens_too(tmp_path: Path) -> None:

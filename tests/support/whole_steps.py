@@ -1,0 +1,185 @@
+"""Whole training steps by code of others in float64: the models of transformers and this file's AdamW."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import torch
+from support import deepseek, mixtral, nsa, positions, qwen2
+from support.oracle import weights_of
+from support.tiny_training import tiny_training
+
+from efficientbench.config.model import LearnableAbsoluteConfig, MLAConfig, ModelConfig, NSAConfig, RelativeConfig
+from efficientbench.config.schema import RunConfig, TrainingConfig
+
+Tensors = dict[str, torch.Tensor]
+UNDECAYED = ("bias", "norm", "_position", "table")
+"""In the models' names of what weight decay must leave alone."""
+
+
+@dataclass
+class Expected:
+    """What a run must come to."""
+
+    losses: list[float] = field(default_factory=list)
+    """Of each step: the mean over the tokens of the global batch, without the loss that balances experts."""
+    norms: list[float] = field(default_factory=list)
+    """Of each step's gradients, before they are clipped."""
+    weights: Tensors = field(default_factory=dict)
+    """After the last step, by the other model's names."""
+
+
+@contextlib.contextmanager
+def uneven_vectors() -> Iterator[None]:
+    """Let initial norms and biases differ from 1 and 0, alike in every layout: a bias of 0 would not show decay."""
+    from efficientbench.model import gpt, initial_weights
+
+    def initialize(model: gpt.GPT, config: ModelConfig, seed: int) -> None:
+        initial_weights.initialize(model, config, seed)
+        for name, parameter in initial_weights.global_parameters(model).items():
+            if parameter.dim() == 1:
+                tp_rank, tp_size = initial_weights.tensor_parallel_rank(name)
+                shape = initial_weights.full_shape(name, parameter, config, tp_size)
+                offsets = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+                parameter.data += initial_weights.shard(offsets, parameter, tp_rank, tp_size)
+
+    with mock.patch.object(gpt, "initialize", initialize):
+        yield
+
+
+def expected(config: RunConfig, prefix: Path, steps: int) -> Expected:
+    """Train the other model from our initial weights on our batches; for a world of one rank."""
+    with uneven_vectors(), tiny_training(config, prefix, steps) as trainer:
+        weights = weights_of(trainer.stages[0].module)
+        global_batches = [
+            torch.cat(
+                [
+                    torch.cat([each.tokens, each.labels[:, -1:]], dim=1)
+                    for each in trainer.batches.training_step(1 + step)
+                ]
+            )
+            for step in range(steps)
+        ]
+    model, logits = _other_model(weights, config.model)
+    found, adamw = Expected(), AdamW(model, config.training)
+    for step, sequences in enumerate(global_batches, start=1):
+        micro_batches, losses = sequences.split(config.training.micro_batch_size), []
+        for sequence in micro_batches:
+            output, auxiliary = logits(sequence[:, :-1])
+            loss = torch.nn.functional.cross_entropy(output.flatten(0, 1), sequence[:, 1:].flatten())
+            ((loss + auxiliary) / len(micro_batches)).backward()
+            losses.append(loss.item())
+        found.losses.append(sum(losses) / len(losses))
+        found.norms.append(adamw.step(_rate(config.training, step, steps)))
+    found.weights = {name: weight.detach() for name, weight in adamw.parameters.items()}
+    return found
+
+
+def renamed(weights: Tensors, model: ModelConfig) -> Tensors:
+    """Return whole tensors by our global names, each expert's apart, by the names of the other model."""
+    if model.moe:
+        return mixtral.to_mixtral(_joined(weights, model.moe.experts), model)
+    if isinstance(model.attention, MLAConfig):
+        return deepseek.to_deepseek(weights, model)
+    if isinstance(model.attention, NSAConfig):
+        return nsa.to_qwen2_with_nsa(weights, model)
+    if isinstance(model.position, LearnableAbsoluteConfig | RelativeConfig):
+        weights = dict(weights)
+        table = weights.pop("position_table")
+        return {"table": table} | {f"qwen2.{name}": each for name, each in qwen2.to_qwen2(weights, model).items()}
+    return qwen2.to_qwen2(weights, model)
+
+
+def _joined(weights: Tensors, experts: int) -> Tensors:
+    """Lay the experts of a layer side by side."""
+    found: Tensors = {}
+    for name, weight in weights.items():
+        before, is_expert, after = name.partition("mlp.experts.")
+        if not is_expert:
+            found[name] = weight
+        elif after.startswith("0."):
+            part = after.removeprefix("0.")
+            found[f"{before}mlp.experts.{part}"] = torch.stack(
+                [weights[f"{before}mlp.experts.{number}.{part}"] for number in range(experts)]
+            )
+    return found
+
+
+Logits = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | float]]
+
+
+def _other_model(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module, Logits]:
+    """Return a float64 model with our weights, and tokens [B, S] → logits [B, S, V] and what is added to the loss."""
+    if isinstance(model.position, LearnableAbsoluteConfig | RelativeConfig):
+        oracle = positions.Oracle(weights, model).double()
+        return oracle, lambda tokens: (oracle(tokens), 0.0)
+    if model.moe:
+        return _experts(weights, model)
+    make = qwen2.same_weights
+    if isinstance(model.attention, MLAConfig):
+        make = deepseek.same_weights
+    elif isinstance(model.attention, NSAConfig):
+        make = nsa.qwen2_with_nsa
+    other = make(weights, model).double()
+    return other, lambda tokens: (other(tokens).logits, 0.0)
+
+
+def _experts(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module, Logits]:
+    assert model.moe is not None
+    other, coefficient = mixtral.same_weights(weights, model).double(), model.moe.auxiliary_loss
+    routed: list[torch.Tensor] = []
+    for layer in other.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda gate, inputs, outputs: routed.append(outputs[0]))
+
+    def logits(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        routed.clear()
+        found = other(tokens).logits
+        return found, coefficient * torch.stack(mixtral.auxiliary_losses(routed, model)).sum()
+
+    return other, logits
+
+
+def _rate(training: TrainingConfig, step: int, steps: int) -> float:
+    """Linear warm-up from 0 in the first part of the steps, then half a cosine down to the least rate."""
+    rising = round(training.lr_warmup_fraction * steps)
+    if step <= rising:
+        return training.learning_rate * step / rising
+    highest, least = training.learning_rate, training.min_learning_rate
+    return least + (highest - least) * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+
+
+class AdamW:
+    """Algorithm 2 of arXiv 1711.05101 after clipping by the norm of all gradients, in float64."""
+
+    def __init__(self, model: torch.nn.Module, training: TrainingConfig) -> None:
+        self.model, self.training, self.updates = model, training, 0
+        self.parameters: Tensors = {}
+        """What has had a gradient, by name."""
+        self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, rate: float) -> float:
+        """Update every parameter that has a gradient; return the norm of the gradients."""
+        training = self.training
+        self.parameters = {name: each for name, each in self.model.named_parameters() if each.grad is not None}
+        norm = math.sqrt(sum(float((each.grad**2).sum()) for each in self.parameters.values()))
+        factor = min(1.0, training.gradient_clip / (norm + 1e-6))
+        self.updates += 1
+        for name, parameter in self.parameters.items():
+            gradient = parameter.grad * factor
+            zero = torch.zeros_like(parameter)
+            first, second = self.moments.get(name, (zero, zero))
+            first = training.beta1 * first + (1 - training.beta1) * gradient
+            second = training.beta2 * second + (1 - training.beta2) * gradient**2
+            self.moments[name] = first, second
+            unbiased = first / (1 - training.beta1**self.updates)
+            size = (second / (1 - training.beta2**self.updates)).sqrt() + training.epsilon
+            decay = 0.0 if any(part in name for part in UNDECAYED) else training.weight_decay
+            parameter -= rate * (unbiased / size + decay * parameter)
+            parameter.grad = None
+        return norm

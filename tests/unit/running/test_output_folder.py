@@ -1,0 +1,21 @@
+"""The folder of a run, where somebody else may have laid a link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.running.output_folder import OutputFolder
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all of it")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="cannot be written"), OutputFolder(folder).claimed():
+        pass
+    assert precious.read_text() == "all of it"
