@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command_line import ROOT, record
+from support.command_line import ROOT, losses, record
 from support.places import job_environment
 
 pytestmark = pytest.mark.proof
@@ -37,9 +37,10 @@ def test_text_tokenizer_tokens_training_evaluation(tmp_path: Path, shared_data: 
     assert "training.steps: 3 of the 15 steps" in mistaken.stderr
     done = call()
     assert done.returncode == 0, done.stdout + done.stderr
-    written = record(tmp_path / "work" / "runs" / "fineweb_d8" / "seed_1234")
-    # The loss is below that of a guess among 65,536 tokens.
-    assert (written["status"], written["validation_loss"] < 11.0) == ("completed", True)
+    run = tmp_path / "work" / "runs" / "fineweb_d8" / "seed_1234"
+    written = record(run)
+    assert written["status"] == "completed"
+    assert written["validation_loss"] < losses(run)[0]
     assert {
         f"== tokenizer: complete, {tmp_path / 'work' / 'tokenizer'}",
         f"== tokens: complete, {tmp_path / 'work' / 'tokens' / 'fineweb'}",

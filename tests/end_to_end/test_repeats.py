@@ -32,4 +32,6 @@ def test_repeats_are_kept_resumed_and_compared(tiny: tuple[str, ...], folder: Pa
     assert first["quality_curve"][0]["measured_tokens"] == 512 - 128
 
     compared = efficientbench("compare", str(folder), str(folder / "seed_1234"), COLUMNS="160", expect=0, stderr="")
-    assert re.search(r"Identical models \(A/A test\).*To a validation loss of", compared.stdout, re.DOTALL)
+    # So short a training is of speed only: the losses are not compared.
+    speed_only = r"Identical models \(A/A test\).*n/a cost to a quality: gqa_1.5B is speed only"
+    assert re.search(speed_only, compared.stdout, re.DOTALL)
