@@ -137,7 +137,11 @@ class TrainingConfig(Part):
         description="tokens between validations, for any batch and layout; each follows the step that completes them; "
         "0: only the validations of validation_interval",
     )
-    validation_batches: PositiveInt = Field(default=4, description="global batches in a validation")
+    validation_tokens: PositiveInt = Field(
+        default=65_536,
+        description="tokens that a validation predicts, the same ones for every sequence length, batch and layout; all "
+        "of the validation text where that has fewer",
+    )
 
     @model_validator(mode="after")
     def _learning_rate_falls(self) -> TrainingConfig:

@@ -80,7 +80,8 @@ class GPT(GPTModel):
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
-            scalar; else, without labels, this rank's logits [B, S, V].
+            scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
+            [B, S, V].
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
@@ -94,15 +95,21 @@ class GPT(GPTModel):
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), embedding.shape[0])
         if labels is None or loss_mask is None:
             return torch.matmul(hidden, embedding[:vocabulary].t()).transpose(0, 1)
-        return linear_cross_entropy(
-            hidden.flatten(0, 1),
-            embedding,
-            vocabulary,
-            labels.t().flatten() - first_token,
-            loss_mask.t().flatten().float(),
-            self.tp_group,
-            self.config.loss_kernel,
-        )
+
+        def loss(rows: slice) -> torch.Tensor:
+            return linear_cross_entropy(
+                hidden[:, rows].flatten(0, 1),
+                embedding,
+                vocabulary,
+                labels[rows].t().flatten() - first_token,
+                loss_mask[rows].t().flatten().float(),
+                self.tp_group,
+                self.config.loss_kernel,
+            )
+
+        if self.training:
+            return loss(slice(None))
+        return torch.stack([loss(slice(row, row + 1)) for row in range(len(labels))])
 
     def take_routing(self) -> torch.Tensor | None:
         """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
