@@ -216,8 +216,8 @@ class RunRecord(Metrics, Identity):
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
     validation_loss_se_values: int | None = None
-    """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its interval
-    is Student's. None where it is not known."""
+    """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
+    interval is Student's. None where it is not known."""
     validation_sequence_losses: list[float] = []
     """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
     where it is not known. A sequence is a document, cut where it is very long: the same for every run that has the same

@@ -151,7 +151,9 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
-    "validation_loss_se_values": Column("", "documents, or repeats, of validation_loss_se, whose interval is Student's"),
+    "validation_loss_se_values": Column(
+        "", "documents, or repeats, of validation_loss_se, whose interval is Student's"
+    ),
     "speed_only": Column("", "why the losses take no part in comparisons; empty where they do"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }
