@@ -2,9 +2,9 @@
 
     python step.py LIBRARY RUN [KEY=VALUE ...]
 
-Devices, dtypes, autograd and reads by the host are real; there is no memory and there are no numbers. What needs them has
-a stand-in with the same tensors: Triton's and fla's kernels, FlexAttention, the choice of an attention kernel by time,
-and the experts' counts of rows.
+Devices, dtypes, autograd and reads by the host are real; there is no memory and there are no numbers. What needs them
+has a stand-in with the same tensors: Triton's and fla's kernels, FlexAttention, the choice of an attention kernel by
+time, and the experts' counts of rows.
 """
 
 from __future__ import annotations
