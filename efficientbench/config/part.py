@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from contextlib import suppress
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+LARGEST = 2**63 - 1
+"""Of whole numbers: figures that follow from larger ones may be too large to compute."""
+
+
+def _not_too_large(number: int) -> int:
+    if number > LARGEST:
+        raise ValueError(f"{reprlib.repr(number)} is above {LARGEST:,}, the largest whole number here")
+    return number
+
+
+PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_not_too_large)]
+NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_not_too_large)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
@@ -26,9 +35,9 @@ def _tokens(given: object) -> int | str | None:
         return None
     text = str(given).strip()
     with suppress(ValueError):
-        if text.endswith("x") and 0 < float(text[:-1]) < math.inf:
+        if text.endswith("x") and 0 < float(text[:-1]) <= LARGEST:
             return text
-        if not isinstance(given, bool) and int(text) > 0:
+        if not isinstance(given, bool) and 0 < int(text) <= LARGEST:
             return int(text)
     raise ValueError(
         f"{reprlib.repr(given)} is neither a number of tokens above 0 nor of tokens per parameter, like 20x"

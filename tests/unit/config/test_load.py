@@ -110,8 +110,10 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
                 f"training.tokens={wrong}",
                 f"training.tokens: '{wrong}' is neither a number of tokens above 0 nor of tokens",
             )
-            for wrong in ("0", "-5", "x", "0x", "-1x", "nanx", "infx", "1e5", "20 per parameter")
+            for wrong in ("0", "-5", "x", "0x", "-1x", "nanx", "infx", "1e300x", "1e5", "20 per parameter")
         ),
+        (f"training.tokens={2**63}", "training.tokens: '9223372036854775808' is neither a number of tokens"),
+        (f"training.steps={10**400}", "is above 9,223,372,036,854,775,807, the largest whole number here"),
         ("training.learning_rate=nan", "training.learning_rate: 'nan' does not fit: input should be a finite number"),
         (
             "training.seed=4294967296",
