@@ -80,7 +80,7 @@ class Biased(torch.autograd.Function):
 def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Causal attention by the operation that torch's flash kernel is; [S, B, heads, D] → [S, B, heads · D]."""
     width = value.shape[-1]
-    padded = torch.nn.functional.pad(value, (0, query.shape[-1] - width))
+    padded = torch.nn.functional.pad(value, (0, query.shape[-1] - width)) if width < query.shape[-1] else value
     parts = (each.permute(1, 2, 0, 3) for each in (query, key, padded))
     out = torch.ops.aten._scaled_dot_product_flash_attention(*parts, 0.0, True, scale=scale)[0]
     return out[..., :width].permute(2, 0, 1, 3).flatten(2)

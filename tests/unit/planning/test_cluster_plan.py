@@ -13,7 +13,7 @@ from support.alone import engine_groups, peak_memory_bytes
 from support.printed import on_one_line
 from typer.testing import CliRunner
 
-from efficientbench.cli import app
+from efficientbench.cli.app import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix

@@ -14,9 +14,9 @@ from support.repository import ROOT
 
 FAKE = ROOT / "tests" / "support" / "fake_cuda"
 MOST_LAUNCHES = {
-    "gqa_1.5B": 2000,
-    "mla_1.5B": 2500,
-    "relative_1.5B": 2100,
+    "gqa_1.5B": 1750,
+    "mla_1.5B": 2300,
+    "relative_1.5B": 2000,
     "moe_0.5Bx8": 4000,
     "nsa_1.5B": 60_000,
 }
