@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from efficientbench.config.layout import Layout, padded_vocab_size
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.attention import ATTENTION_COSTS
-from efficientbench.costs.model import (
-    DTYPE_BYTES,
-    FLOAT32_BYTES,
-    POSITION_COSTS,
-    feed_forward_parameters,
-    router_parameters,
-)
+from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, feed_forward_parameters, router_parameters
 
 
 @dataclass(frozen=True)
@@ -79,13 +73,13 @@ def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     With several stages, the first and the last both hold the tied embedding.
     """
     model, tp = config.model, layout.tp
-    attention = ATTENTION_COSTS[model.attention.kind]
-    whole = attention.replicated_parameters(model)
+    attention = attention_of(model).costs
+    whole = attention.replicated_parameters(model) if tp > 1 else 0
     split = attention.parameters(model) - whole
     if model.moe is None:
         split += feed_forward_parameters(model)
     count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + 2 * model.hidden_size)
-    count += POSITION_COSTS[model.position.kind].rank_parameters(model, tp, stage == 0)
+    count += position_of(model).costs.rank_parameters(model, tp, stage == 0)
     if stage in (0, layout.pp - 1):
         count += rank_embedding(config, layout)
     if stage == layout.pp - 1:
@@ -146,11 +140,11 @@ def _layer_elements(config: RunConfig, layout: Layout) -> int:
     """
     model, tp = config.model, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    attention = ATTENTION_COSTS[model.attention.kind]
+    attention = attention_of(model).costs
     elements = 4 * residual + attention.saved(model, tp) + _feed_forward_elements(config)
     if config.training.recompute == "selective":
         return elements - attention.recomputed(model, tp)
-    return elements + (layout.cp - 1) * attention.gathered(model, tp)
+    return elements + ((layout.cp - 1) * attention.gathered(model, tp) if layout.cp > 1 else 0)
 
 
 def _feed_forward_elements(config: RunConfig) -> int:

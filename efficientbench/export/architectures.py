@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig, NSAConfig, RopeConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import ATTENTION, attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import imported
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig
 
 Architecture = Literal["qwen2", "llama", "smollm3", "mixtral", "qwen2_moe", "deepseek_v2"]
@@ -22,10 +27,26 @@ CLASSES: dict[Architecture, str] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
 }
 
-EXPORTABLE = (
-    "what can be exported: GQA and MQA with rope, with experts or without; GQA and MQA without positions or experts; "
-    "MLA without experts"
-)
+
+@dataclass(frozen=True)
+class Exporter:
+    """An attention variant in transformers."""
+
+    architecture: Callable[[ModelConfig, bool], Architecture]
+    """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
+    settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
+    """(model, model type) → the attention's part of transformers' configuration."""
+    converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
+    """(our name in a layer, weight, model, model type) → what the weight becomes; nothing for a foreign weight."""
+
+
+def exporter_of(model: ModelConfig) -> Exporter:
+    """Return the exporter of the model's attention. Raises ConfigError: its declaration names none."""
+    variant = attention_of(model)
+    if variant.exporter is None:
+        raise refusal(f"model.attention.kind={model.attention.kind}", variant.not_exported)
+    exporter: Exporter = imported(variant.exporter)
+    return exporter
 
 
 def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:
@@ -37,42 +58,13 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     Raises:
         ConfigError: there is none; the message names what the nearest classes lack.
     """
-    attention, position = model.attention, model.position.kind
-    if isinstance(attention, NSAConfig):
-        raise _refusal("model.attention.kind=nsa", "no class of transformers has Native Sparse Attention")
-    if isinstance(attention, MLAConfig):
-        if model.moe:
-            raise _refusal(
-                "model.attention.kind=mla with model.moe",
-                "transformers' DeepseekV2 does not scale the weights of a token's experts to a sum of 1, and its "
-                "DeepseekV3 scores experts by sigmoids where this model takes a softmax",
-            )
-        return "deepseek_v2"
-    if position == "rope":
-        if model.moe:
-            return "qwen2_moe" if attention.qkv_bias else "mixtral"
-        return "qwen2" if attention.qkv_bias and tokenizer_survives_qwen2 else "llama"
-    if position != "none":
-        raise _refusal(f"model.position.kind={position}", _WITHOUT_A_CLASS[position])
-    if model.moe:
-        raise _refusal(
-            "model.position.kind=none with model.moe", "no class of transformers has such experts without RoPE"
-        )
-    return "smollm3"
+    return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
 
 
-_WITHOUT_A_CLASS = {
-    "absolute": "transformers' classes that add sinusoids to the embedding (XGLM, …) have LayerNorm and no SwiGLU",
-    "learnable_absolute": "transformers' classes with a trained row for each position (GPT-2, OPT, …) have LayerNorm "
-    "and no SwiGLU",
-    "relative": "transformers' classes with T5's bias on the scores (T5, …) are encoders with decoders, with no SwiGLU "
-    "of this kind",
-    "alibi": "transformers' classes with ALiBi (Bloom, MPT, Falcon) have LayerNorm and no SwiGLU",
-}
-
-
-def _refusal(keys: str, reason: str) -> ConfigError:
-    return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; {EXPORTABLE}")
+def refusal(keys: str, reason: str) -> ConfigError:
+    """Return the error for a model without an exact counterpart, which lists the models that have one."""
+    exportable = "; ".join(each.exportable for each in ATTENTION.values() if each.exportable)
+    return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; what can be exported: {exportable}")
 
 
 def transformers_config(config: RunConfig, architecture: Architecture, eos_token_id: int) -> PretrainedConfig:
@@ -116,18 +108,10 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "eos_token_id": eos_token_id,
         "pad_token_id": None,
     }
-    if isinstance(model.position, RopeConfig):
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.base}
-    attention = model.attention
-    if isinstance(attention, MLAConfig):
-        return settings | attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
-    assert isinstance(attention, GQAConfig)
-    settings["head_dim"] = model.head_dim
-    if architecture == "llama":
-        settings |= {"attention_bias": attention.qkv_bias, "mlp_bias": False}
-    elif architecture == "smollm3":
-        settings |= {"attention_bias": attention.qkv_bias, "no_rope_layers": [0] * model.layers}
-    elif architecture == "mixtral":
+    if model.position.rope_base is not None:
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.rope_base}
+    settings |= exporter_of(model).settings(model, architecture)
+    if architecture == "mixtral":
         assert model.moe is not None
         settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}
     elif architecture == "qwen2_moe":

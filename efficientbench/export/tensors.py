@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.costs.model import count_parameters
-from efficientbench.export.architectures import Architecture
+from efficientbench.export.architectures import Architecture, exporter_of
 
 EMBEDDING = "embedding.word_embeddings.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
@@ -24,19 +24,9 @@ RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
-    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
-    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
-    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
 """Tensors that are only renamed: ours → transformers'."""
-
-ROTATED_QUERIES = {
-    "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
-    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
-}
-"""MLA's query projections, whose rotated rows are reordered."""
 
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -103,40 +93,11 @@ def _converted(
     elif part == "mlp.linear_fc1.weight":
         gate, up = weight.chunk(2)
         tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
-    elif part.startswith("self_attention.linear_qkv."):
-        tensors = _query_key_value(part.rpartition(".")[2], weight, model, architecture)
-    elif part in ROTATED_QUERIES:
-        heads = weight.unflatten(0, (model.heads, -1))
-        tensors = {ROTATED_QUERIES[part]: _pairs_side_by_side(heads, model).flatten(0, 1)}
-    elif part == "self_attention.linear_kv_down_proj.weight":
-        tensors = {"self_attn.kv_a_proj_with_mqa.weight": _pairs_side_by_side(weight[None], model)[0]}
     else:
+        tensors = exporter_of(model).converted(part, weight, model, architecture)
+    if not tensors:
         raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
     return {f"model.layers.{found[1]}.{key}": tensor for key, tensor in tensors.items()}
-
-
-def _query_key_value(
-    kind: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
-) -> dict[str, torch.Tensor]:
-    """Split `weight` or `bias`, which has query heads, key and value of each group together, into q, k and v."""
-    attention = model.attention
-    assert isinstance(attention, GQAConfig)
-    groups = weight.unflatten(0, (attention.query_groups, -1, model.head_dim))
-    parts = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
-    tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
-    if architecture in ("llama", "smollm3") and kind == "bias":
-        # These classes have biases on all four projections or on none; a bias of zeros is none.
-        tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
-    return tensors
-
-
-def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
-    attention = model.attention
-    assert isinstance(attention, MLAConfig)
-    rotated = attention.qk_rope_head_dim
-    halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
-    return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
 def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from efficientbench.config.registry import ATTENTION
 from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.errors import MetricsError
 
@@ -37,12 +38,11 @@ _SCOPES = {
         "scaled_dot_product",
         "ScaledDotProduct",
         "BlockedAttention",
-        "RangeAttention",
-        "SelectedAttention",
         "flex_attention",
         "FlexAttention",
         "FusedAttn",
         "FlashAttn",
+        *(name for variant in ATTENTION.values() for name in variant.profiled_as),
     ),
     "optimizer": (OPTIMIZER, "Optimizer.step"),
 }
