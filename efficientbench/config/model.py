@@ -9,12 +9,29 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticUseDefault
 
 from efficientbench.config.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt, require
-from efficientbench.config.registry import ATTENTION, POSITIONS, attention_of, position_of, positions_at
-from efficientbench.config.variant import AttentionConfig, PositionConfig
+from efficientbench.config.registry import (
+    ATTENTION,
+    OWN,
+    POSITIONS,
+    Section,
+    attention_of,
+    find,
+    outside,
+    position_of,
+    positions_at,
+)
+from efficientbench.config.variant import AttentionConfig, AttentionVariant, PositionConfig
 
 if TYPE_CHECKING:
     _Attention: TypeAlias = AttentionConfig
@@ -92,26 +109,24 @@ class ModelConfig(Part):
         # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
         return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier
 
-    @field_validator("attention", mode="before")
+    @field_validator("attention", "position", mode="wrap")
     @classmethod
-    def _complete_attention(cls, attention: object, info: ValidationInfo) -> object:
-        """Make attention without a kind the default, and derive a variant's widths from the backbone."""
-        if not isinstance(attention, Mapping):
-            return attention
-        attention = {"kind": next(iter(ATTENTION)), **attention}
-        variant = ATTENTION.get(str(attention["kind"]))
-        if variant is None or not variant.config.proportions(0, 0):
-            return attention
-        if not {"hidden_size", "head_dim"} <= info.data.keys():
-            # The mistake in hidden_size or head_dim is reported; missing widths would only repeat it.
-            raise PydanticUseDefault
-        return {**variant.config.proportions(info.data["hidden_size"], info.data["head_dim"]), **attention}
-
-    @field_validator("position", mode="before")
-    @classmethod
-    def _complete_position(cls, position: object) -> object:
-        """Make a positional encoding without a kind the default."""
-        return {"kind": next(iter(POSITIONS)), **position} if isinstance(position, Mapping) else position
+    def _as_declared(cls, given: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Validate a section as its variant declares it; it is of the default kind, and has the backbone's widths."""
+        section: Section = "attention" if info.field_name == "attention" else "position"
+        if not isinstance(given, Mapping):
+            return given if isinstance(given, AttentionConfig | PositionConfig) else handler(given)
+        given = {"kind": next(iter(OWN[section])), **given}
+        kind = given["kind"]
+        variant = find(section, kind)
+        if variant is None and isinstance(kind, str) and outside(kind):
+            raise ValueError(f"kind {kind!r} is code from outside this project: only a command that names it runs it")
+        if isinstance(variant, AttentionVariant) and variant.config.proportions(0, 0):
+            if not {"hidden_size", "head_dim"} <= info.data.keys():
+                # The mistake in hidden_size or head_dim is reported; missing widths would only repeat it.
+                raise PydanticUseDefault
+            given = {**variant.config.proportions(info.data["hidden_size"], info.data["head_dim"]), **given}
+        return handler(given) if variant is None or kind in OWN[section] else variant.config.model_validate(given)
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:

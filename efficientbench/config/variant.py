@@ -152,6 +152,8 @@ class AttentionVariant:
     """Whether ranks can share a sequence."""
     selective_recomputation: bool = False
     """Whether the layer computes itself again between its projections for `training.recompute=selective`."""
+    hidden_at: Callable[[ModelConfig, int], str | None] = lambda model, seq_len: None
+    """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
     profiled_as: tuple[str, ...] = ()
     """Parts of the names of its operations in a trace, apart from those of torch's attention."""
     exporter: str | None = None

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
@@ -159,8 +161,8 @@ def _read_job(run: Path) -> Job:
         raise ConfigError(f"{run} is not the folder of a run: {helps}")
     try:
         return Job.read(path)
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{path}: not the configuration of a run ({reason})") from None
 
 

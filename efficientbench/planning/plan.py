@@ -13,6 +13,7 @@ from efficientbench.config.budget import Budget, plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import known
 from efficientbench.costs.memory import RankMemory, memory_by_stage
@@ -229,6 +230,12 @@ def _more_ranks(plan: Plan) -> Changes:
 def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     changed = getattr(plan.config, part).model_copy(update=changes)
     return plan.config.model_copy(update={part: changed})
+
+
+def hidden(config: RunConfig) -> str | None:
+    """Return why a run's sequences are too short to show what its attention does; None where they are not."""
+    reason = attention_of(config.model).hidden_at(config.model, config.training.seq_len)
+    return reason and f"attention {config.model.attention.kind!r} does not show in this run: {reason}"
 
 
 def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:

@@ -27,7 +27,7 @@ from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
-from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
+from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
@@ -192,6 +192,8 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
     warning = device.dtype_warning(training.dtype)
     if warning is not None:
         print(f"warning: {warning}")
+    if not_shown := hidden(plan.config):
+        print(f"warning: {not_shown}")
     if plan.budget.extended:
         print(plan.budget.extended)
     sys.stdout.flush()

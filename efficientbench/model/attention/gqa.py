@@ -15,6 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.kernels.causal_attention import AttentionKernel
 from efficientbench.model.position import Position
 
 
@@ -32,10 +33,12 @@ class CoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
         *,
         position: Position,
+        attend: AttentionKernel | None = None,
     ) -> None:
+        """`attend`: computes scores of another kind, which take no bias; None: causal attention."""
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
-        self.position = position
+        self.position, self.attend = position, attend
 
     def forward(
         self,
@@ -53,20 +56,28 @@ class CoreAttention(MegatronModule):
             [S, B, heads · D]
         """
         query, key = self.position.rotate(query), self.position.rotate(key)
+        if self.attend is not None:
+            return self.attend(query, key, value, self.scale)
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
         return self.config.attention_kernel(query, key, value, self.scale)
 
 
-def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """Return the ModuleSpec of the whole attention layer, projections included."""
+def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
+    """Return the ModuleSpec of the whole attention layer, projections included.
+
+    Args:
+        model: the run's.
+        position: its encoding, which turns queries and keys before they are attended to.
+        attend: computes scores of another kind, for variants that share all else; None: causal attention.
+    """
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
-            core_attention=functools.partial(CoreAttention, position=position),
+            core_attention=functools.partial(CoreAttention, position=position, attend=attend),
             linear_proj=RowParallelLinear,
         ),
     )
