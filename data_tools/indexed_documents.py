@@ -8,6 +8,7 @@ import numpy as np
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, map_index
+from efficientbench.data_tools.intact import BlockReader
 
 _CHUNK = 1 << 24
 """Tokens that are counted at once."""
@@ -26,10 +27,11 @@ class IndexedDocuments:
         DataError: a file is missing, or its header is not that of a pair.
     """
 
-    def __init__(self, prefix: Path) -> None:
+    def __init__(self, prefix: Path, blocks: BlockReader | None = None) -> None:
+        """`blocks`: of the `.bin`, which verifies what is read; None: that was verified before."""
         if not bin_path(prefix).is_file() or not idx_path(prefix).is_file():
             raise DataError(f"{prefix}: a tokenized corpus is two files, {prefix.name}.bin and {prefix.name}.idx")
-        self.prefix = prefix
+        self.prefix, self._blocks = prefix, blocks
         self.dtype, self._lengths, self._pointers, self._starts = map_index(idx_path(prefix))
         self._bin = np.memmap(bin_path(prefix), dtype=np.uint8, mode="r")
 
@@ -48,9 +50,21 @@ class IndexedDocuments:
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths, dtype=np.int64)])
         return np.diff(ends[self._starts])
 
+    def sequences(self, documents: np.ndarray) -> np.ndarray:
+        """Return the numbers of the sequences that make up these documents; most pairs have one in each."""
+        counts = np.diff(self._starts)
+        if (counts == 1).all():
+            return documents
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[documents] = True
+        return np.flatnonzero(np.repeat(chosen, counts))
+
     def _sequence(self, index: int) -> np.ndarray:
         begin = int(self._pointers[index])
-        return self._bin[begin : begin + int(self._lengths[index]) * self.dtype.itemsize].view(self.dtype)
+        end = begin + int(self._lengths[index]) * self.dtype.itemsize
+        if self._blocks is not None:
+            self._blocks.verify(begin, end)
+        return self._bin[begin:end].view(self.dtype)
 
 
 def token_counts(prefix: Path, vocab_size: int | None) -> np.ndarray:

@@ -269,6 +269,19 @@ def standard_error(values: Sequence[float]) -> float | None:
     return None if deviation is None else deviation / math.sqrt(len(values))
 
 
+def ratio_standard_error(means: Sequence[float], weights: Sequence[float]) -> float | None:
+    """Return the standard error of Σ w m / Σ w over independent units; None for fewer than two.
+
+    √(n / (n - 1) Σ w² (m - r)²) / Σ w, with r the weighted mean. Source: Cochran, Sampling Techniques (1977), 6.13.
+    """
+    n, total = len(means), math.fsum(weights)
+    if n < 2:
+        return None
+    ratio = math.fsum(w * m for w, m in zip(weights, means, strict=True)) / total
+    squares = math.fsum((w * (m - ratio)) ** 2 for w, m in zip(weights, means, strict=True))
+    return math.sqrt(n / (n - 1) * squares) / total
+
+
 def _positive(name: str, value: float) -> float:
     if not value > 0:
         raise MetricsError(f"{name} must be above zero, and is {value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -62,29 +63,40 @@ class Matrix(Part):
     smoke: SmokeShapes = SmokeShapes()
     """Beside those of smoke.yaml."""
     suites: dict[Name, tuple[SuiteBlock, ...]]
+    further: dict[Name, tuple[SuiteBlock, ...]] = {}
+    """Suites whose runs have names and scripts, but are in no sweep or table that names none of them."""
 
     @property
     def runs(self) -> tuple[RunName, ...]:
-        """All named runs, in the order of the file."""
-        return tuple(
-            RunName(variant, size, suite)
-            for suite, blocks in self.suites.items()
-            for block in blocks
-            for variant in block.variants
-            for size in block.sizes
-        )
+        """The runs of `suites`, in the order of the file."""
+        return _runs(self.suites)
+
+    @property
+    def all_runs(self) -> tuple[RunName, ...]:
+        """The runs of `suites`, then those of `further`."""
+        return _runs(self.suites | self.further)
 
     def run(self, name: str) -> RunName:
         """Return the run called `name`.
 
         Raises ConfigError: no run has this name.
         """
-        runs = {run.name: run for run in self.runs}
+        runs = {run.name: run for run in self.all_runs}
         if name not in runs:
             near = nearest(name, runs)
             hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]
+
+
+def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
+    return tuple(
+        RunName(variant, size, suite)
+        for suite, blocks in suites.items()
+        for block in blocks
+        for variant in block.variants
+        for size in block.sizes
+    )
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
@@ -99,7 +111,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
         matrix = matrix.model_copy(update=shared)
     problems = [
         f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
-        for suite, blocks in matrix.suites.items()
+        for suite, blocks in (matrix.suites | matrix.further).items()
         for block in blocks
         for kind, names, known in (
             ("variant", block.variants, set(matrix.variants)),

@@ -1,13 +1,12 @@
-"""The architecture: shapes of the backbone, attention, positional encoding, experts.
+"""The architecture: an attention variant and a positional encoding in the backbone.
 
 The keys of attention and positional encoding are those of the variant that `kind` names: see config/variant.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from pydantic import (
     Field,
@@ -19,7 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticUseDefault
 
-from efficientbench.config.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt, require
+from efficientbench.config.backbone import Backbone
+from efficientbench.config.part import require
 from efficientbench.config.registry import (
     ATTENTION,
     OWN,
@@ -41,46 +41,9 @@ else:
     _Position = Union[tuple(each.config for each in POSITIONS.values())]  # noqa: UP007
 
 
-class MoEConfig(Part):
-    """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
+class ModelConfig(Backbone):
+    """The decoder: its backbone with an attention variant and a positional encoding."""
 
-    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="number of experts in a layer")
-    top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
-    auxiliary_loss: NonNegativeFloat = Field(
-        default=0.01,
-        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss",
-    )
-
-    @model_validator(mode="after")
-    def _chooses_among_them(self) -> MoEConfig:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
-        return self
-
-
-class ModelConfig(Part):
-    """Shapes of the decoder, whose backbone is that of the Qwen2.5 family."""
-
-    layers: PositiveInt = Field(description="number of transformer layers")
-    hidden_size: PositiveInt = Field(description="width of the residual stream")
-    heads: PositiveInt = Field(description="number of query heads")
-    head_dim: PositiveInt = Field(description="width of one query or key head")
-    ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
-    moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
-    vocab_size: PositiveInt = Field(
-        description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
-    )
-    norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
-    init_std: PositiveFloat = Field(
-        default=0.02,
-        description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
-    )
-    embedding_multiplier: PositiveFloat = Field(
-        default="sqrt_hidden_size",
-        validate_default=True,
-        description="factor on the embedding, positions included, under every positional encoding alike; "
-        "sqrt_hidden_size: √hidden_size (arXiv 1706.03762, 3.4)",
-    )
     attention: SerializeAsAny[_Attention] = Field(
         default=next(variant.config(kind=kind) for kind, variant in ATTENTION.items()),
         discriminator="kind",
@@ -101,13 +64,6 @@ class ModelConfig(Part):
     def rotated_dim(self) -> int:
         """Dimensions of a query or key head that RoPE rotates."""
         return self.attention.rotated_dim(self.head_dim)
-
-    @field_validator("embedding_multiplier", mode="before")
-    @classmethod
-    def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:
-        """Turn the name of √hidden_size into the number."""
-        # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
-        return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier
 
     @field_validator("attention", "position", mode="wrap")
     @classmethod
@@ -131,11 +87,17 @@ class ModelConfig(Part):
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
         attention, position = attention_of(self), position_of(self)
+        normed = " and ".join(kind for kind, each in ATTENTION.items() if each.qk_norm)
         require(
             (
                 self.heads % self.key_value_heads == 0,
                 f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
                 "attention.query_groups must divide heads",
+            ),
+            (
+                attention.qk_norm or not self.qk_norm,
+                f"qk_norm is defined for {normed} alone, and attention.kind is {self.attention.kind}: set "
+                "qk_norm=false",
             ),
             (
                 position.place in attention.places,

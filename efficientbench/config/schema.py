@@ -44,8 +44,8 @@ class KernelsConfig(Part):
     )
     fused: bool | None = Field(
         default=None,
-        description="compile norm, rotation, SwiGLU and loss by torch.compile, each into one kernel or a few; unset: "
-        "true where Triton supports the device",
+        description="compile norm, rotation, activation and loss by torch.compile, each into one kernel or a few; "
+        "unset: true where Triton supports the device",
     )
     loss_block_logits: PositiveInt | None = Field(
         default=None,
@@ -130,6 +130,11 @@ class TrainingConfig(Part):
         default=1.0, description="largest norm of the gradients, which are scaled down to it; 0: no clipping"
     )
     seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
+    draw_weights_on: Literal["device", "cpu"] = Field(
+        default="device",
+        description="where initial weights are drawn; device: a GPU draws them in a moment, the same in every layout "
+        "of GPUs; cpu: a core draws them, the same on every device type",
+    )
     validation_interval: NonNegativeInt = Field(
         default=0, description="steps between validations; 0: only one at the end"
     )
@@ -138,7 +143,11 @@ class TrainingConfig(Part):
         description="tokens between validations, for any batch and layout; each follows the step that completes them; "
         "0: only the validations of validation_interval",
     )
-    validation_batches: PositiveInt = Field(default=4, description="global batches in a validation")
+    validation_tokens: PositiveInt = Field(
+        default=65_536,
+        description="tokens that a validation predicts, the same ones for every sequence length, batch and layout; all "
+        "of the validation text where that has fewer",
+    )
 
     @model_validator(mode="after")
     def _learning_rate_falls(self) -> TrainingConfig:

@@ -141,6 +141,8 @@ class AttentionVariant:
         "model.position.kind to {taken}"
     )
     """The refusal of the other encodings."""
+    qk_norm: bool = False
+    """Whether the layer has norms on the heads' queries and keys where `model.qk_norm` asks for them."""
     plain_scores: Callable[[ModelConfig], tuple[int, int]] | None = None
     """Widths of a key and a value head, where the scores are plain causal attention by the kernel of the
     configuration; None: the layer computes its scores by itself."""

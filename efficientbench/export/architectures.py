@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-Architecture = Literal["qwen2", "llama", "smollm3", "mixtral", "qwen2_moe", "deepseek_v2"]
+Architecture = Literal[
+    "qwen2", "llama", "qwen3", "smollm3", "nanochat", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2"
+]
 
 CLASSES: dict[Architecture, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
 }
 
@@ -36,6 +41,8 @@ class Exporter:
     """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
     settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
     """(model, model type) → the attention's part of transformers' configuration."""
+    norms: Callable[[ModelConfig], dict[str, int]]
+    """Our name in a layer and the width of each norm within the attention."""
     converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
     """(our name in a layer, weight, model, model type) → what the weight becomes; nothing for a foreign weight."""
 
@@ -58,12 +65,39 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     Raises:
         ConfigError: there is none; the message names what the nearest classes lack.
     """
+    if not is_nanochats(model):
+        _refuse_parts_of_nanochat(model)
     return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
+
+
+def is_nanochats(model: ModelConfig) -> bool:
+    """Return whether the backbone is nanochat's, where its attention takes norms on queries and keys."""
+    plain = model.position.rope_base is not None and model.moe is None
+    normed = model.qk_norm and model.embedding_norm and not model.norm_weights
+    return plain and normed and model.activation == "relu2"
+
+
+def _refuse_parts_of_nanochat(model: ModelConfig) -> None:
+    """Refuse what NanoChat alone has beside RMSNorm, in a model that is not NanoChat's."""
+    keys = {
+        "activation=relu2": model.activation == "relu2",
+        "embedding_norm=true": model.embedding_norm,
+        f"logit_softcap={model.logit_softcap}": model.logit_softcap is not None,
+    }
+    found = [f"model.{key}" for key, there in keys.items() if there]
+    if found:
+        raise refusal(
+            ", ".join(found),
+            "of transformers' classes NanoChat has this, and it has GQA, rope, activation=relu2, embedding_norm=true, "
+            "qk_norm=true and norm_weights=false together, and no experts",
+        )
 
 
 def refusal(keys: str, reason: str) -> ConfigError:
     """Return the error for a model without an exact counterpart, which lists the models that have one."""
-    exportable = "; ".join(each.exportable for each in ATTENTION.values() if each.exportable)
+    exportable = "; ".join(
+        [*(each.exportable for each in ATTENTION.values() if each.exportable), "nanochat's backbone"]
+    )
     return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; what can be exported: {exportable}")
 
 
@@ -100,8 +134,8 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "max_position_embeddings": config.training.seq_len,
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,
-        # Else the input's table is a multiple of the output's: see `tensors`.
-        "tie_word_embeddings": model.embedding_multiplier == 1,
+        # Where training tied them, the input's table may be a multiple of the output's: see `tensors`.
+        "tie_word_embeddings": model.tied and model.embedding_multiplier == 1,
         "attention_dropout": 0.0,
         "dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[config.training.dtype],
         "bos_token_id": None,
@@ -114,15 +148,15 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
     if architecture == "mixtral":
         assert model.moe is not None
         settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}
-    elif architecture == "qwen2_moe":
-        assert model.moe is not None
+    elif model.moe:
         settings |= {
             "num_experts": model.moe.experts,
             "moe_intermediate_size": model.ffn_hidden_size,
-            # The class always has a shared expert; one of width 0 adds nothing.
-            "shared_expert_intermediate_size": 0,
             "norm_topk_prob": True,
         }
+    if architecture == "qwen2_moe":
+        # The class always has a shared expert; one of width 0 adds nothing.
+        settings["shared_expert_intermediate_size"] = 0
     if model.moe:
         settings |= {"num_experts_per_tok": model.moe.top_k, "router_aux_loss_coef": model.moe.auxiliary_loss}
     return settings

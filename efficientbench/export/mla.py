@@ -42,6 +42,12 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     return model.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
 
 
+def _norms(model: ModelConfig) -> dict[str, int]:
+    assert isinstance(model.attention, MLAConfig)
+    widths = {"self_attention.kv_layernorm": model.attention.kv_lora_rank}
+    return widths | ({"self_attention.q_layernorm": model.attention.q_lora_rank} if model.attention.q_lora_rank else {})
+
+
 def _converted(
     part: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
@@ -63,4 +69,4 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
-EXPORTER = Exporter(_architecture, _settings, _converted)
+EXPORTER = Exporter(_architecture, _settings, _norms, _converted)

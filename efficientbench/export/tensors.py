@@ -16,6 +16,7 @@ from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import Architecture, exporter_of
 
 EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.linear_fc([12])\.weight")
@@ -31,6 +32,7 @@ RENAMED = {
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 """The module of the experts, and in it the gate, up and down projection."""
 
@@ -51,7 +53,7 @@ def exported(
     elements = 0
     for name in sorted(weights, key=_in_layer_order):
         weight = weights[name]
-        if name == EMBEDDING:
+        if name in (EMBEDDING, OUTPUT):
             weight = weight[: model.vocab_size]
         elements += weight.numel()
         for new_name, tensor in _converted(name, weight, model, architecture).items():
@@ -62,6 +64,20 @@ def exported(
             f"the checkpoint holds {elements:,} parameters where this model has {expected:,}: it is of another model, "
             "or incomplete"
         )
+    if not model.norm_weights and architecture != "nanochat":
+        # The class multiplies by a vector after each norm: by ones, which change nothing.
+        for name, width in _norms(model):
+            yield from _converted(name, weight.new_ones(width), model, architecture).items()
+
+
+def _norms(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Yield our name and the width of every norm that the classes with norm weights have."""
+    widths = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
+    widths |= exporter_of(model).norms(model)
+    for layer in range(model.layers):
+        for norm, width in widths.items():
+            yield f"decoder.layers.{layer}.{norm}.weight", width
+    yield FINAL_NORM, model.hidden_size
 
 
 def _in_layer_order(name: str) -> list[int | str]:
@@ -76,7 +92,10 @@ def _converted(
         if model.embedding_multiplier == 1:
             return {"model.embed_tokens.weight": weight}
         # No class multiplies what it embeds: the input's table holds the products, as rounded in training.
-        return {"model.embed_tokens.weight": weight * model.embedding_multiplier, "lm_head.weight": weight}
+        tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
+        return {**tables, "lm_head.weight": weight} if model.tied else tables
+    if name == OUTPUT:
+        return {"lm_head.weight": weight}
     if name == FINAL_NORM:
         return {"model.norm.weight": weight}
     found = LAYER.fullmatch(name)
@@ -88,6 +107,8 @@ def _converted(
         tensors = _expert(expert[1], expert[2], weight, architecture)
     elif part == "mlp.router.weight":
         tensors = _router(weight, architecture)
+    elif architecture == "nanochat" and part.startswith("mlp.linear_fc"):
+        tensors = {part.replace("linear_", ""): weight}
     elif part in RENAMED:
         tensors = {RENAMED[part]: weight}
     elif part == "mlp.linear_fc1.weight":

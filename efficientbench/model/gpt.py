@@ -27,6 +27,7 @@ from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import imported
+from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize
@@ -57,7 +58,7 @@ class GPT(GPTModel):
             max_sequence_length=seq_len,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=True,
+            share_embeddings_and_output_weights=model.tied,
             # model/position.py has more encodings than Megatron.
             position_embedding_type="none",
             vp_stage=vp_stage,
@@ -65,6 +66,9 @@ class GPT(GPTModel):
         self.position = position
         self.register_parameter("position_table", position.table)
         self.unpadded_vocab_size, self.embedding_multiplier = model.vocab_size, model.embedding_multiplier
+        self.logit_softcap = model.logit_softcap
+        normed = model.embedding_norm and self.pre_process
+        self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
     def forward(
         self,
@@ -81,7 +85,8 @@ class GPT(GPTModel):
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
-            scalar; else, without labels, this rank's logits [B, S, V].
+            scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
+            [B, S, V].
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
@@ -90,20 +95,30 @@ class GPT(GPTModel):
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
-        embedding = self.shared_embedding_or_output_weight()
-        first_token = self.tp_group.rank() * embedding.shape[0]
-        vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), embedding.shape[0])
+        shared = self.share_embeddings_and_output_weights
+        table = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        first_token = self.tp_group.rank() * table.shape[0]
+        vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
+        softcap = self.logit_softcap
         if labels is None or loss_mask is None:
-            return torch.matmul(hidden, embedding[:vocabulary].t()).transpose(0, 1)
-        return linear_cross_entropy(
-            hidden.flatten(0, 1),
-            embedding,
-            vocabulary,
-            labels.t().flatten() - first_token,
-            loss_mask.t().flatten().float(),
-            self.tp_group,
-            self.config.loss_kernel,
-        )
+            logits = torch.matmul(hidden, table[:vocabulary].t()).transpose(0, 1)
+            return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+        def loss(rows: slice) -> torch.Tensor:
+            return linear_cross_entropy(
+                hidden[:, rows].flatten(0, 1),
+                table,
+                vocabulary,
+                labels[rows].t().flatten() - first_token,
+                loss_mask[rows].t().flatten().float(),
+                self.tp_group,
+                self.config.loss_kernel,
+                softcap,
+            )
+
+        if self.training:
+            return loss(slice(None))
+        return torch.stack([loss(slice(row, row + 1)) for row in range(len(labels))])
 
     def take_routing(self) -> torch.Tensor | None:
         """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
@@ -116,7 +131,8 @@ class GPT(GPTModel):
         if self.config.sequence_parallel:
             positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
         embedded = self.position.embed(embedded, positions)
-        return embedded if self.embedding_multiplier == 1 else embedded * self.embedding_multiplier
+        embedded = embedded if self.embedding_multiplier == 1 else embedded * self.embedding_multiplier
+        return embedded if self.embedding_norm is None else self.embedding_norm(embedded)
 
 
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
@@ -131,11 +147,12 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     # other while they are built, and ranks build them at different places in their order.
     attention_kernel = _attention_kernel(config, device)
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
+    draws = config.training.draw_weights_on == "device" and device_called(device.type).draws_weights
     stages = []
     for vp_stage in virtual_stages:
         with device:
             stages.append(_construct(config, vp_stage, attention_kernel))
-        initialize(stages[-1], config.model, config.training.seed)
+        initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
+from efficientbench.config.backbone import CHOICES
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.config.model import ModelConfig
 from efficientbench.config.variant import known, shown
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
@@ -164,6 +167,13 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     return [*rows, ("speed only", text.speed_only_reason)] if text.speed_only_reason else rows
 
 
+def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
+    """Return in what the backbone differs from Qwen2.5's beside its shapes; no row where it does not."""
+    fields = type(model).model_fields
+    changed = [f"{key}={json.dumps(value)}" for key in CHOICES if (value := getattr(model, key)) != fields[key].default]
+    return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training, flops = config.training, known(lambda: plan.flops)
@@ -175,6 +185,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("parameters, total", shown(lambda: f"{plan.parameters.total:,}")),
         ("parameters, active", shown(lambda: f"{plan.parameters.active:,}")),
+        *_backbone_rows(config.model),
         ("FLOPs per token, training", shown(lambda: f"{plan.flops.training:,}")),
         ("  attention as full square", shown(lambda: f"{plan.flops.training_full_square:,}")),
         *([("  with recomputation", f"{flops.training_hardware:,}")] if flops and flops.recomputed else []),

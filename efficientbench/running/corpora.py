@@ -14,6 +14,7 @@ from efficientbench.data_tools.frequencies import unigram_entropy
 from efficientbench.data_tools.indexed import bin_path
 from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums
+from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.metrics.records.summarize import Reading
 from efficientbench.running.job import Job
@@ -44,6 +45,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         )
     for corpus in corpora:
         check_split(data.split, corpus)
+    # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
+    split_documents([corpus.prefix for corpus in corpora], data.split, Path(data.cache).absolute() / SPLITS)
     return corpora
 
 
@@ -62,8 +65,9 @@ def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
     return readers
 
 
-def recorded_sources(job: Job) -> list[DataSource]:
-    """Return what the record keeps of each source."""
+def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[DataSource]:
+    """Return what the record keeps of each source; `duplicates`: `Split.duplicates` of each, None where not known."""
+    known: Sequence[int | None] = duplicates or [None] * len(job.corpora)
     return [
         DataSource(
             source=corpus.source,
@@ -72,9 +76,10 @@ def recorded_sources(job: Job) -> list[DataSource]:
             tokens=corpus.tokens,
             fingerprint=corpus.fingerprint,
             tokenizer_fingerprint=corpus.tokenizer_fingerprint,
+            duplicates=repeated,
             verified=verified_part(corpus),
         )
-        for weight, corpus in zip(job.config.data.weights, load_corpora(job), strict=True)
+        for weight, corpus, repeated in zip(job.config.data.weights, load_corpora(job), known, strict=True)
     ]
 
 

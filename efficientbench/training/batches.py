@@ -5,45 +5,29 @@ B = micro-batch, S = sequence.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_dataset import BlendedDataset
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from efficientbench.config.layout import context_chunks
 from efficientbench.config.schema import RunConfig
-from efficientbench.training.errors import TrainingError
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.intact import BlockReader
+from efficientbench.data_tools.splitting import SPLITS, Split, split_documents
+from efficientbench.training.sample_index import Vocabulary, no_document, open_training
+from efficientbench.training.validation import ValidationText, choose_documents
+from efficientbench.training.verified_reads import verify_reads
 
-Samples: TypeAlias = GPTDataset | BlendedDataset
+Samples: TypeAlias = GPTDataset | BlendedDataset | ValidationText
 HostBatch: TypeAlias = tuple[torch.Tensor, ...]
 """Tokens, labels and loss mask of one micro-batch, not yet on the device."""
-
-ATTENDS_ACROSS_DOCUMENTS = True
-"""A training sequence holds documents end to end, and a token attends to all before it, those of other documents too.
-An end-of-document token separates them, as in GPT-2's and Megatron's default."""
-
-VALIDATION_SEED = 1234
-"""Draws the validation's samples, whatever the run's seed is, so that repeats with other seeds validate on one text."""
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What Megatron's datasets read of a tokenizer."""
-
-    vocab_size: int
-    eod: int
-    unique_identifiers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -62,7 +46,13 @@ class Batches:
     """Training and validation micro-batches of this rank, each read while the device computes the one before."""
 
     def __init__(
-        self, config: RunConfig, steps: int, prefixes: Sequence[Path], vocabulary: Vocabulary, device: torch.device
+        self,
+        config: RunConfig,
+        steps: int,
+        prefixes: Sequence[Path],
+        vocabulary: Vocabulary,
+        device: torch.device,
+        blocks: Mapping[Path, BlockReader] | None = None,
     ) -> None:
         """Build or open the sample index; all ranks must call this together.
 
@@ -73,15 +63,21 @@ class Batches:
                 orders them.
             vocabulary: the tokenizer's facts.
             device: where batches go.
+            blocks: verify the tokens that are read, by the prefix of their corpus; all others were verified before.
 
         Raises:
-            TrainingError: a split without documents, or shorter than one sequence.
+            DataError: a block that is damaged; also while batches are read.
+            TrainingError: a split without documents.
         """
         self.config, self.device = config, device
         training = config.training
         self.training_samples = steps * training.global_batch_size
-        sizes = (self.training_samples, training.validation_batches * training.global_batch_size)
-        self.training, self.validation = _open_datasets(config, sizes, prefixes, vocabulary)
+        splits = split_documents(prefixes, config.data.split, Path(config.data.cache).absolute() / SPLITS)
+        self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
+        verify_reads(self.training, blocks or {})
+        self.validation = _open_validation(config, prefixes, splits, blocks or {})
+        self.duplicates = [split.duplicates for split in splits]
+        """Of each source, documents left to training because their text occurs more than once."""
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
@@ -102,15 +98,30 @@ class Batches:
     def training_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's micro-batches of one optimizer step; steps count from 1."""
         size = self.config.training.global_batch_size
-        return self._micro_batches(self.training, (step - 1) * size, step * size)
+        return self._micro_batches(self.training, (step - 1) * size, self.micro_batches, step * size)
 
-    def validation_step(self, index: int) -> Iterator[Batch]:
-        """Yield this rank's micro-batches of validation batch `index`, from 0: the same samples in every validation."""
-        return self._micro_batches(self.validation, index * self.config.training.global_batch_size)
+    @property
+    def validation_micro_batches(self) -> int:
+        """How many micro-batches one rank computes in a validation; the last may have rows without a target."""
+        parallel = self.config.parallel
+        replicas = parallel_state.get_data_parallel_world_size()
+        count = -(-len(self.validation) // (self.config.training.micro_batch_size * replicas))
+        # Interleaved stages take micro-batches in rounds of the pipeline's length.
+        return -(-count // parallel.pp) * parallel.pp if parallel.vpp > 1 else count
 
-    def _micro_batches(self, dataset: Samples, first: int, then: int | None = None) -> Iterator[Batch]:
-        """Yield those of the global batch from sample `first`; near its end, begin to read the batch from `then`."""
-        size, count = self.config.training.micro_batch_size, self.micro_batches
+    def validation_step(self) -> Iterator[Batch]:
+        """Yield this rank's micro-batches of the validation text: the same in every validation."""
+        return self._micro_batches(self.validation, 0, self.validation_micro_batches)
+
+    def own_validation_rows(self) -> range:
+        """Return which rows of the validation text this rank's replica computes."""
+        count = self.validation_micro_batches * self.config.training.micro_batch_size
+        first = parallel_state.get_data_parallel_rank() * count
+        return range(first, first + count)
+
+    def _micro_batches(self, dataset: Samples, first: int, count: int, then: int | None = None) -> Iterator[Batch]:
+        """Yield `count` micro-batches of the samples from `first`; near the end, begin to read that from `then`."""
+        size = self.config.training.micro_batch_size
         offset = parallel_state.get_data_parallel_rank() * count * size
         coming = self._reading(dataset, first + offset)
         for index in range(count):
@@ -166,72 +177,14 @@ def _own_part(sequences: torch.Tensor) -> torch.Tensor:
     return torch.cat([chunks[index] for index in context_chunks(rank, size)], dim=1)
 
 
-def _open_datasets(
-    config: RunConfig, sizes: tuple[int, int], prefixes: Sequence[Path], vocabulary: Vocabulary
-) -> tuple[Samples, Samples]:
-    cache = Path(config.data.cache).absolute() / "index"
-    dataset_config = GPTDatasetConfig(
-        random_seed=config.training.seed,
-        sequence_length=config.training.seq_len,
-        blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
-        split=",".join(f"{part:g}" for part in config.data.split),
-        path_to_cache=str(cache),
-        tokenizer=vocabulary,
-        reset_position_ids=False,
-        reset_attention_mask=not ATTENDS_ACROSS_DOCUMENTS,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        mid_level_dataset_surplus=blend_surplus(len(prefixes), sizes),
-    )
-
-    # The test split is for later evaluation: training draws no sample of it.
-    def build(seed: int) -> tuple[Samples | None, Samples | None]:
-        seeded = dataclasses.replace(dataset_config, random_seed=seed)
-        split = BlendedMegatronDatasetBuilder(GPTDataset, (*sizes, 0), lambda: True, seeded).build()
-        return split[0], split[1]
-
-    with _locked(cache):
-        training, validation = build(config.training.seed)
-        if config.training.seed != VALIDATION_SEED:
-            _, validation = build(VALIDATION_SEED)
-    for name, dataset in (("training", training), ("validation", validation)):
-        if dataset is None:
-            raise TrainingError(
-                f"{', '.join(map(str, prefixes))}: the {name} split (data.split={list(config.data.split)}) has no "
-                "document; more documents or another split would give it some"
-            )
-    return training, validation
-
-
-def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
-    """Return by what fraction the samples of each source must exceed its share of the smallest split.
-
-    Shares are rounded up, which makes a blend up to `sources - 1` samples longer than was asked, and Megatron draws a
-    source for it as soon as it is behind: a source of weight w and share s is drawn at most s + w (sources - 1) + 1
-    times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
-    """
-    return max(0.005, sources / min(sizes))
-
-
-@contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    # Megatron's builder lets rank 0 write the index first, but does not lock out other runs.
-    if dist.get_rank() != 0:
-        yield
-        return
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        building = cache / "building"
-        if building.exists():
-            _remove_unfinished(cache, building.stat().st_mtime)
-        building.touch()
-        yield
-        building.unlink()
-
-
-def _remove_unfinished(cache: Path, begun_s: float) -> None:
-    """Remove what an interrupted build has written, since Megatron takes every file that exists for complete."""
-    for index in cache.glob("*.npy"):
-        if index.stat().st_mtime >= begun_s:
-            index.unlink()
+def _open_validation(
+    config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split], blocks: Mapping[Path, BlockReader]
+) -> ValidationText:
+    sources = [
+        (weight, IndexedDocuments(prefix, blocks.get(prefix)), split.validation)
+        for weight, prefix, split in zip(config.data.weights, prefixes, splits, strict=True)
+    ]
+    documents = choose_documents(sources, config.training.validation_tokens)
+    if not documents:
+        raise no_document(config, prefixes[0], "validation")
+    return ValidationText(documents, config.training.seq_len)

@@ -58,11 +58,19 @@ class ValidationEnded:
     step: int
     loss: float
     """Mean loss per token, in nats."""
-    batch_losses: tuple[float, ...]
-    """Mean loss per token of each global batch, in nats."""
-    tokens: int
+    document_losses: tuple[float, ...]
+    """Mean loss per token of each document, in nats."""
+    document_tokens: tuple[int, ...]
+    """Predicted tokens of each document."""
     utf8_bytes: int | None
     """UTF-8 bytes of the predicted tokens; None where the tokenizer does not know them."""
+    text: str
+    """SHA-256 of the predicted tokens: two validations with the same one read the same text."""
+
+    @property
+    def tokens(self) -> int:
+        """Predicted tokens."""
+        return sum(self.document_tokens)
 
 
 @dataclass(frozen=True)

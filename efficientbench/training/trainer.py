@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -26,11 +27,11 @@ from efficientbench.training.events import (
     StepEnded,
     StepStarted,
     TrainingEnded,
-    ValidationEnded,
     ValidationStarted,
 )
 from efficientbench.training.optimizer import QueuedUpdate, can_queue, set_rates
 from efficientbench.training.schedule import learning_rate
+from efficientbench.training.validation import ended, row_losses
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -164,7 +165,8 @@ class Trainer:
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums = self._forward_backward(partial(self.batches.training_step, step), forward_only=False)
+        batches = partial(self.batches.training_step, step)
+        sums = self._forward_backward(batches, self.batches.micro_batches, forward_only=False)
         norm = self.queued.norm() if self.queued is not None else None
         gathered = groups.gather_rows(self._row(sums, norm, stop))
         if self.queued is not None and norm is not None:
@@ -210,28 +212,32 @@ class Trainer:
         self.skipped += 1
 
     def validate(self, step: int) -> None:
-        """Compute the mean loss over the validation batches, and emit it."""
+        """Compute the mean loss over the validation text, and emit it."""
         self._emit(ValidationStarted(step))
         for stage in self.stages:
             stage.eval()
+        batches = self.batches
         with torch.no_grad():
-            sums = [
-                self._forward_backward(partial(self.batches.validation_step, index), forward_only=True)
-                for index in range(self.config.training.validation_batches)
-            ]
+            sums = self._forward_backward(batches.validation_step, batches.validation_micro_batches, forward_only=True)
         for stage in self.stages:
             stage.train()
-        # [batches, 3] over all ranks: loss, tokens, UTF-8 bytes.
-        batches = groups.sum_over_ranks(_total(torch.stack(sums).cpu()), self.batches.device).tolist()
-        loss, tokens, utf8_bytes = (sum(column) for column in zip(*batches, strict=True))
-        counted = int(utf8_bytes) if self.token_bytes is not None else None
-        means = tuple(batch[0] / batch[1] for batch in batches)
-        self._emit(ValidationEnded(step, loss / tokens, means, int(tokens), counted))
+        own = batches.own_validation_rows()
+        replicas = parallel_state.get_data_parallel_world_size()
+        # [rows, 3]: loss, tokens, UTF-8 bytes.
+        rows = torch.zeros(replicas * len(own), 3, dtype=torch.float64)
+        rows[own.start : own.stop] = sums.flatten(0, 1).cpu()
+        documents = batches.validation.by_document(groups.sum_over_ranks(rows, batches.device).numpy())
+        self._emit(ended(step, batches.validation, documents, self.token_bytes is not None))
 
-    def _forward_backward(self, batches: Callable[[], Iterator[Batch]], forward_only: bool) -> torch.Tensor:
-        """Return loss, tokens and UTF-8 bytes [n, 3] of this rank's n micro-batches; zeros where it has no loss.
+    def _forward_backward(
+        self, batches: Callable[[], Iterator[Batch]], micro_batches: int, forward_only: bool
+    ) -> torch.Tensor:
+        """Return loss, tokens and UTF-8 bytes of this rank's micro-batches; zeros where it has no loss.
 
-        `batches()` begins the step's micro-batches; each stage that reads them iterates over them by itself.
+        `batches()` begins the micro-batches; each stage that reads them iterates over them by itself.
+
+        Returns:
+            [n, 3] for n micro-batches; with `forward_only`, [n, B, 3] for their sequences.
         """
         training = self.config.training
         interleaved = len(self.stages) > 1
@@ -242,13 +248,14 @@ class Trainer:
                 for index in range(len(self.stages))
             ],
             model=list(self.stages),
-            num_microbatches=self.batches.micro_batches,
+            num_microbatches=micro_batches,
             seq_length=training.seq_len,
             micro_batch_size=training.micro_batch_size,
             forward_only=forward_only,
         )
         if not groups.holds_loss():
-            return torch.zeros(self.batches.micro_batches, 3, device=self.batches.device)
+            shape = (micro_batches, training.micro_batch_size, 3) if forward_only else (micro_batches, 3)
+            return torch.zeros(shape, device=self.batches.device)
         return torch.stack(stored)
 
     def _forward_step(
@@ -258,17 +265,14 @@ class Trainer:
             return model(None), None
         batch = next(batches)
         output = model(batch.tokens, batch.labels, batch.loss_mask)
-        return output, partial(self._loss, batch)
+        return output, partial(self._loss, batch) if model.training else partial(row_losses, batch, self.token_bytes)
 
     def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Three values, with `calculate_per_token_loss` off: Megatron then divides by the tokens of all ranks. A mean of
         # two values would multiply gradients by CP, and the flag would weaken the auxiliary loss under CP and SP.
         tokens = batch.loss_mask.sum()
-        utf8_bytes = torch.zeros_like(tokens)
-        if self.token_bytes is not None and not self.stages[-1].training:
-            utf8_bytes = (self.token_bytes[batch.labels] * batch.loss_mask).sum()
         # Copies, because the schedules divide the loss in place by the number of micro-batches.
-        sums = torch.stack([loss.detach().float(), tokens.float(), utf8_bytes.float()])
+        sums = torch.stack([loss.detach().float(), tokens.float(), torch.zeros_like(tokens)])
         return loss, tokens.int(), sums
 
     def _routing(self, routed: list[float]) -> Routing | None:

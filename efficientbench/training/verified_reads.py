@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,9 @@ class VerifiedReader:
         return tokens
 
 
-def verify_reads(datasets: Iterable[GPTDataset | BlendedDataset], blocks: Mapping[Path, BlockReader]) -> None:
-    """Let the datasets verify the tokens that they read of the corpora in `blocks`, which are named by their prefix."""
-    for dataset in datasets:
-        for source in dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]:
-            pair = source.dataset
-            verifier = blocks.get(Path(pair.path_prefix))
-            # Splits of one source may share its reader.
-            if verifier is not None and not isinstance(pair.bin_reader, VerifiedReader):
-                pair.bin_reader = VerifiedReader(pair.bin_reader, verifier)
+def verify_reads(samples: GPTDataset | BlendedDataset, blocks: Mapping[Path, BlockReader]) -> None:
+    """Let `samples` verify the tokens that they read of the corpora in `blocks`, which are named by their prefix."""
+    for source in samples.datasets if isinstance(samples, BlendedDataset) else [samples]:
+        pair = source.dataset
+        if Path(pair.path_prefix) in blocks:
+            pair.bin_reader = VerifiedReader(pair.bin_reader, blocks[Path(pair.path_prefix)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from efficientbench import metrics
 from efficientbench.config.variant import known
@@ -23,6 +25,9 @@ from efficientbench.running.corpora import recorded_sources, what_was_read
 from efficientbench.running.identity import WRITTEN, identity, run_environment, undeclared
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
+
+if TYPE_CHECKING:
+    from efficientbench.training.batches import Batches
 
 MAXIMUM_DISTURBANCES = 500
 """A record keeps this many disturbances, the longest ones."""
@@ -66,23 +71,23 @@ def build_record(
     measured: Sequence[RankMeasurement],
     recorder: Recorder,
     decayed: Sequence[str],
-    source_tokens: Sequence[int],
+    batches: Batches,
     stopped: bool,
     started_at: datetime,
     duration_s: float,
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on;
-    `source_tokens` has the training tokens of each source.
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names
-    from efficientbench.training.batches import ATTENDS_ACROSS_DOCUMENTS
+    from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
 
     config = job.config
     run = metrics.merge(measured)
     quality = recorder.quality()
-    reading = what_was_read(job, recorder.tokens, source_tokens)
+    scored = quality.validation_documents
+    reading = what_was_read(job, recorder.tokens, batches.source_tokens())
     summary = summarize(run, facts, quality, recorder.interruptions, reading)
     return RunRecord(
         **identity(job, device, facts.devices),
@@ -92,7 +97,7 @@ def build_record(
         duration_s=duration_s,
         unavailable=summary.unavailable | undeclared(config),
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
-        data=recorded_sources(job),
+        data=recorded_sources(job, batches.duplicates),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
         keys_read_per_query=known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
@@ -106,6 +111,9 @@ def build_record(
         kernels=kernel_names(config, device.type),
         decayed_parameters=list(decayed),
         fallback_kernels=fallback_kernels(config, device.type),
+        # A model that has diverged has losses that are no numbers.
+        validation_sequence_losses=list(scored) if all(map(math.isfinite, scored)) else [],
+        validation_text=quality.validation_text,
         attention_across_documents=ATTENDS_ACROSS_DOCUMENTS,
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),

@@ -16,13 +16,13 @@ from efficientbench.data_tools.manifest import Corpus
 from efficientbench.model.gpt import build_stages
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
-from efficientbench.training.batches import Batches, Vocabulary
+from efficientbench.training.batches import Batches
 from efficientbench.training.checkpoints.manager import Checkpoints
 from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.events import Listener
 from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+from efficientbench.training.sample_index import Vocabulary
 from efficientbench.training.trainer import Trainer
-from efficientbench.training.verified_reads import verify_reads
 
 
 def build_trainer(
@@ -45,8 +45,8 @@ def build_trainer(
     fingerprints = {f"fingerprint {number}": corpus.fingerprint for number, corpus in enumerate(corpora)}
     # The parent process has checked that all corpora have one tokenizer: the first one's is theirs.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
-    batches = Batches(config, job.budget.steps, [corpus.prefix for corpus in corpora], vocabulary, device)
-    verify_reads((batches.training, batches.validation), block_readers(corpora))
+    prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
+    batches = Batches(config, job.budget.steps, prefixes, vocabulary, device, blocks)
     models = build_stages(config, device)
     stages = [wrap_data_parallel(model, config) for model in models]
     optimizer = build_optimizer(stages, config)

@@ -70,9 +70,9 @@ def train_rank(
             measured = gather(monitor.finish(), RankMeasurement)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                sources, names = trainer.batches.source_tokens(), sorted(decayed)
+                names, batches = sorted(decayed), trainer.batches
                 record = build_record(
-                    job, device, facts, measured, reporter.recorder, names, sources, stopped, started_at, duration_s
+                    job, device, facts, measured, reporter.recorder, names, batches, stopped, started_at, duration_s
                 )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)

@@ -142,8 +142,8 @@ class Metrics(BaseModel):
     outlier_steps: int | None
     """Steps that took much longer than the others: `outliers` names them."""
     validation_loss_se: float | None
-    """Standard error of `validation_loss`, from the spread over the validation's batches: how far another sample of the
-    text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
+    """Standard error of `validation_loss`, from the spread over the validation's documents: how far another sample of
+    the text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
     tokens_trained: int | None
     """Since the start of the run, warm-up and earlier attempts included."""
     tokens_per_parameter: float | None
@@ -217,11 +217,12 @@ class RunRecord(Metrics, Identity):
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
     validation_loss_se_values: int | None = None
-    """Batches, or runs where the record stands for several, over which `validation_loss_se` is the spread: its interval
-    is Student's. None where it is not known."""
+    """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
+    interval is Student's. None where it is not known."""
     validation_sequence_losses: list[float] = []
     """Mean loss of a token of each validation sequence at the last validation, nats, in the order of the text; empty
-    where it is not known."""
+    where it is not known. A sequence is a document, cut where it is very long: the same for every run that has the same
+    `validation_text`, whatever its sequence length is."""
     validation_text: str | None = None
     """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
     None where it is not known."""

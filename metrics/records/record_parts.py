@@ -49,7 +49,7 @@ class QualityPoint:
     loss: float | None
     """Mean over the validation's tokens, nats; None where it is no finite number."""
     loss_se: float | None
-    """Standard error of the loss, from the spread over the validation's batches; None for a single batch."""
+    """Standard error of the loss, from the spread over the validation's documents; None for a single one."""
     measured_tokens: int
     """Those of `tokens` that were trained on in measured steps."""
     train_s: float
@@ -79,6 +79,9 @@ class DataSource:
     """SHA-256 of the tokens and their index: two runs with the same fingerprints and weights read the same data."""
     tokenizer_fingerprint: str
     """SHA-256 of everything that decides the tokenizer's ids."""
+    duplicates: int | None = None
+    """Documents that the validation left out because their text occurs more than once, so that it is trained on; None
+    where it is not known."""
     verified: Literal["whole", "blocks read"] | None = None
     """What the run held against the checksums of the corpus: every file whole (at its start, or at an earlier one since
     which none changed its size, times or inode), or of its tokens each block that was read, and all other files whole.

@@ -48,7 +48,7 @@ class Quality:
     validation_loss_se: float | None = None
     """Standard error of `validation_loss`."""
     validation_loss_se_values: int | None = None
-    """Number of batches over which it is the spread."""
+    """Number of documents over which it is the spread."""
     validation_tokens: int | None = None
     """Tokens predicted in the validation text."""
     validation_bytes: int | None = None
@@ -57,6 +57,10 @@ class Quality:
     """Load-balancing loss of a mixture of experts, without its factor."""
     tokens_per_expert: tuple[tuple[int, ...], ...] = ()
     """[layers][experts] of the measured window; empty for a model without experts."""
+    validation_documents: tuple[float, ...] = ()
+    """Mean loss of a token of each validation document."""
+    validation_text: str | None = None
+    """SHA-256 of the tokens predicted in the validation text."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
 
@@ -90,7 +94,7 @@ class Validation:
     windows: int
     """Number of measured intervals that were over."""
     loss_se_values: int | None = None
-    """Number of batches over which `loss_se` is the spread."""
+    """Number of documents over which `loss_se` is the spread."""
 
 
 NO_FORMULA = "the model's declarations have no formula for what it needs"

@@ -122,7 +122,7 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "al_s_drift_p": Column("", "chance of so clear a trend where there is none"),
     "al_s_drift_flagged": Column("", "true: the drift is significant and large (throttling, a shared device)"),
     "outlier_steps": Column("steps", "steps that took much longer than the others"),
-    "validation_loss_se": Column("nats", "standard error of the validation loss over its batches, or over the repeats"),
+    "validation_loss_se": Column("nats", "standard error of the validation loss over its documents, or the repeats"),
     "tokens_trained": Column("tokens", "trained on since the start, warm-up included"),
     "tokens_per_parameter": Column("", "tokens_trained over P; below 1 the row is speed only"),
     "unique_tokens": Column("tokens", "different tokens of the text among tokens_trained"),
@@ -151,7 +151,9 @@ DESCRIPTIONS: Mapping[str, Column] = {
     "hardware_tflops_per_device": Column("TFLOP/s", "hfu · peak_flops", "nanotron hardware_tflops_per_gpu"),
     "repeat_std": Column("", "'name: standard deviation over the repeats' of each figure, joined by ' | '"),
     "micro_batch_size_asked": Column("sequences", "another than the one used where memory did not suffice for it"),
-    "validation_loss_se_values": Column("", "batches, or repeats, of validation_loss_se, whose interval is Student's"),
+    "validation_loss_se_values": Column(
+        "", "documents, or repeats, of validation_loss_se, whose interval is Student's"
+    ),
     "speed_only": Column("", "why the losses take no part in comparisons; empty where they do"),
     UNAVAILABLE: Column("", "for each n/a of the row 'name: reason', joined by ' | '"),
 }

@@ -47,12 +47,13 @@ def blend(prefixes: list[Path], cache: Path, *overrides: str) -> RunConfig:
 
 
 def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """This rank's replica, and the tokens that it trains on and validates with: [steps, its sequences, S + 1]."""
+    """This rank's replica, the tokens that it trains on [steps, its sequences, S + 1], and the targets it validates."""
     import torch
     from megatron.core import parallel_state
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batch, Batches, Vocabulary
+    from efficientbench.training.batches import Batch, Batches
+    from efficientbench.training.sample_index import Vocabulary
 
     def whole(batch: Batch) -> torch.Tensor:
         return torch.cat([batch.tokens, batch.labels[:, -1:]], dim=1)
@@ -60,11 +61,8 @@ def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.
     with groups.model_parallel(config.parallel, config.training.seed):
         batches = Batches(config, steps, prefixes, Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"))
         training = [torch.cat([*map(whole, batches.training_step(step))]) for step in range(1, steps + 1)]
-        validation = [
-            torch.cat([*map(whole, batches.validation_step(index))])
-            for index in range(config.training.validation_batches)
-        ]
-        return parallel_state.get_data_parallel_rank(), torch.stack(training).numpy(), torch.stack(validation).numpy()
+        validation = torch.cat([batch.labels[batch.loss_mask == 1] for batch in batches.validation_step()])
+        return parallel_state.get_data_parallel_rank(), torch.stack(training).numpy(), validation.numpy()
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +87,41 @@ def test_every_layout_draws_the_same_samples(
     size, overrides = LAYOUTS[layout]
     answers = ranks(size).call(drawn, blend(prefixes, tmp_path, *overrides), prefixes, STEPS)
     replicas = sorted({replica for replica, _, _ in answers})
-    for part, expected in enumerate(single, start=1):
+    for part, (expected, axis) in enumerate(zip(single, (1, 0), strict=True), start=1):
         for replica in replicas:
             first, *others = [answer[part] for answer in answers if answer[0] == replica]
             assert all(np.array_equal(first, other) for other in others), "ranks of one replica read different samples"
         found = [next(answer[part] for answer in answers if answer[0] == replica) for replica in replicas]
-        assert np.array_equal(np.concatenate(found, axis=1), expected)
+        assert np.array_equal(np.concatenate(found, axis=axis), expected)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.seq_len=64", "training.micro_batch_size=1", "training.global_batch_size=1"],
+        ["training.seq_len=5", "training.micro_batch_size=3", "training.global_batch_size=9", "training.seed=7"],
+    ],
+)
+def test_every_length_batch_and_seed_validates_the_same_targets(
+    overrides: list[str],
+    ranks: Callable[[int], Ranks],
+    prefixes: list[Path],
+    single: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    (answer,) = ranks(1).call(drawn, blend(prefixes, tmp_path, *overrides), prefixes, 1)
+    assert np.array_equal(answer[2], single[1])
+
+
+def test_no_validation_document_is_trained_on(
+    ranks: Callable[[int], Ranks], prefixes: list[Path], single: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    # One epoch and more of every source.
+    (answer,) = ranks(1).call(drawn, blend(prefixes, tmp_path), prefixes, 500)
+    trained = answer[1].reshape(-1, answer[1].shape[-1])
+    known = {tuple(window) for row in trained for window in np.lib.stride_tricks.sliding_window_view(row, 4).tolist()}
+    validated = np.lib.stride_tricks.sliding_window_view(single[1], 4).tolist()
+    assert np.mean([tuple(window) in known for window in validated]) < 0.1
 
 
 def test_each_source_by_its_weight(single: tuple[np.ndarray, np.ndarray]) -> None:
@@ -113,11 +140,12 @@ def test_a_small_blend_with_an_extreme_weight(
 ) -> None:
     """Megatron's own margin would hold 9 samples of the first source ready, just one epoch of it, and draw 10."""
     most = tmp_path / "most"
-    write_tokens(most, [np.arange(9 * 16 + 1) % 39 + 1] * 2)
+    write_tokens(most, [np.arange(9 * 16 + 1) % 39 + first for first in (1, 2)])
     path = f"[0.97,{most}," + ",".join(f"0.01,{prefix}" for prefix in prefixes) + "]"
-    overrides = [f"data.path={path}", f"data.cache={tmp_path}", "data.split=[1,1,0]", "training.validation_batches=1"]
+    overrides = [f"data.path={path}", f"data.cache={tmp_path}", "data.split=[1,1,0]"]
     _, training, validation = ranks(1).call(drawn, tiny("gqa_1.5B", *overrides), [most, *prefixes], 1)[0]
-    assert training.shape == validation.shape == (1, 8, 17)
+    assert training.shape == (1, 8, 17)
+    assert len(validation) > 0
 
 
 SIZE, GLOBAL, READ_STEPS = 2, 4, 3
@@ -128,7 +156,8 @@ def reads(config: RunConfig, prefix: Path) -> tuple[list[list[int]], bool]:
     import torch
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Samples, Vocabulary
+    from efficientbench.training.batches import Batches, Samples
+    from efficientbench.training.sample_index import Vocabulary
 
     class Watched:
         def __init__(self, samples: Samples) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import TINY, damage, efficientbench, record
-from support.validation import validation_sequences
+from support.validation import validation_pieces
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.export.hugging_face import export
@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Trained:
     def train(name: str) -> Path:
         if name not in finished:
             output, run = tmp_path_factory.mktemp(name), RUNS[name]
-            words = (f"output={output}", f"data.cache={cache}", *TINY, "training.validation_batches=2", *run.words)
+            words = (f"output={output}", f"data.cache={cache}", *TINY, "training.validation_tokens=1500", *run.words)
             efficientbench("run", run.name, "--smoke", *words, expect=0)
             finished[name] = output / f"{run.name}_smoke"
         return finished[name]
@@ -60,14 +60,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Trained:
     return train
 
 
-def loss_of(folder: Path, sequences: torch.Tensor) -> float:
-    """Mean loss of an exported model over [N, S + 1] tokens."""
+def loss_of(folder: Path, run: Path) -> float:
+    """Mean loss of an exported model over the run's validation text."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)
+    total, targets = 0.0, 0
     with torch.no_grad():
-        logits = model(sequences[:, :-1]).logits.float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten()).item()
+        for piece in map(torch.from_numpy, validation_pieces(run)):
+            logits = model(piece[None, :-1]).logits[0].float()
+            total += torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum").item()
+            targets += len(piece) - 1
+    return total / targets
 
 
 @pytest.mark.proof
@@ -77,7 +81,7 @@ def test_transformers_computes_the_recorded_loss(trained: Trained, name: str, tm
     done = efficientbench("export", str(run), "--to", "hf", str(tmp_path / "model"), expect=0, stderr="")
     assert f"{RUNS[name].class_name} of step" in done.stdout
     recorded = record(run)["validation_loss"]
-    found = loss_of(tmp_path / "model", torch.from_numpy(validation_sequences(run)))
+    found = loss_of(tmp_path / "model", run)
     assert found == pytest.approx(recorded, abs=1e-4)
     card = (tmp_path / "model" / "README.md").read_text()
     assert f"| validation loss of these weights, nats | {recorded} |" in card
@@ -101,4 +105,4 @@ def test_names_are_names_and_a_damaged_checkpoint_is_passed_over(trained: Traine
     assert sorted(tmp_path.glob("*")) + list(out.parent.iterdir()) == [*sorted([run, out.parent]), out]
     assert before.is_dir()
     at_step_3 = next(point["loss"] for point in record(run)["quality_curve"] if point["step"] == 3)
-    assert loss_of(out, torch.from_numpy(validation_sequences(run))) == pytest.approx(at_step_3, abs=1e-4)
+    assert loss_of(out, run) == pytest.approx(at_step_3, abs=1e-4)

@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.proof, pytest.mark.alone]
 
 TOLERANCE = 0.15
 RUN_LIMIT_S = 900
-SHORT = ["measurement.warmup_steps=1", "measurement.min_steps=3", "training.validation_batches=1"]
+SHORT = ["measurement.warmup_steps=1", "measurement.min_steps=3", "training.validation_tokens=512"]
 REAL = [
     "training.micro_batch_size=1",
     "training.global_batch_size=1",
     "measurement.warmup_steps=1",
     "measurement.min_steps=1",
-    "training.validation_batches=1",
+    "training.validation_tokens=512",
     # The second step needs most: the optimizer's state from the first, activations and gradients.
     "training.steps=2",
 ]

@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.command_line import Finished, efficientbench, losses, record, steps
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -160,3 +161,13 @@ def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> 
     reason = f"{found['tokens_per_parameter']:.2g} tokens per parameter are fewer than 1"
     assert f"speed only: {reason}" in smoke_run.done.stdout
     assert f"Speed only, without a comparison of losses: gqa_1.5B: {reason}." in " ".join(smoke_run.done.stdout.split())
+
+
+def test_the_record_names_the_validation_text(folder: Path) -> None:
+    found = record(folder)
+    assert len(found["validation_sequence_losses"]) >= 16
+    assert re.fullmatch("[0-9a-f]{64}", found["validation_text"])
+    # Documents differ in length: their plain mean is near the mean over tokens.
+    assert np.mean(found["validation_sequence_losses"]) == pytest.approx(found["validation_loss"], rel=0.1)
+    assert found["data"][0]["duplicates"] >= 0
+    assert max(line.get("tokens", 0) for line in steps(folder) if line["kind"] == "evaluation") == 3_072

@@ -32,7 +32,7 @@ TINY = (
     "training.global_batch_size=4",
     "training.steps=6",
     "training.validation_interval=0",
-    "training.validation_batches=1",
+    "training.validation_tokens=512",
     "measurement.warmup_steps=1",
     "measurement.min_steps=3",
 )

@@ -48,8 +48,9 @@ def tiny_training(
     """This rank's trainer on the corpus `prefix`, within the process groups of its layout."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.batches import Batches
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+    from efficientbench.training.sample_index import Vocabulary
     from efficientbench.training.trainer import Trainer
 
     device = torch.device(device_name)

@@ -1,20 +1,22 @@
-"""The validation batches of a run, from the files on disk and the order's definition, without Megatron or our code.
+"""The validation text of a run, from the files on disk and its definition, without Megatron or our code.
 
-Order: the validation split's documents, shuffled by `numpy.random.RandomState(1234)` and laid end to end, are cut into
-sequences that share one token with the next, and these are shuffled by the same generator.
+Documents are in the order of the first eight bytes, little-endian, of BLAKE2b of their tokens. Those whose text occurs
+more than once are passed over. Of each, at most a sixteenth of `training.validation_tokens` are targets; the last one
+is cut where their number is reached. A document is cut into pieces that share one token with the next.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
-VALIDATION_SEED = 1234
 
 
 def read_documents(prefix: Path) -> list[np.ndarray]:
@@ -30,22 +32,32 @@ def read_documents(prefix: Path) -> list[np.ndarray]:
     ]
 
 
-def validation_sequences(run: Path) -> np.ndarray:
-    """[sequences, seq_len + 1] int64: what each validation of a run of one source reads."""
+def validation_documents(run: Path) -> list[np.ndarray]:
+    """The documents that each validation of a run of one source scores, int64, as far as it does."""
     job: dict[str, Any] = json.loads((run / "config.json").read_text())
     config = job["config"]
     manifest = Path(job["corpora"][0])
-    prefix = manifest.parent / json.loads(manifest.read_text())["prefix"]
-    documents = read_documents(prefix)
+    documents = read_documents(manifest.parent / json.loads(manifest.read_text())["prefix"])
+    keys = [hashlib.blake2b(document.tobytes(), digest_size=8).digest()[::-1] for document in documents]
+    occurrences = Counter(keys)
+    ordered = sorted((key, number) for number, key in enumerate(keys) if occurrences[key] == 1)
     split = np.cumsum(config["data"]["split"]) / sum(config["data"]["split"])
-    begin, end = (round(len(documents) * float(part)) for part in split[:2])
-    random = np.random.RandomState(VALIDATION_SEED)
-    order = np.arange(begin, end, dtype=np.int32)
-    random.shuffle(order)
-    stream = np.concatenate([documents[number] for number in order]).astype(np.int64)
-    length = config["training"]["seq_len"]
-    starts = np.arange((len(stream) - 1) // length)
-    random.shuffle(starts)
-    count = config["training"]["validation_batches"] * config["training"]["global_batch_size"]
-    assert count <= len(starts), "more than one epoch of the validation split"
-    return np.stack([stream[start * length : (start + 1) * length + 1] for start in starts[:count]])
+    count = round(len(documents) * float(split[1])) - round(len(documents) * float(split[0]))
+    wanted = config["training"]["validation_tokens"]
+    found: list[np.ndarray] = []
+    for _, number in ordered[:count]:
+        left = wanted - sum(len(document) - 1 for document in found)
+        document = documents[number].astype(np.int64)[: min(wanted // 16, left) + 1]
+        if len(document) > 1:
+            found.append(document)
+    return found
+
+
+def validation_pieces(run: Path) -> list[np.ndarray]:
+    """The same, cut at the run's sequence length: tokens of a piece, the first of which is no target."""
+    length = json.loads((run / "config.json").read_text())["config"]["training"]["seq_len"]
+    return [
+        document[first : first + length + 1]
+        for document in validation_documents(run)
+        for first in range(0, len(document) - 1, length)
+    ]

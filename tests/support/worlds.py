@@ -88,7 +88,8 @@ def _open(
     import torch.distributed as dist
 
     from efficientbench.training import groups
-    from efficientbench.training.batches import Batches, Vocabulary
+    from efficientbench.training.batches import Batches
+    from efficientbench.training.sample_index import Vocabulary
 
     written, save = 0, np.save
 

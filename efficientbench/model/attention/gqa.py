@@ -16,6 +16,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel
+from efficientbench.model.kernels.norm import rms_norm
+from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
 
 
@@ -56,6 +58,8 @@ class CoreAttention(MegatronModule):
             [S, B, heads · D]
         """
         query, key = self.position.rotate(query), self.position.rotate(key)
+        if self.config.qk_layernorm and not self.config.norm_weights:
+            query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
         if self.attend is not None:
             return self.attend(query, key, value, self.scale)
         bias = self.position.bias(query.shape[0])
@@ -72,6 +76,9 @@ def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None 
         position: its encoding, which turns queries and keys before they are attended to.
         attend: computes scores of another kind, for variants that share all else; None: causal attention.
     """
+    # Norms without weights change nothing in turning with the pairs: CoreAttention has them behind the rotation, so
+    # that the rounding of its angles does not change a length, as in nanochat.
+    head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
@@ -79,5 +86,7 @@ def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None 
             linear_qkv=ColumnParallelLinear,
             core_attention=functools.partial(CoreAttention, position=position, attend=attend),
             linear_proj=RowParallelLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
         ),
     )

@@ -61,4 +61,6 @@ VARIANT = AttentionVariant(
     ),
     # What its positional encoding may change. `spec` turns queries and keys.
     places=frozenset({"nothing", "embedding", "queries and keys"}),
+    # `spec` has the norms of `model.qk_norm` too.
+    qk_norm=True,
 )

@@ -102,10 +102,12 @@ VARIANT = AttentionVariant(
         gathered_heads=_gathered_heads,
     ),
     places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
+    qk_norm=True,
     plain_scores=lambda model: (model.head_dim, model.head_dim),
     tensor_parallel=_uneven,
     context_parallel=True,
     selective_recomputation=True,
     exporter="efficientbench.export.gqa:EXPORTER",
-    exportable="GQA and MQA with rope, with experts or without; GQA and MQA without positions or experts",
+    exportable="GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA without positions "
+    "or experts",
 )

@@ -72,7 +72,7 @@ def _down(model: ModelConfig) -> int:
 
 
 def _latent_norms(model: ModelConfig) -> int:
-    return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0)
+    return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0) if model.norm_weights else 0
 
 
 def _projections(model: ModelConfig) -> int:

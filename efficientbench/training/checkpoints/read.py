@@ -130,7 +130,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
     Returns:
         Global name, as `model/initial_weights.py` draws it → tensor; each expert's weights have names of their own,
-        and the tied output projection is the embedding.
+        and a tied output projection is the embedding.
 
     Raises:
         CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.

@@ -9,7 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.metrics.definitions import BYTES_PER_GB, bits_per_byte, load_imbalance, perplexity, standard_error
+from efficientbench.metrics.definitions import (
+    BYTES_PER_GB,
+    bits_per_byte,
+    load_imbalance,
+    perplexity,
+    ratio_standard_error,
+)
 from efficientbench.metrics.records.record_parts import QualityPoint
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
 from efficientbench.metrics.records.summarize import Quality, Validation
@@ -103,7 +109,8 @@ class Recorder:
         self.auxiliary_losses.extend(kept["auxiliary_losses"])
         if kept["validation"] is not None:
             values = kept["validation"]
-            self.validation = ValidationEnded(**{**values, "batch_losses": tuple(values["batch_losses"])})
+            lists = {name: tuple(values[name]) for name in ("document_losses", "document_tokens")}
+            self.validation = ValidationEnded(**{**values, **lists})
         # The checkpoint has no measurements of earlier attempts: their steps are charged like the warm-up's.
         self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
         self.resumed = [*kept["resumed"], manifest.step]
@@ -120,8 +127,8 @@ class Recorder:
                 f"the run was stopped {self._step_number - validation.step} steps after its last validation"
             )
             validation = None
-        elif len(validation.batch_losses) < 2:
-            reasons["validation_loss_se"] = "a single batch (training.validation_batches) has no spread"
+        elif len(validation.document_losses) < 2:
+            reasons["validation_loss_se"] = "a single document of validation text has no spread"
         if validation is not None and validation.utf8_bytes is None:
             reasons["validation_bytes"] = "the tokenizer does not tell the bytes of a token"
         if self.moe is not None:
@@ -132,12 +139,14 @@ class Recorder:
         return Quality(
             train_loss=_mean(self.losses),
             validation_loss=validation.loss if validation else None,
-            validation_loss_se=standard_error(validation.batch_losses) if validation else None,
-            validation_loss_se_values=len(validation.batch_losses) if validation else None,
+            validation_loss_se=_loss_se(validation) if validation else None,
+            validation_loss_se_values=len(validation.document_losses) if validation else None,
             validation_tokens=validation.tokens if validation else None,
             validation_bytes=validation.utf8_bytes if validation else None,
             auxiliary_loss=_mean(self.auxiliary_losses),
             tokens_per_expert=self.tokens_per_expert,
+            validation_documents=validation.document_losses if validation else (),
+            validation_text=validation.text if validation else None,
             reasons=reasons,
         )
 
@@ -225,11 +234,11 @@ class Recorder:
         self.interruptions[event.step + 1] = "the first step after an evaluation"
         # A resumed attempt may repeat a validation that the checkpoint already has: the new one replaces it.
         self.validations = [validation for validation in self.validations if validation.step < event.step]
-        loss_se = standard_error(event.batch_losses)
+        loss_se = _loss_se(event)
         windows = self.measure.monitor.closed_windows()
         self.validations.append(
             Validation(
-                event.step, self.tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.batch_losses)
+                event.step, self.tokens, self._measured_tokens, event.loss, loss_se, windows, len(event.document_losses)
             )
         )
         if event.step not in self._written:
@@ -256,6 +265,10 @@ class Recorder:
         )
         self.tensorboard.scalars(event.step, {f"validation/{name}": value for name, value in values.items()})
         self.tensorboard.scalars(self.tokens, {"by_tokens/validation_loss": event.loss})
+
+
+def _loss_se(validation: ValidationEnded) -> float | None:
+    return ratio_standard_error(validation.document_losses, validation.document_tokens)
 
 
 def _mean(values: Collection[float]) -> float | None:

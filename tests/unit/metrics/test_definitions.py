@@ -153,3 +153,17 @@ def test_load_imbalance_is_the_busiest_over_the_mean() -> None:
     assert definitions.load_imbalance([]) == ()
     with pytest.raises(MetricsError, match="tokens of a layer's experts must be above zero"):
         definitions.load_imbalance([[0, 0]])
+
+
+def test_standard_error_of_a_weighted_mean() -> None:
+    # Equal weights: that of the plain mean.
+    values = [1.0, 2.0, 4.0, 4.5]
+    assert definitions.ratio_standard_error(values, [7.0] * 4) == pytest.approx(definitions.standard_error(values))
+    # Documents of very different lengths, against the means of many samples of them.
+    random = np.random.default_rng(0)
+    lengths = random.integers(5, 400, (4000, 60))
+    losses = 4 + random.normal(0, 0.5, lengths.shape) + 100 / (lengths + 50)
+    means = (losses * lengths).sum(axis=1) / lengths.sum(axis=1)
+    found = [definitions.ratio_standard_error(*pair) for pair in zip(losses[:200], lengths[:200], strict=True)]
+    assert np.mean(found) == pytest.approx(means.std(), rel=0.03)
+    assert definitions.ratio_standard_error([3.0], [10]) is None

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 
 
 def test_what_a_build_left_unfinished_is_built_again(tmp_path: Path) -> None:
-    from efficientbench.training.batches import _locked
+    from efficientbench.training.sample_index import _locked
 
     whole, torn, building = tmp_path / "whole.npy", tmp_path / "torn.npy", tmp_path / "building"
     for path, time_s in ((whole, 100), (building, 200), (torn, 300)):
@@ -27,7 +27,7 @@ def test_what_a_build_left_unfinished_is_built_again(tmp_path: Path) -> None:
 
 
 def test_a_build_that_fails_leaves_its_mark(tmp_path: Path) -> None:
-    from efficientbench.training.batches import _locked
+    from efficientbench.training.sample_index import _locked
 
     with pytest.raises(OSError, match="full"), _locked(tmp_path):
         raise OSError("full")

@@ -32,15 +32,15 @@ def prefixes(tmp_path: Path) -> list[Path]:
 
 def read(prefixes: list[Path], verified: list[BlockReader], cache: Path) -> torch.Tensor:
     """The training batches of a blend, [steps * batches, sequences, tokens], and a validation batch's at the end."""
-    from efficientbench.training.batches import Batches, Vocabulary
-    from efficientbench.training.verified_reads import verify_reads
+    from efficientbench.training.batches import Batches
+    from efficientbench.training.sample_index import Vocabulary
 
     blend = ",".join(f"1,{prefix}" for prefix in prefixes)
     config = tiny("gqa_1.5B", f"data.path=[{blend}]", f"data.cache={cache}")
-    batches = Batches(config, STEPS, prefixes, Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"))
-    verify_reads((batches.training, batches.validation), dict(zip(prefixes, verified, strict=False)))
+    blocks = dict(zip(prefixes, verified, strict=False))
+    batches = Batches(config, STEPS, prefixes, Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"), blocks)
     steps = [batches.training_step(step) for step in range(1, STEPS + 1)]
-    return torch.stack([batch.tokens for step in (*steps, batches.validation_step(0)) for batch in step])
+    return torch.stack([batch.tokens for step in (*steps, batches.validation_step()) for batch in step])
 
 
 @pytest.mark.parametrize("number", [0, 1])

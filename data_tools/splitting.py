@@ -1,0 +1,135 @@
+"""Divides the documents of tokenized corpora into training, validation and test by a hash of their text.
+
+The order of the documents decides nothing. A text that occurs more than once, in one source or in several, is trained
+on: no validation document is in the training text too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import complete_file, exclusive_lock
+from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.manifest import load_checksums, manifest_path
+
+SPLITS = "split"
+"""The folder of hashes and splits below a run's `data.cache`."""
+_RULES = "1"
+"""The edition of the rules of this file: it decides which cached splits are of use."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of one corpus, by their numbers."""
+
+    training: np.ndarray
+    """int64, ascending."""
+    validation: np.ndarray
+    """int64, by ascending hash."""
+    test: np.ndarray
+    """int64, by ascending hash."""
+    duplicates: int
+    """Documents that validation and test left to training, since their text occurs more than once."""
+
+
+def split_documents(prefixes: Sequence[Path], shares: Sequence[float], cache: Path) -> list[Split]:
+    """Return the split of each corpus, and keep it in `cache`; read the tokens once where no hashes lie beside them.
+
+    Of each corpus, test and validation take their shares of the documents, those with the lowest hashes for validation,
+    the next for test; training has the rest. Processes that call this at once wait for each other.
+
+    Args:
+        prefixes: of the `.bin/.idx` pairs, which were checked before.
+        shares: relative numbers of documents for training, validation and test.
+        cache: folder for hashes and splits.
+
+    Raises:
+        DataError: a file is missing.
+        OSError: the cache cannot be written.
+    """
+    states = [_state(prefix) for prefix in prefixes]
+    path = cache / f"split-{_key(_RULES, *states, *map(repr, map(float, shares)))}.npz"
+    cache.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(cache / "split.lock"):
+        if not path.exists():
+            hashes = [_hashes(prefix, state, cache) for prefix, state in zip(prefixes, states, strict=True)]
+            _write(path, _split(hashes, shares))
+    with np.load(path) as found:
+        return [
+            Split(
+                training=found[f"training{number}"],
+                validation=found[f"validation{number}"],
+                test=found[f"test{number}"],
+                duplicates=int(found["duplicates"][number]),
+            )
+            for number in range(len(prefixes))
+        ]
+
+
+def _write(path: Path, splits: Sequence[Split]) -> None:
+    parts = ("training", "validation", "test")
+    arrays = {f"{part}{number}": getattr(split, part) for number, split in enumerate(splits) for part in parts}
+    with complete_file(path) as stream:
+        np.savez(stream, duplicates=np.array([split.duplicates for split in splits]), **arrays)
+
+
+def _split(hashes: Sequence[np.ndarray], shares: Sequence[float]) -> list[Split]:
+    known, places, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
+    once = np.split(counts[places] == 1, np.cumsum([len(each) for each in hashes])[:-1])
+    del known, places
+    return [_split_one(each, alone, shares) for each, alone in zip(hashes, once, strict=True)]
+
+
+def _split_one(hashes: np.ndarray, alone: np.ndarray, shares: Sequence[float]) -> Split:
+    """Split one corpus; `alone`: which documents have a text of their own."""
+    ends = [round(len(hashes) * end / sum(shares)) for end in itertools.accumulate(shares)]
+    wanted = ends[1] - ends[0], ends[2] - ends[1]
+    order = np.argsort(hashes, kind="stable")
+    candidates = order[alone[order]]
+    validation, test = candidates[: wanted[0]], candidates[wanted[0] : sum(wanted)]
+    rest = np.ones(len(hashes), dtype=bool)
+    rest[candidates[: sum(wanted)]] = False
+    # Those that would have been chosen, had their text been their own.
+    last = hashes[candidates[: sum(wanted)][-1:]]
+    duplicates = int(np.count_nonzero(~alone & (hashes < last))) if len(last) else int(np.count_nonzero(~alone))
+    return Split(np.flatnonzero(rest), validation, test, duplicates)
+
+
+def _hashes(prefix: Path, state: str, cache: Path) -> np.ndarray:
+    """Return `document_hash` of each document, uint64 [documents]."""
+    manifest, written = manifest_path(prefix), hashes_path(prefix)
+    # The manifest's checksums, which a run verifies, say that they are of these tokens.
+    if manifest.is_file() and written in load_checksums(manifest):
+        return np.fromfile(written, "<u8")
+    path = cache / f"hashes-{_key(_RULES, state)}.bin"
+    if path.exists():
+        return np.fromfile(path, "<u8")
+    documents = IndexedDocuments(prefix)
+    logger.info("%s: reading %s documents once, to split them by their text", prefix, f"{len(documents):,}")
+    with complete_file(path) as stream:
+        stream.writelines(document_hash(documents[number].tobytes()) for number in range(len(documents)))
+    return np.fromfile(path, "<u8")
+
+
+def _state(prefix: Path) -> str:
+    """Return a text that changes when one of the pair's files does."""
+    try:
+        stats = [path.stat() for path in (bin_path(prefix), idx_path(prefix))]
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename}: there is no such file") from None
+    return f"{prefix.absolute()} " + " ".join(f"{each.st_size} {each.st_mtime_ns}" for each in stats)
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
