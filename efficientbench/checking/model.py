@@ -48,14 +48,15 @@ def model_checks(config: RunConfig) -> Iterator[Check]:
 @contextlib.contextmanager
 def _one_rank() -> Iterator[torch.device]:
     """Prepare the CPU, and make a world of one rank with Megatron's process groups."""
-    device = CPU().prepare(0)
+    cpu = CPU()
+    device = cpu.prepare(0)
     # Megatron logs at length which of its modules it does not know.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     import torch.distributed as dist
 
     from efficientbench.training import groups
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(cpu.backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         with groups.model_parallel(ParallelConfig(), seed=0):
             yield device

@@ -10,7 +10,6 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
-from efficientbench.config.schema import RunConfig
 from efficientbench.doctor.check import Check
 from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.records.steplog import read_steps
@@ -35,12 +34,11 @@ LAYOUTS = {
 }
 
 
-def run_checks(config: RunConfig, words: Sequence[str], folder: Path) -> Iterator[Check]:
+def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
     """Run the model on one rank, then in every layout that it can have, and compare the losses of all steps.
 
     Args:
-        config: the run.
-        words: its overrides of dense_1.5B's smoke run.
+        words: overrides of dense_1.5B's smoke run.
         folder: where the runs write.
     """
     shared = (*words, f"output={folder}", f"data.cache={folder / 'data'}", f"checkpoint.interval={SAVED_AFTER}")

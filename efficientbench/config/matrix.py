@@ -15,9 +15,6 @@ from efficientbench.config.part import Name, Part
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
 
-# The C loader takes an eighth of the time. PyYAML's wheels have it; other builds may lack libyaml.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""
 
@@ -135,12 +132,13 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
 
 def _load(path: Path, form: type[Any]) -> Any:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        # Not the loader in C, which ends the process where brackets nest deeply.
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         ours = EXPERIMENTS in path.parents
         hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""
         raise ConfigError(f"{path} is missing{hint}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
         return form.model_validate(content)

@@ -83,6 +83,23 @@ def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.
     assert (found.double() - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.usefixtures("single_rank")
+def test_an_encoding_from_outside_enters_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.configs import tiny
+    from support.oracle import build, text
+
+    outside.lay_out(tmp_path, monkeypatch)
+    kind = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"
+    flat, steep = (tiny("dense_1.5B", kind, f"model.position.slope={slope}") for slope in (0, 0.5))
+    tokens = text(flat, 16)
+    with torch.no_grad():
+        none, without = build(tiny("dense_1.5B", "model.position.kind=none"))(tokens), build(flat)(tokens)
+        added = build(steep)(tokens)
+    assert torch.equal(without, none)
+    assert torch.equal(added[:, 0], none[:, 0])
+    assert not torch.equal(added, none)
+
+
 def test_a_new_variant_starts_from_a_file_that_works(tmp_path: Path) -> None:
     efficientbench("new-variant", "my_own", "--like", "gqa", cwd=tmp_path, expect=0)
     words = ("--smoke", "model.attention.kind=my_own:VARIANT")

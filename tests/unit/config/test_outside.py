@@ -63,7 +63,7 @@ def test_it_is_planned_by_its_formulas_and_without_torch(package: Path) -> None:
     assert "memory of a node's ranks n/a: model.attention.kind=my_package.window:VARIANT declares no formula" in printed
     code = (
         "import sys; sys.argv = ['efficientbench', 'plan', 'gqa_1.5B', '--smoke', sys.argv[1]]\n"
-        "from efficientbench.cli import app\n"
+        "from efficientbench.cli.app import app\n"
         "try: app()\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
     )
     paths = environment(PYTHONPATH=f"{package}:{environment()['PYTHONPATH']}")
@@ -90,6 +90,16 @@ def test_formulas_that_nobody_gave_are_absent_with_a_reason() -> None:
     )
     with pytest.raises(ConfigError, match="20x is counted by the model's parameters"):
         plan_anywhere(smoke(FUTURE, "training.steps=null", "training.tokens=20x"))
+
+
+def test_an_encoding_comes_from_outside_too() -> None:
+    ramp = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"
+    config = smoke(ramp, "model.position.slope=0.5")
+    assert config.model.position.model_dump() == {"kind": "my_package.ramp:VARIANT", "slope": 0.5}
+    assert plan_anywhere(config).parameters == plan_anywhere(smoke("model.position.kind=none")).parameters
+    assert "the encoding 'my_package.ramp:VARIANT' does not share a sequence" in refusal(ramp, "parallel.cp=2")
+    with pytest.raises(ConfigError, match="is of class AttentionVariant, not PositionVariant"):
+        smoke("model.position.kind=my_package.window:VARIANT")
 
 
 def test_a_run_too_short_to_show_it_is_told() -> None:
