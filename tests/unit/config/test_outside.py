@@ -13,6 +13,7 @@ from support.command_line import environment
 from support.metrics_parts import make_record
 from support.printed import on_one_line
 
+from efficientbench.cli.launch_script import Machines, NamedRun
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
@@ -77,6 +78,8 @@ def test_what_it_does_not_declare_is_refused() -> None:
     assert "does not declare that it can be computed again" in refusal(WINDOW, "training.recompute=selective")
     assert "does not declare that it takes 'relative'" in refusal(WINDOW, "model.position.kind=relative")
     assert "has kernels of its own" in refusal(WINDOW, "kernels.attention=flash")
+    with pytest.raises(ConfigError, match="does not declare that ranks can share it"):
+        NamedRun("gqa_1.5B", (WINDOW, "parallel.tp=2"), smoke=True).check(Machines(nodes=1, devices_per_node=2))
     assert Layout.of(smoke(WINDOW, "parallel.pp=2", "parallel.dp=2"), 1, oversubscribe=True).world_size == 4
 
 
