@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from efficientbench import metrics
+from efficientbench.config.variant import known
 from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
@@ -21,7 +22,7 @@ from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Win
 from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources, what_was_read
-from efficientbench.running.identity import WRITTEN, identity, run_environment
+from efficientbench.running.identity import WRITTEN, identity, run_environment, undeclared
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
 
@@ -38,21 +39,26 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
-    training, work = config.training, attention_work(config, device.type)
-    parameters = count_parameters(config.model)
-    flops = flops_per_token(config.model, training.seq_len, training.recompute)
+    model, training = config.model, config.training
+    parameters = known(lambda: count_parameters(model))
+    flops = known(lambda: flops_per_token(model, training.seq_len, training.recompute))
+    hardware = known(
+        lambda: hardware_flops_per_token(
+            model, training.seq_len, training.recompute, attention_work(config, device.type)
+        )
+    )
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
-        parameters=parameters.total,
-        parameters_active=parameters.active,
+        parameters=None if parameters is None else parameters.total,
+        parameters_active=None if parameters is None else parameters.active,
         devices=hosts if shares_host else layout.world_size,
-        flops_per_token=flops.training,
-        flops_per_token_full_square=flops.training_full_square,
-        flops_per_token_hardware=hardware_flops_per_token(config.model, training.seq_len, training.recompute, work),
+        flops_per_token=None if flops is None else flops.training,
+        flops_per_token_full_square=None if flops is None else flops.training_full_square,
+        flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
     )
@@ -89,12 +95,12 @@ def build_record(
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        unavailable=summary.unavailable,
+        unavailable=summary.unavailable | undeclared(config),
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job, batches.duplicates),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
-        keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
+        keys_read_per_query=known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
         dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
         samples=run.samples,
         sample_intervals_s=run.sample_intervals_s,

@@ -37,9 +37,10 @@ class Identity(BaseModel):
     smoke: bool
     """A scaled-down model, whose figures do not stand for the named one's."""
     seed: int
-    parameters: int
-    parameters_active: int
-    flops_per_token: float
+    parameters: int | None
+    """None, as the next two, where the model's formulas are not known; `unavailable` has the reason."""
+    parameters_active: int | None
+    flops_per_token: float | None
     """Forward and backward, matmuls only, causal attention halved."""
     devices: int
     device_name: str

@@ -22,15 +22,16 @@ from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
 class RunFacts:
     """Facts of a run that are known before it starts."""
 
-    parameters: int
-    parameters_active: int
+    parameters: int | None
+    """None, as the figures below, where no formula gives it."""
+    parameters_active: int | None
     devices: int
     """D: accelerators, or hosts where the host is the device."""
-    flops_per_token: float
+    flops_per_token: float | None
     """Model FLOPs of forward and backward, causal attention halved."""
-    flops_per_token_full_square: float
+    flops_per_token_full_square: float | None
     """`flops_per_token` with the full square of attention scores counted."""
-    flops_per_token_hardware: float
+    flops_per_token_hardware: float | None
     """`flops_per_token` with recomputation, scores computed again in the backward pass, and padding added."""
     peak_flops: float | None
     """Of one device for the run's dtype, dense, FLOP/s."""
@@ -94,6 +95,9 @@ class Validation:
     """Number of measured intervals that were over."""
     loss_se_values: int | None = None
     """Number of documents over which `loss_se` is the spread."""
+
+
+NO_FORMULA = "the model's declarations have no formula for what it needs"
 
 
 @dataclass
@@ -236,7 +240,8 @@ def _throughput(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
         ("tokens_per_s", 1),
         ("tokens_per_s_per_device", facts.devices),
     ):
-        summary.compute(name, partial(definitions.token_throughput, tokens, shares, time_s), reason)
+        formula = partial(definitions.token_throughput, tokens, shares or 0, time_s)
+        summary.compute(name, formula, NO_FORMULA if shares is None else reason)
 
 
 def _energy(summary: Summary, run: RunMeasurement) -> None:
@@ -260,11 +265,11 @@ def _flops(summary: Summary, run: RunMeasurement, facts: RunFacts) -> None:
         ("mfu_full_square", facts.flops_per_token_full_square),
         ("hfu", facts.flops_per_token_hardware),
     ):
-        flops = flops_per_token * run.tokens
+        flops = (flops_per_token or 0.0) * run.tokens
         # Over the steps' own time, as throughput is: between them lies the harness's bookkeeping.
         time_s = math.fsum(run.step_times_s)
         formula = partial(definitions.flops_utilization, flops, time_s, facts.devices, peak or 0.0)
-        summary.compute(name, formula, reason)
+        summary.compute(name, formula, NO_FORMULA if flops_per_token is None else reason)
 
 
 def _quality(summary: Summary, quality: Quality) -> None:
@@ -295,7 +300,7 @@ def _reading(summary: Summary, facts: RunFacts, reading: Reading | None) -> None
         return
     unique, epochs = definitions.text_read(reading.tokens, reading.sources)
     summary.put("tokens_trained", reading.tokens)
-    summary.put("tokens_per_parameter", reading.tokens / facts.parameters)
+    summary.put("tokens_per_parameter", facts.parameters and reading.tokens / facts.parameters, NO_FORMULA)
     summary.put("unique_tokens", unique)
     summary.put("epochs", epochs)
     summary.put("unigram_entropy", reading.unigram_entropy)

@@ -184,6 +184,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
     """Return the figures that other projects' tables have."""
     step_sequences = record.micro_batch_size * record.dp
     accumulation = record.global_batch_size // step_sequences if step_sequences else None
+    tflops_per_token = None if record.flops_per_token is None else record.flops_per_token / 1e12
     return {
         "model": f"{record.variant}_{record.size}",
         "gradient_accumulation_steps": accumulation,
@@ -191,7 +192,7 @@ def _derived(record: RunRecord) -> dict[str, Any]:
         "recompute": record.section("training").get("recompute"),
         "elapsed_time_per_iteration_ms": _times(record.al_s, 1e3),
         "samples_per_s": _times(record.tokens_per_s, 1 / record.seq_len) if record.seq_len else None,
-        "model_tflops_per_device": _times(record.tokens_per_s_per_device, record.flops_per_token / 1e12),
+        "model_tflops_per_device": _times(record.tokens_per_s_per_device, tflops_per_token),
         "hardware_tflops_per_device": _times(record.hfu, record.peak_flops, 1e-12),
         "repeat_std": " | ".join(f"{name}: {std!r}" for name, std in record.repeat_std.items()),
         "micro_batch_size_asked": record.micro_batch_size_asked,
