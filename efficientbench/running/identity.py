@@ -9,6 +9,7 @@ from typing import Any
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.environment import collect_environment
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
@@ -35,6 +36,7 @@ def failed_record(
         status="failed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
+        formula_id=FORMULAS,
         unavailable=summary.unavailable,
         data=recorded_sources(job),
         keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),

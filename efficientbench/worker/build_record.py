@@ -11,14 +11,15 @@ from efficientbench import metrics
 from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
-from efficientbench.metrics.definitions import load_imbalance, percentiles
+from efficientbench.metrics.definitions import FORMULAS, load_imbalance, percentiles
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
+from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
-from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
+from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources, what_was_read
 from efficientbench.running.identity import WRITTEN, identity, run_environment
@@ -89,6 +90,7 @@ def build_record(
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
+        formula_id=FORMULAS,
         unavailable=summary.unavailable,
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job, batches.duplicates),

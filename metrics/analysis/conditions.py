@@ -36,6 +36,8 @@ def _tokens(record: RunRecord) -> str:
 
 def _data(record: RunRecord) -> str:
     section = record.section("data")
+    if record.data is None and not section:
+        return "not named"
     split = section.get("split")
     if record.data is None:
         return f"{section.get('path') or 'the embedded sample'}, split {split}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
 
 from efficientbench.metrics.student import half_interval_95
 
@@ -12,7 +14,7 @@ from efficientbench.metrics.student import half_interval_95
 class ExpertLoad:
     """The tokens that the experts of a mixture got in the measured window."""
 
-    tokens_per_expert: list[list[int]]
+    tokens_per_expert: list[Annotated[list[int], Field(min_length=1)]]
     """[layers][experts], over all ranks; a token counts once for each expert that it goes to."""
     load_imbalance: list[float]
     """[layers]: tokens of the busiest expert over the mean of the layer's experts."""
@@ -44,7 +46,7 @@ class QualityPoint:
     """A validation, and the cost of the training before it."""
 
     step: int
-    tokens: int
+    tokens: PositiveInt
     """Trained on since the start, warm-up included."""
     loss: float | None
     """Mean over the validation's tokens, nats; None where it is no finite number."""

@@ -11,19 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.metrics.analysis.conditions import differing
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.columns import DESCRIPTIONS, names
+from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
-from efficientbench.metrics.report.headline import (
-    HEADLINE,
-    Absence,
-    HeadlineColumn,
-    absences,
-    cell,
-    notes,
-    relative_interval,
-)
+from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
@@ -67,7 +59,7 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "headline": HEADLINE,
         "meaning": _meaning,
         "key": key,
-        "results": [(run, [_cell(column, run, reasons) for column in HEADLINE]) for run in runs],
+        "results": [(run, [_cell(figure, run, reasons) for figure in HEADLINE]) for run in runs],
         "legend": {run.record.variant: run for run in runs}.values(),
         "differing": differing(records),
         "cost": cost_figures(runs),
@@ -84,9 +76,9 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "environments": environments(records),
         "absences": reasons,
         "columns": Table(
-            ("column of report.csv", "unit", "meaning"),
-            [(column, DESCRIPTIONS[column].unit, DESCRIPTIONS[column].meaning) for column in names()],
-            (0, 1, 2),
+            ("column of report.csv", "unit", "meaning", "better"),
+            [(name, column.unit, column.description, column.better or "") for name, column in COLUMNS.items()],
+            (0, 1, 2, 3),
         ),
     }
 
@@ -108,20 +100,21 @@ def _summary(records: Sequence[RunRecord]) -> str:
     return f"{len(records):,} runs ({ended}) on {', '.join(named)}, {when}"
 
 
-def _meaning(metric: str) -> str:
-    column = DESCRIPTIONS[metric]
-    return f"{metric}: {column.meaning}" + (f" ({column.unit})" if column.unit else "")
+def _meaning(figure: str) -> str:
+    row = COLUMNS[figure]
+    better = f"; {row.better} is better" if row.better else ""
+    return f"{figure}: {row.description}" + (f" ({row.unit})" if row.unit else "") + better
 
 
-def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
+def _cell(figure: str, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
     """Return a figure's text and the number that its column is sorted by; for an n/a the number of its reason, too."""
-    value = getattr(run.record, column.metric)
+    value = getattr(run.record, figure)
     if value is None:
-        reason = run.record.unavailable[column.metric]
+        reason = run.record.unavailable[figure]
         places = [absence.reason for absence in reasons]
         return {"text": ABSENT, "reason": reason, "place": places.index(reason) + 1}
-    order = relative_interval(run.record) if column.metric == "al_s_ci_high" else value
-    return {"text": cell(column, run.record), "reason": "", "order": order}
+    order = relative_interval(run.record) if figure == "al_s_ci_high" else value
+    return {"text": cell(figure, run.record), "reason": "", "order": order}
 
 
 def _settings(runs: Sequence[Run]) -> Table:

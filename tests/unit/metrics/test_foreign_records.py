@@ -1,0 +1,90 @@
+"""Records that another tool wrote: reported as far as they go, and refused by name where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.metrics_parts import make_record, read_csv
+from support.repository import ROOT
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import NOT_RECORDED, read_record
+from efficientbench.metrics.report.build import build_report
+
+DOCS = ROOT / "docs"
+
+
+def example() -> dict[str, Any]:
+    """The record that docs/measure-your-loop.md shows."""
+    [text] = re.findall(r"^```json\n(.*?)^```", (DOCS / "measure-your-loop.md").read_text(), re.MULTILINE | re.DOTALL)
+    return json.loads(text)
+
+
+def written(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / content.get("run", "run") / "record.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_every_report_takes_a_record_with_some_figures(tmp_path: Path) -> None:
+    written(tmp_path, example())
+    written(tmp_path, {**example(), "run": "other", "seed": 7, "started_at": "2026-01-02T03:04:05Z"})
+    report = build_report(tmp_path, paper=True)
+    assert report.warnings == []
+    assert len(report.records) == 2
+    row = read_csv(tmp_path / "report.csv")[0]
+    assert float(row["al_s"]) == example()["al_s"]
+    assert row["mfu"] == "n/a"
+    reasons = row["unavailable"].split(" | ")
+    assert f"mfu: {NOT_RECORDED}" in reasons
+    # A reason of the record's own stands.
+    [(name, reason)] = example()["unavailable"].items()
+    assert f"{name}: {reason}" in reasons
+    for page in ("report.html", "report.md"):
+        assert NOT_RECORDED in (tmp_path / page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens_per_sec": 1.0}, "tokens_per_sec: Extra inputs are not permitted (did you mean tokens_per_s?)"),
+        ({"mfu": None}, "absent without a reason in 'unavailable': mfu"),
+        ({"seq_len": 0}, "seq_len: Input should be greater than 0"),
+        ({"started_at": "yesterday"}, "started_at: 'yesterday' is no time in ISO 8601, such as 2026-01-02T03:04:05"),
+        ({"step_time_percentiles_s": [0.1, 0.2]}, "step_time_percentiles_s: List should have at least 101 items"),
+        (
+            {"quality_curve": [{"step": 0, "tokens": 0, "loss": 3.0, "loss_se": None, "measured_tokens": 0,
+                                "train_s": 0.0, "energy_j": None}]},
+            "quality_curve.0.tokens: Input should be greater than 0",
+        ),
+        (
+            {"timelines": [{"device": "0", "device_name": "x", "scope": "gpu", "bucket_s": 1.0, "time_s": [0.5, 1.5],
+                            **{f"{name}_{kind}": [1.0] for name in ("memory_used_gb", "utilization", "power_w")
+                               for kind in ("mean", "max")}}]},
+            "timelines.0: a timeline needs a bucket_s above 0, and lists of one length",
+        ),
+        ({"experts": {"tokens_per_expert": [[]], "load_imbalance": []}}, "experts.tokens_per_expert.0: List should"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, {**example(), **changes})
+    with pytest.raises(MetricsError, match=f"^{re.escape(f'{path}: not a run')}.*{re.escape(message)}"):
+        read_record(path)
+
+
+def test_the_schema_has_every_field_and_what_is_required(tmp_path: Path) -> None:
+    schema = json.loads((DOCS / "record.schema.json").read_text())
+    assert schema["properties"].keys() == make_record().model_dump().keys()
+    assert (schema["properties"]["al_s"]["unit"], schema["properties"]["al_s"]["better"]) == ("s", "lower")
+    assert set(schema["required"]) <= example().keys() <= schema["properties"].keys()
+    for place, name in enumerate(schema["required"]):
+        path = tmp_path / str(place) / "record.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps({key: value for key, value in example().items() if key != name}))
+        with pytest.raises(MetricsError, match=f"{name}: Field required"):
+            read_record(path)
