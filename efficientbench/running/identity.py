@@ -27,7 +27,6 @@ def failed_record(
     job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
 ) -> RunRecord:
     """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
-    config = job.config
     summary = nothing_measured(reason)
     devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
     return RunRecord(
@@ -36,15 +35,9 @@ def failed_record(
         status="failed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        formula_id=FORMULAS,
         unavailable=summary.unavailable,
         data=recorded_sources(job),
-        keys_read_per_query=keys_read_per_query(config.model, config.training.seq_len),
-        dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
-        kernels={},
-        config=config.model_dump(mode="json"),
-        environment=run_environment(config, device),
-        paths=WRITTEN,
+        environment=run_environment(job.config, device),
     )
 
 
@@ -55,7 +48,7 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 
 
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
-    """Return what was run, and on which devices, by the record's field names."""
+    """Return what was run, on which devices and by which formulas, by the record's field names."""
     config, layout = job.config, job.layout
     parameters = count_parameters(config.model)
     flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
@@ -75,4 +68,9 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         "micro_batch_size": config.training.micro_batch_size,
         "global_batch_size": config.training.global_batch_size,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        "keys_read_per_query": keys_read_per_query(config.model, config.training.seq_len),
+        "dense_keys_per_query": dense_keys_per_query(config.training.seq_len),
+        "formula_id": FORMULAS,
+        "config": config.model_dump(mode="json"),
+        "paths": WRITTEN,
     }

@@ -19,8 +19,6 @@ _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
 """Scopes of meters of the host's energy."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
-_NO_ALLOCATOR = "no allocator sensor was in use"
-_NO_HOST_ALLOCATOR = "the host has no device allocator"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
@@ -41,7 +39,7 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
     scope = next((scope for scope in _SCOPES if scope in scopes), None)
     energy_scope, no_meter = _meter(scope, ranks)
-    no_allocator = _NO_HOST_ALLOCATOR if scope == "host" else _NO_ALLOCATOR
+    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
     devices = _Figures(_OF_DEVICES, ranks, everything, scope, _NO_SENSOR)
     allocators = _Figures(_OF_ALLOCATORS, ranks, everything, "allocator", no_allocator)
     meters = _Figures(_OF_METERS, ranks, everything, energy_scope, no_meter)

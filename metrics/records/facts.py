@@ -181,13 +181,10 @@ class Measured:
         return finite(self.learned("validation_loss", "no validation ran"))
 
     @property
-    def validation_size(self) -> tuple[int, int]:
+    def validation_size(self) -> list[int]:
         """Return tokens and UTF-8 bytes of the validation text."""
-        tokens, size = self.quality.validation_tokens, self.quality.validation_bytes
-        if tokens is None or size is None:
-            unknown = "the validation text's size in bytes is not known"
-            raise MetricsError(self.quality.reasons.get("validation_bytes", unknown))
-        return tokens, size
+        names, unknown = ("validation_tokens", "validation_bytes"), "the validation text's size in bytes is not known"
+        return [self.learned(name, unknown, like="validation_bytes") for name in names]
 
     @property
     def text(self) -> Reading:

@@ -22,7 +22,7 @@ from efficientbench.metrics.report.html.run_plots import expert_figures, over_ti
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
-from efficientbench.metrics.report.table import ABSENT, Table
+from efficientbench.metrics.report.table import ABSENT, Table, number
 
 
 def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
@@ -128,7 +128,7 @@ def _settings(runs: Sequence[Run]) -> Table:
         record = run.record
         sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
         layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
-        keys = ABSENT if record.keys_read_per_query is None else f"{record.keys_read_per_query:,.0f}"
+        keys = number(record.keys_read_per_query, ",.0f")
         if record.dense_keys_per_query is not None:
             keys += f" of {record.dense_keys_per_query:,.0f}"
         rows.append(
@@ -136,13 +136,9 @@ def _settings(runs: Sequence[Run]) -> Table:
                 *(run.name, record.status, f"{record.parameters:,}", f"{record.parameters_active:,}", record.dtype),
                 *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
                 *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
-                _number(record.tokens_per_parameter, ".3g"),
-                *(_number(record.unique_tokens, ","), _number(record.epochs, ".3g"), keys, str(record.seed)),
+                number(record.tokens_per_parameter, ".3g"),
+                *(number(record.unique_tokens, ","), number(record.epochs, ".3g"), keys, str(record.seed)),
                 f"{record.duration_s:,.0f} s",
             )
         )
     return Table(header, rows, (0, 1, 4, 8))
-
-
-def _number(value: float | None, form: str) -> str:
-    return ABSENT if value is None else format(value, form)
