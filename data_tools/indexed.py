@@ -8,6 +8,7 @@ only, modes int8 [S]. Here a document is one sequence, so D = S + 1.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -47,6 +48,16 @@ def bin_path(prefix: Path) -> Path:
 def idx_path(prefix: Path) -> Path:
     """Return the path of the index."""
     return prefix.with_name(prefix.name + ".idx")
+
+
+def hashes_path(prefix: Path) -> Path:
+    """Return the path of `document_hash` of all documents, which a tokenized pair has beside it."""
+    return prefix.with_name(prefix.name + ".hashes")
+
+
+def document_hash(tokens: bytes) -> bytes:
+    """Return the first 64 bits of BLAKE2b of a document's tokens, as the `.bin` stores them."""
+    return hashlib.blake2b(tokens, digest_size=8).digest()
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -1,8 +1,8 @@
 """The tokens of one part of the input on disk, and the pair that is put together from all parts.
 
-A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.rejects.jsonl`, and
-`NUMBER.json` with its `PartCounts`, followed by the CRC-32 of that line. The last is written last: a part that has one
-is complete.
+A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.hashes`
+(`document_hash` of each), `NUMBER.rejects.jsonl`, and `NUMBER.json` with its `PartCounts`, followed by the CRC-32 of
+that line. The last is written last: a part that has one is complete.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.engine import Engine
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_file, file_blocks, write_file
-from efficientbench.data_tools.indexed import bin_path, idx_path, index_blocks
+from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
 from efficientbench.data_tools.inputs import Part
 
-_KINDS = ("bin", "lengths", "rejects.jsonl")
+_KINDS = ("bin", "lengths", "hashes", "rejects.jsonl")
 """What a part's files are named after their number, except the last one."""
 
 
@@ -92,7 +92,9 @@ class PartTokenizer:
         write_file(_part_file(self.folder, number, "json"), b"%b\n%08x\n" % (line, zlib.crc32(line)))
         return counts
 
-    def _write(self, part: Part, tokens: _Counted, lengths: _Counted, rejects: _Counted) -> PartCounts:
+    def _write(
+        self, part: Part, tokens: _Counted, lengths: _Counted, hashes: _Counted, rejects: _Counted
+    ) -> PartCounts:
         reader = PartReader(part, self.text_key)
         rejected: Counter[str] = Counter()
         special: Counter[str] = Counter()
@@ -108,9 +110,11 @@ class PartTokenizer:
             utf8_bytes += len(document) if document.isascii() else len(document.encode())
             documents += 1
             written_tokens += len(ids) + 1
-            tokens.write(ids.astype(self.dtype).tobytes() + end)
+            content = ids.astype(self.dtype).tobytes() + end
+            tokens.write(content)
             lengths.write((len(ids) + 1).to_bytes(4, "little"))
-        crc32 = dict(zip(_KINDS, (tokens.crc32, lengths.crc32, rejects.crc32), strict=True))
+            hashes.write(document_hash(content))
+        crc32 = dict(zip(_KINDS, (each.crc32 for each in (tokens, lengths, hashes, rejects)), strict=True))
         return PartCounts(documents, written_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special), crc32)
 
 
@@ -146,17 +150,24 @@ def _crc32(path: Path) -> int:
 
 
 def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> None:
-    """Write the pair from its parts."""
+    """Write the pair and the documents' hashes from its parts."""
     numbers = range(len(counts))
 
     def lengths() -> Iterator[np.ndarray]:
         return (np.fromfile(_part_file(folder, number, "lengths"), np.int32) for number in numbers)
 
-    blocks = (block for number in numbers for block in file_blocks(_part_file(folder, number, "bin")))
+    def blocks(kind: str) -> Iterator[bytes]:
+        return (block for number in numbers for block in file_blocks(_part_file(folder, number, kind)))
+
     documents = sum(count.documents for count in counts)
-    # Both files are on the disk before one of them gets its name.
-    with complete_file(bin_path(prefix)) as tokens, complete_file(idx_path(prefix)) as index:
-        tokens.writelines(blocks)
+    # All files are on the disk before one of them gets its name.
+    with (
+        complete_file(bin_path(prefix)) as tokens,
+        complete_file(idx_path(prefix)) as index,
+        complete_file(hashes_path(prefix)) as hashes,
+    ):
+        tokens.writelines(blocks("bin"))
+        hashes.writelines(blocks("hashes"))
         index.writelines(index_blocks(lengths, documents, dtype))
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import complete_file, exclusive_lock
-from efficientbench.data_tools.indexed import bin_path, idx_path
+from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.manifest import load_checksums, manifest_path
 
 SPLITS = "split"
 """The folder of hashes and splits below a run's `data.cache`."""
@@ -43,7 +44,7 @@ class Split:
 
 
 def split_documents(prefixes: Sequence[Path], shares: Sequence[float], cache: Path) -> list[Split]:
-    """Return the split of each corpus; read its tokens once, and keep what was found in `cache`.
+    """Return the split of each corpus, and keep it in `cache`; read the tokens once where no hashes lie beside them.
 
     Of each corpus, test and validation take their shares of the documents, those with the lowest hashes for validation,
     the next for test; training has the rest. Processes that call this at once wait for each other.
@@ -106,19 +107,19 @@ def _split_one(hashes: np.ndarray, alone: np.ndarray, shares: Sequence[float]) -
 
 
 def _hashes(prefix: Path, state: str, cache: Path) -> np.ndarray:
-    """Return the first 64 bits of BLAKE2b of each document's tokens as they are stored, uint64 [documents]."""
+    """Return `document_hash` of each document, uint64 [documents]."""
+    manifest, written = manifest_path(prefix), hashes_path(prefix)
+    # The manifest's checksums, which a run verifies, say that they are of these tokens.
+    if manifest.is_file() and written in load_checksums(manifest):
+        return np.fromfile(written, "<u8")
     path = cache / f"hashes-{_key(_RULES, state)}.bin"
     if path.exists():
-        return np.fromfile(path, np.uint64)
+        return np.fromfile(path, "<u8")
     documents = IndexedDocuments(prefix)
     logger.info("%s: reading %s documents once, to split them by their text", prefix, f"{len(documents):,}")
-    hashes = np.empty(len(documents), np.uint64)
-    for number in range(len(documents)):
-        digest = hashlib.blake2b(documents[number].tobytes(), digest_size=8).digest()
-        hashes[number] = int.from_bytes(digest, "little")
     with complete_file(path) as stream:
-        stream.write(hashes.tobytes())
-    return hashes
+        stream.writelines(document_hash(documents[number].tobytes()) for number in range(len(documents)))
+    return np.fromfile(path, "<u8")
 
 
 def _state(prefix: Path) -> str:

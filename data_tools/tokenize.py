@@ -28,11 +28,12 @@ from efficientbench.data_tools.files import (
     beside,
     disk_errors_explained,
     exclusive_lock,
+    file_checksums,
     remove_partial,
     sha256,
     write_file,
 )
-from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path, token_dtype
+from efficientbench.data_tools.indexed import bin_path, check_indexed, hashes_path, idx_path, token_dtype
 from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.manifest import (
     Corpus,
@@ -240,7 +241,8 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
     """Write the pair from its parts, and all that lies beside it, the manifest last."""
     records = _input_records(job, counts, max_rejects)
     merge_pair(job.folder, counts, job.prefix, job.dtype)
-    checksums = pair_checksums(job.prefix)
+    hashes = hashes_path(job.prefix)
+    checksums = {**pair_checksums(job.prefix), hashes: file_checksums(hashes)}
     lengths_path = job.tokenizer.save_token_bytes(beside(job.prefix, "token_bytes.npy"))
     folder = beside(job.prefix, "tokenizer")
     shutil.rmtree(folder, ignore_errors=True)

@@ -206,7 +206,10 @@ def _open_listener(cluster: Cluster) -> socket.socket:
     family = socket.AF_INET6 if both else socket.AF_INET
     address = ("", cluster.master_port)
     try:
-        listener = socket.create_server(address, family=family, backlog=cluster.nodes, dualstack_ipv6=both)
+        # Where strangers fill the backlog, the system drops a node's attempt, which tries again after seconds.
+        listener = socket.create_server(
+            address, family=family, backlog=cluster.nodes + MOST_GREETINGS, dualstack_ipv6=both
+        )
     except OSError as error:
         what = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise LaunchError(f"port {cluster.master_port} {what} on node 0: set MASTER_PORT on all nodes") from error

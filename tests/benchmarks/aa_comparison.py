@@ -35,7 +35,7 @@ from efficientbench.metrics.records.record import RunRecord, load_records
 MODEL = (
     *("model.layers=4", "model.hidden_size=128", "model.heads=4", "model.head_dim=32", "model.ffn_hidden_size=256"),
     *("training.seq_len=128", "training.global_batch_size=8", "training.micro_batch_size=4", "training.steps=120"),
-    *("training.learning_rate=3e-3", "training.validation_batches=8", "measurement.warmup_steps=20"),
+    *("training.learning_rate=3e-3", "training.validation_tokens=8192", "measurement.warmup_steps=20"),
 )
 SPEED, LOSS = "al_s", "validation_loss"
 MOST_CLAIMS = 0.95

@@ -41,7 +41,7 @@ RATES = {64: (3e-3, 9e-3, 27e-3), 192: (1e-3, 3e-3, 9e-3)}
 WIDTHS = tuple(RATES)
 SEEDS = (1, 2, 3)
 STEPS = 120
-LAYERS, HEAD_DIM, SEQUENCE, BATCH, VALIDATION_BATCHES = 2, 16, 128, 4, 32
+LAYERS, HEAD_DIM, SEQUENCE, BATCH, VALIDATION_TOKENS = 2, 16, 128, 4, 16_384
 FULL_WIDTH, FULL_FFN = 1536, 8960
 """Of the size 1.5B, whose proportions the narrow models have."""
 
@@ -77,7 +77,7 @@ class Cell:
                 f"training.min_learning_rate={self.rate / 10}",
                 f"training.seed={self.seed}",
                 "training.validate_every_tokens=0",
-                f"training.validation_batches={VALIDATION_BATCHES}",
+                f"training.validation_tokens={VALIDATION_TOKENS}",
                 "data.split=[90,10,0]",
             ],
         )

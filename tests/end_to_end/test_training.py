@@ -40,6 +40,7 @@ def test_trains(train: Train, dtype: str) -> None:
     assert losses(folder)[-1] < losses(folder)[0] - 0.1
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("layout", ["parallel.tp=2", pytest.param("parallel.dp=2", marks=pytest.mark.proof)])
 def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     one, two = trained(train()), trained(train(layout))
@@ -77,6 +78,7 @@ def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     assert "300 documents" in run.done.stdout
 
 
+@pytest.mark.proof
 def test_a_blend_of_tokens_and_a_folder_of_parquet(train: Train, tmp_path: Path) -> None:
     """The tokens come from the command line's `tokenize`; the folder is tokenized by the run, with their tokenizer."""
     texts = [f"text number {number}: " + " ".join(str(number * step) for step in range(80)) for number in range(120)]

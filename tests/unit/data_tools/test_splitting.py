@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.cells import write_tokens
 from efficientbench.data_tools import splitting
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.splitting import Split, split_documents
+from efficientbench.data_tools.tokenize import tokenize_files
 
 Text = tuple[int, ...]
 
@@ -92,3 +94,17 @@ def test_tokens_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_tokens(tmp_path / "text" / "0", documents(101, seed=5))
     (changed,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), tmp_path / "text" / "cache")
     assert len(changed.training) + len(changed.validation) == 101
+
+
+def test_a_tokenized_corpus_has_its_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
+    lines = (json.dumps({"text": f"document number {number}"}) for number in range(120))
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    corpus = tokenize_files([tmp_path / "text.jsonl"], tmp_path / "tokens", tokenizer)
+    with monkeypatch.context() as patched:
+        patched.delattr(splitting, "IndexedDocuments")
+        (split,) = split_documents([corpus.prefix], (90, 10, 0), tmp_path / "cache")
+    # As for a pair from elsewhere.
+    corpus.manifest.unlink()
+    (read,) = split_documents([corpus.prefix], (90, 10, 0), tmp_path / "other cache")
+    assert np.array_equal(split.validation, read.validation)
+    assert len(split.validation) == 12

@@ -32,7 +32,7 @@ def test_every_kind_of_file_gives_the_same_pair(tmp_path: Path, tokenizer: Path,
     (tmp_path / "plain").mkdir()
     plain = tokenize_files([write_kind(tmp_path / "plain", "jsonl", TEXTS)], tmp_path / "plain" / "tokens", tokenizer)
     assert pair(corpus.prefix) == pair(plain.prefix)
-    names = {"lock", "bin", "idx", "manifest.json", "rejects.jsonl", "tokenizer", "token_bytes.npy"}
+    names = {"lock", "bin", "idx", "hashes", "manifest.json", "rejects.jsonl", "tokenizer", "token_bytes.npy"}
     assert left_in(tmp_path / "out") == {f"tokens.{name}" for name in names}
 
 

@@ -192,6 +192,7 @@ def test_a_node_that_is_gone_ends_the_other(nodes: Callable[..., Nodes]) -> None
     assert running.ends()[0] == (1, "error: node 1 is gone: its launcher ended without a word\n")
 
 
+@pytest.mark.proof
 def test_a_rank_that_stands_still_is_named_on_all_nodes(nodes: Callable[..., Nodes], tmp_path: Path) -> None:
     running = nodes("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + STAYS, 4)
     os.kill(running.pids()[2], signal.SIGSTOP)

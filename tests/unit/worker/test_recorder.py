@@ -52,8 +52,8 @@ def test_a_dense_run_writes_no_routing(tmp_path: Path) -> None:
     assert "auxiliary_loss" not in {*quality.reasons, *read_steps(tmp_path / "steps.jsonl")[0]}
 
 
-def test_a_standard_error_has_its_number_of_batches(tmp_path: Path) -> None:
-    validation = ValidationEnded(1, 4.0, (3.9, 4.0, 4.1, 4.0), 64, None)
+def test_a_standard_error_has_its_number_of_documents(tmp_path: Path) -> None:
+    validation = ValidationEnded(1, 4.0, (3.9, 4.0, 4.1, 4.0), (16, 16, 16, 16), None, "0" * 64)
     recorder = record("gqa_0.5B", tmp_path, [step(1, None), validation])
     assert (recorder.validations[0].loss_se_values, recorder.quality().validation_loss_se_values) == (4, 4)
 
