@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.json_schema import GenerateJsonSchema
 
 from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
@@ -104,9 +105,17 @@ def columns() -> str:
     return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
 
 
+class _WithoutTitles(GenerateJsonSchema):
+    """A JSON schema without pydantic's titles, which repeat the fields' names."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
 def record_schema() -> str:
     """Return the JSON schema of a run's record, as a file's text."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunRecord.model_json_schema()}
+    fields = RunRecord.model_json_schema(schema_generator=_WithoutTitles)
+    schema = {"$schema": _WithoutTitles.schema_dialect, **fields}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -17,16 +17,7 @@ from typing import IO, Any
 
 from efficientbench.metrics.definitions import longest_interval_s
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.sensors.base import (
-    ALLOCATOR_PEAKS,
-    Counters,
-    DeviceInfo,
-    OtherUse,
-    Peaks,
-    Sample,
-    Scope,
-    Sensor,
-)
+from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
 _COUNTED = ("energy_j", "busy_s")
@@ -142,7 +133,7 @@ class ReplaySensor(Sensor):
         for name in (*_SAMPLED, *_COUNTED):
             if not all(recorded.times_s[name] for recorded in self._devices):
                 self.unavailable[name] = no
-        self.unavailable |= dict.fromkeys(("peak_memory_device_bytes", *ALLOCATOR_PEAKS), no)
+        self.unavailable |= dict.fromkeys(asdict(Peaks()), no)
 
     def devices(self) -> list[DeviceInfo]:
         return [recorded.info for recorded in self._devices]

@@ -28,15 +28,7 @@ from efficientbench.metrics.sensors.ascend.dcmi_library import (
     card_ids,
     load,
 )
-from efficientbench.metrics.sensors.base import (
-    ALLOCATOR_PEAKS,
-    MEMORY_AND_UTILIZATION,
-    DeviceInfo,
-    OtherUse,
-    Sample,
-    Scope,
-    Sensor,
-)
+from efficientbench.metrics.sensors.base import MEMORY_AND_UTILIZATION, DeviceInfo, OtherUse, Sample, Scope, Sensor
 from efficientbench.metrics.sensors.host import machine_uuid
 from efficientbench.metrics.sensors.processes import other_processes
 
@@ -106,9 +98,12 @@ class DcmiSensor(Sensor):
             capacity = self._memory_bytes(chip)[1] or None
             self._devices.append(DeviceInfo(uuid, self._names[chip], capacity, "driver"))
         self.unavailable["energy_j"] = "an Ascend NPU has no energy counter: power is polled and integrated"
-        no_register = "an Ascend NPU keeps no such register"
-        self.unavailable |= dict.fromkeys(("busy_s", "peak_memory_device_bytes"), no_register)
-        self.unavailable |= dict.fromkeys(ALLOCATOR_PEAKS, "the driver does not know torch's allocator")
+        self.unavailable["busy_s"] = self.unavailable["peak_memory_device_bytes"] = (
+            "an Ascend NPU keeps no such register"
+        )
+        self.unavailable |= dict.fromkeys(
+            ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes"), "the driver does not know torch's allocator"
+        )
         for quantity, read in (("utilization", self._percent), ("power_w", self._power_w)):
             for uuid, chip in self._chips.items():
                 try:

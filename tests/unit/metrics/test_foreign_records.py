@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.metrics_parts import make_record, read_csv
+from support.metrics_parts import make_record, printed, read_csv
 from support.repository import ROOT
 
+from efficientbench.metrics.analysis.compare import compare
+from efficientbench.metrics.analysis.repeats import load_group
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import NOT_RECORDED, read_record
 from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.comparison import print_comparison
 
 DOCS = ROOT / "docs"
 
@@ -47,6 +50,10 @@ def test_every_report_takes_a_record_with_some_figures(tmp_path: Path) -> None:
     assert f"{name}: {reason}" in reasons
     for page in ("report.html", "report.md"):
         assert NOT_RECORDED in (tmp_path / page).read_text()
+    ours, other = (load_group(tmp_path / record.run) for record in report.records)
+    text = printed(print_comparison, compare(ours, other), width=200)
+    assert re.search(r"AL, s/step +0.52 +0.52 +1.000", text)
+    assert NOT_RECORDED in text
 
 
 @pytest.mark.parametrize(
