@@ -171,9 +171,8 @@ def combine_repeats(records: Iterable[RunRecord]) -> list[RunRecord]:
 def combine(group: Group) -> RunRecord:
     """Return a record with one value of each figure over the repeats, by the figure's row: mostly the mean.
 
-    The intervals of `al_s` and
-    `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure that one repeat lacks is
-    absent for that repeat's reason. All other fields are the first repeat's.
+    The intervals of `al_s` and `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure
+    that one repeat lacks is absent for that repeat's reason. All other fields are the first repeat's.
     """
     records = group.records
     if len(records) == 1:

@@ -20,13 +20,13 @@ from efficientbench.metrics.records.figure import (
     three_digits,
 )
 
+# Unformatted to the end, as a table is read by its rows: one argument in each line would make a page of every five.
+# fmt: off
+
 # The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
 # its reader would refuse.
-# fmt: off
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always",
     use_attribute_docstrings=True)
-
-# Unformatted to the end, as a table is read by its rows: one argument in each line would make a page of every five.
 
 
 class Identity(BaseModel):
