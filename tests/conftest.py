@@ -56,12 +56,24 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, and where this process has made the CPU stand in for it."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU is here, or the CPU stands in for it in this process: give -m gpu one of its own")
+
+
 @pytest.fixture(scope="session")
-def single_rank() -> Iterator[None]:
-    """A world of one gloo rank in this process, on the CPU, with megatron's process groups."""
+def single_rank(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A world of one rank in this process with megatron's process groups: on the CPU, with `-m gpu` on the GPU."""
     from support.single_rank import world_of_one_rank
 
-    with world_of_one_rank():
+    from efficientbench.devices.registry import find_device
+
+    with world_of_one_rank(find_device("cuda" if pytestconfig.getoption("markexpr") == "gpu" else "cpu")):
         yield
 
 

@@ -4,7 +4,8 @@
 #   bash tests/run.sh [--all] [pytest arguments]
 #
 # --all adds the slow proofs (marker `proof`). Without arguments for pytest, one process for each core runs the tests,
-# and then a single one those that measure this machine's time or memory (marker `alone`).
+# then a single one those that measure this machine's time or memory (marker `alone`), and one more those that need a GPU
+# (marker `gpu`), since a process in which the CPU stands in for it has none.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,4 +30,8 @@ python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist 
 # after runs that fill the memory, the system is busy for a while.
 mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests | sort --reverse)
 python3 -m pytest -m "($wanted) and alone" "${alone[@]}" || failed=1
+if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+    mapfile -t gpu < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+    python3 -m pytest -m gpu "${gpu[@]}" || failed=1
+fi
 exit "$failed"

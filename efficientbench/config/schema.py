@@ -129,6 +129,11 @@ class TrainingConfig(Part):
         default=1.0, description="largest norm of the gradients, which are scaled down to it; 0: no clipping"
     )
     seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
+    draw_weights_on: Literal["device", "cpu"] = Field(
+        default="device",
+        description="where initial weights are drawn; device: a GPU draws them in a moment, the same in every layout "
+        "of GPUs; cpu: a core draws them, the same on every device type",
+    )
     validation_interval: NonNegativeInt = Field(
         default=0, description="steps between validations; 0: only one at the end"
     )

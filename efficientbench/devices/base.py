@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +14,11 @@ if TYPE_CHECKING:
 
 DTYPES = ("fp32", "bf16", "fp16")
 """Compute dtypes by the names that configurations use."""
+
+
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""Work starts in the order in which it is queued: Megatron's tensor parallelism queues a transfer before the product
+that hides it, and relies on that."""
 
 
 class DeviceError(ValueError):
@@ -36,8 +40,9 @@ class Device(ABC):
     """Environment variable that names the node's own address to the backend; None where the backend chooses well."""
     remedy: str
     """What a machine needs before this device type can be used on it."""
-    environment: Mapping[str, str] = MappingProxyType({})
-    """Environment variables that a run sets for its ranks, unless the user has set them."""
+
+    draws_weights: bool = False
+    """Whether its own generator draws initial weights, the same in every layout; else the CPU's does."""
 
     @abstractmethod
     def count(self) -> int:
@@ -49,6 +54,10 @@ class Device(ABC):
         listed = environment.get(self.visibility or "", "")
         names = [name.strip() for name in listed.split(",") if name.strip()]
         return names[:count] if len(names) >= count else [str(index) for index in range(count)]
+
+    def environment(self, tensor_parallel: int) -> Mapping[str, str]:
+        """Return environment variables that a run of so many tensor-parallel ranks sets, unless the user has."""
+        return {}
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import Device
+from efficientbench.devices.base import ONE_QUEUE, Device
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,13 @@ class CUDA(Device):
     visibility = "CUDA_VISIBLE_DEVICES"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
+    draws_weights = True
     remedy = "an NVIDIA GPU with its driver, passed into the container if this is one, and a torch built with CUDA"
+
+    def environment(self, tensor_parallel: int) -> dict[str, str]:
+        # Growing segments: fragmented memory must not end a run that would fit.
+        segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        return {**segments, **(ONE_QUEUE if tensor_parallel > 1 else {})}
 
     def unavailable_reason(self) -> str | None:
         # Look at the device files first: importing torch takes seconds.

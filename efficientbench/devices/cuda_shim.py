@@ -1,7 +1,7 @@
 """A CPU behind the names of torch.cuda, which megatron-core calls in hundreds of places.
 
-`install` changes torch for the whole process. Call it before importing megatron. `torch.cuda.is_available()` stays
-False, so that code which checks first takes its CPU path.
+`install` changes torch for the whole process. Call it before importing megatron. `torch.cuda.is_available()` is False
+then, also on a machine with a GPU, so that code which checks first takes its CPU path.
 """
 
 from __future__ import annotations
@@ -81,10 +81,17 @@ class FactoriesOnCPU(TorchFunctionMode):
 
 
 def install() -> None:
-    """Replace the functions of torch.cuda that megatron calls, once per process."""
+    """Replace the functions of torch.cuda that megatron calls, once per process.
+
+    Raises:
+        RuntimeError: this process uses a GPU already, which would then be taken for the CPU.
+    """
     if torch.cuda.current_device is _current_device:
         return
+    if torch.cuda.is_initialized():
+        raise RuntimeError("this process uses a GPU: a run on the CPU needs a process of its own")
     replacements: dict[str, Any] = {
+        "is_available": lambda: False,
         "Stream": Stream,
         "Event": Event,
         "current_device": _current_device,

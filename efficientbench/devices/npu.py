@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.devices.base import Device, DeviceError
+from efficientbench.devices.base import ONE_QUEUE, Device, DeviceError
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,21 @@ ADAPTORS = {
 """Packages that change torch and megatron on import, for another megatron-core than ours."""
 
 
+_ENVIRONMENT = {
+    # Growing segments: fragmented memory must not end a run that would fit.
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+    # Two host threads prepare operators: with one, small operators wait for the host.
+    "TASK_QUEUE_ENABLE": "2",
+    # Threads stay on the cores near their rank's NPU, which makes step times steadier.
+    "CPU_AFFINITY_CONF": "1",
+    # Nodes load data and model at different speeds: let them connect within ten minutes instead of two.
+    "HCCL_CONNECT_TIMEOUT": "600",
+    # Before a broadcast torch reads the compute capability of its CUDA device, here the NPU, and fails without one.
+    # Any value without fp8 will do.
+    "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
+}
+
+
 def family(name: str) -> str | None:
     """Return the family of a product by its name in torch_npu; None for an unknown one."""
     return next((each for each, pattern in FAMILIES.items() if re.match(pattern, name)), None)
@@ -65,19 +80,6 @@ class NPU(Device):
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
     remedy = "an Ascend NPU with its driver, CANN's set_env.sh sourced, and torch-npu in torch's own version"
-    environment = {
-        # Growing segments: fragmented memory must not end a run that would fit.
-        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
-        # Two host threads prepare operators: with one, small operators wait for the host.
-        "TASK_QUEUE_ENABLE": "2",
-        # Threads stay on the cores near their rank's NPU, which makes step times steadier.
-        "CPU_AFFINITY_CONF": "1",
-        # Nodes load data and model at different speeds: let them connect within ten minutes instead of two.
-        "HCCL_CONNECT_TIMEOUT": "600",
-        # Before a broadcast torch reads the compute capability of its CUDA device, here the NPU, and fails without one.
-        # Any value without fp8 will do.
-        "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
-    }
 
     def unavailable_reason(self) -> str | None:
         if not glob.glob("/dev/davinci[0-9]*"):
@@ -97,6 +99,9 @@ class NPU(Device):
         if family(name) == INFERENCE:
             return f"{name} is made for inference and cannot train"
         return _foreign_adaptor()
+
+    def environment(self, tensor_parallel: int) -> dict[str, str]:
+        return {**_ENVIRONMENT, **(ONE_QUEUE if tensor_parallel > 1 else {})}
 
     def count(self) -> int:
         return int(npu_namespace().device_count()) if self.unavailable_reason() is None else 0

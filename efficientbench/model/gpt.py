@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.attention import attention_spec
 from efficientbench.model.engine_config import transformer_config
@@ -137,11 +138,12 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
     # other while they are built, and ranks build them at different places in their order.
     attention_kernel = _attention_kernel(config, device)
     virtual_stages = range(config.parallel.vpp) if config.parallel.vpp > 1 else [None]
+    draws = config.training.draw_weights_on == "device" and device_called(device.type).draws_weights
     stages = []
     for vp_stage in virtual_stages:
         with device:
             stages.append(_construct(config, vp_stage, attention_kernel))
-        initialize(stages[-1], config.model, config.training.seed)
+        initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
 
 

@@ -1,7 +1,7 @@
 """Initial weights that are the same in every layout.
 
 Each parameter is drawn at its full shape from a generator seeded by (seed, global name), then cut to this rank's part:
-Megatron's own would differ between pipeline and tensor layouts.
+Megatron's own would differ between pipeline and tensor layouts. A GPU's generator draws other numbers than the CPU's.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ from efficientbench.config.model import ModelConfig
 
 EXPERTS = "mlp.experts."
 """In the names of parameters that hold the weights of a layer's experts side by side."""
+CPU = torch.device("cpu")
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
-def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
+def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
     """Fill every parameter of this stage: biases 0, norms 1, weights N(0, init_std).
 
     Output projections and learned positions have a smaller deviation.
+
+    Args:
+        model: the stage.
+        config: its shapes.
+        seed: of the run.
+        device: where weights are drawn: the stage's own, or the CPU.
     """
     for name, parameter in global_parameters(model).items():
         with torch.no_grad():
@@ -37,10 +44,10 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int) -> None:
                 shape = full_shape(name, parameter, config, tp_size)
                 if EXPERTS in name:
                     full = torch.stack(
-                        [_draw(expert, shape[1:], config, seed) for expert in expert_names(name, shape[0])]
+                        [_draw(expert, shape[1:], config, seed, device) for expert in expert_names(name, shape[0])]
                     )
                 else:
-                    full = _draw(name, shape, config, seed)
+                    full = _draw(name, shape, config, seed, device)
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))
 
 
@@ -112,10 +119,10 @@ def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp
     return shape
 
 
-def _draw(name: str, shape: list[int], config: ModelConfig, seed: int) -> torch.Tensor:
+def _draw(name: str, shape: list[int], config: ModelConfig, seed: int, device: torch.device) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    return torch.randn(shape, generator=generator).mul_(config.init_std / _divisor(name, config))
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.randn(shape, generator=generator, device=device).mul_(config.init_std / _divisor(name, config))
 
 
 def _divisor(name: str, config: ModelConfig) -> float:

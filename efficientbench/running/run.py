@@ -53,7 +53,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
     device = find_device(config.device)
-    for name, value in device.environment.items():
+    for name, value in device.environment(config.parallel.tp).items():
         # For the ranks, which inherit this process's environment.
         os.environ.setdefault(name, value)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)

@@ -3,15 +3,19 @@
 NOT RUN YET ON A GPU: written where none was at hand. Every figure is of whole optimizer steps on random tokens, waited
 for at both ends, with float32 master weights and the kernels that a run of the same configuration would have.
 
-    python3 tests/benchmarks/gpu_speed.py [--limit-s 540] [--output speed.json] [--write]
+    python3 tests/benchmarks/gpu_speed.py [--parts headline risks ...] [--limit-s 540] [--output speed.json] [--write]
     python3 tests/benchmarks/gpu_speed.py --rehearse    # the same on a CPU with toy models: does the script work?
 
-1. gqa_1.5B, sequence 2,048, bf16: MFU (causal attention halved, and the full square) and peak memory against the
-   plan's estimate at micro-batch 2; the same model trained by transformers (weights in bf16 or float32 with autocast,
-   each with torch.compile and without): the ratio to the fastest of them.
-2. Tokens/s, MFU and peak memory of every run of the matrix that fits the card.
-3. GQA, MLA and NSA of 1.5B over sequences of 2,048 to 32,768 tokens: where NSA overtakes GQA.
-4. The first figure once more: its ratio to the first.
+The parts, those first that say most:
+
+- headline: gqa_1.5B, sequence 2,048, bf16, at micro-batches of 2, 4 and 8 sequences: tokens/s, MFU (causal attention
+  halved, and the full square), memory against the plan's estimate, and where a step's time goes; transformers' compiled
+  training of the same model; then the first figure once more.
+- risks: one figure of each architecture that has kernels of its own: NSA, relative, mixture of experts, MLA.
+- lengths: GQA and NSA of 1.5B over sequences of 2,048 to 32,768 tokens: where NSA overtakes GQA.
+- transformers: its other three ways to train: weights in bf16 or float32 with autocast, each with torch.compile and
+  without.
+- matrix: every run of the matrix that fits the card.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -48,12 +52,15 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.planning.plan import make_plan, with_kernels
+from efficientbench.planning.plan import check_fits, make_plan, with_kernels
 
 BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
-LENGTHS = (2048, 4096, 8192, 16_384, 32_768)
+LENGTHS = (2048, 8192, 32_768)
+MICRO_BATCHES = (2, 4, 8)
+RISKS = ("nsa_1.5B", "relative_1.5B", "moe_0.5Bx8", "mla_1.5B")
 
 WARM_UP_STEPS, LEAST_STEPS, SECONDS = 3, 5, 4.0
+KERNELS_SHOWN = 30
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,10 @@ class Speed:
     tokens_per_s: float | None = None
     mfu: float | None = None
     mfu_full_square: float | None = None
-    peak_bytes: int | None = None
+    allocated_bytes: int | None = None
+    """Peak of the tensors: what the plan estimates."""
+    reserved_bytes: int | None = None
+    """Peak of what the allocator holds, with its gaps."""
     estimate_bytes: int | None = None
     kernels: dict[str, str] | None = None
     reason: str | None = None
@@ -78,7 +88,7 @@ class Bench:
     def __init__(self, device: Device, torch_device: torch.device, limit_s: float, toy: bool, output: Path) -> None:
         self.device, self.torch_device, self.toy, self.output = device, torch_device, toy, output
         self.about = {"device": device.names()[0], "torch": torch.__version__, **device.versions()}
-        self._found: dict[str, list[Speed]] = defaultdict(list)
+        self.found: dict[str, list[Speed]] = defaultdict(list)
         self._end_s = time.monotonic() + limit_s
 
     def config(self, name: str, *overrides: str) -> RunConfig:
@@ -86,12 +96,18 @@ class Bench:
         changes = ["training.global_batch_size=4"] if self.toy else overrides
         return with_kernels(resolve(name, self.toy, [*BASE, *changes]), self.device)
 
-    def ours(self, part: str, config: RunConfig) -> Speed:
-        """Measure our training."""
+    def ours(self, part: str, config: RunConfig, profile: Path | None = None) -> Speed:
+        """Measure our training; with `profile`, write there by kernel where the time of one step goes."""
         layout = Layout.of(config, devices=1, oversubscribe=True)
         # Without what the driver keeps for a process: the peak beside it is the allocator's, which does not see that.
-        estimate = make_plan(config, layout, runtime_bytes=0).rank_memory_bytes()
-        return self._measure(part, config.name, config, partial(self._our_step, config), estimate_bytes=estimate)
+        plan = make_plan(config, layout, runtime_bytes=0)
+
+        def build() -> tuple[Step, dict[str, Any]]:
+            if (capacity_bytes := self.device.memory_capacity_bytes()) is not None:
+                check_fits(plan, capacity_bytes, shared=False)
+            return self._our_step(config)
+
+        return self._measure(part, config.name, config, build, profile, estimate_bytes=plan.rank_memory_bytes())
 
     def transformers(self, part: str, config: RunConfig, autocast: bool, compiled: bool) -> Speed:
         """Measure the same architecture by transformers."""
@@ -119,11 +135,12 @@ class Bench:
         name: str,
         config: RunConfig,
         build: Callable[[], tuple[Step, dict[str, Any]]],
+        profile: Path | None = None,
         **known: Any,
     ) -> Speed:
         """Measure what `build` returns; a failure has its reason in the figure, and leaves the other figures alone."""
         try:
-            known |= self._figures(config, build)
+            known |= self._figures(config, build, profile)
         except (torch.OutOfMemoryError, MemoryError):
             known["reason"] = "out of memory"
         except TimeoutError:
@@ -132,35 +149,51 @@ class Bench:
             first_line = str(error).strip().partition("\n")[0]
             known["reason"] = f"{type(error).__name__}: {first_line[:200]}"
         speed = Speed(name, config.training.seq_len, config.training.micro_batch_size, **known)
-        self._found[part].append(speed)
+        self.found[part].append(speed)
         # At once: whatever ends the script, the figures so far are there.
-        content = {"about": self.about} | {key: [asdict(each) for each in found] for key, found in self._found.items()}
+        content = {"about": self.about} | {key: [asdict(each) for each in found] for key, found in self.found.items()}
         write_whole(self.output, json.dumps(content, indent=2) + "\n")
         return speed
 
-    def _figures(self, config: RunConfig, build: Callable[[], tuple[Step, dict[str, Any]]]) -> dict[str, Any]:
+    def _figures(
+        self, config: RunConfig, build: Callable[[], tuple[Step, dict[str, Any]]], profile: Path | None
+    ) -> dict[str, Any]:
         if time.monotonic() > self._end_s:
             raise TimeoutError
+        # A kernel that was compiled for one shape would be made again for all shapes at once, and be slower.
+        torch._dynamo.reset()
         gc.collect()
         allocator = self.device.allocator()
+        step, figures = build()
+        for _ in range(WARM_UP_STEPS):
+            step()
         if allocator is not None:
+            # Without what the choice of kernels has left.
             allocator.empty_cache()
             allocator.reset_peak_memory_stats()
-        step, figures = build()
         training = config.training
         rate = training.global_batch_size * training.seq_len / self._step_s(step)
+        if profile is not None:
+            write_whole(profile, self._kernels_of(step) + "\n")
         flops = flops_per_token(config.model, training.seq_len, training.recompute)
         peak, _ = peak_flops(self.device.names()[0], training.dtype)
         return figures | {
             "tokens_per_s": rate,
             "mfu": flops.training * rate / peak if peak else None,
             "mfu_full_square": flops.training_full_square * rate / peak if peak else None,
-            "peak_bytes": allocator and int(allocator.max_memory_reserved()),
+            "allocated_bytes": allocator and int(allocator.max_memory_allocated()),
+            "reserved_bytes": allocator and int(allocator.max_memory_reserved()),
         }
 
-    def _step_s(self, step: Step) -> float:
-        for _ in range(WARM_UP_STEPS):
+    def _kernels_of(self, step: Step) -> str:
+        """Return a table of one step's kernels, the longest first."""
+        with torch.profiler.profile() as profiler:
             step()
+            self.device.synchronize()
+        order = "self_cpu_time_total" if self.device.allocator() is None else "self_device_time_total"
+        return str(profiler.key_averages().table(sort_by=order, row_limit=KERNELS_SHOWN, max_name_column_width=90))
+
+    def _step_s(self, step: Step) -> float:
         self.device.synchronize()
         begin_s, steps = time.perf_counter(), 0
         while steps < LEAST_STEPS or time.perf_counter() - begin_s < (0.2 if self.toy else SECONDS):
@@ -170,8 +203,50 @@ class Bench:
         return (time.perf_counter() - begin_s) / steps
 
 
+def headline(bench: Bench) -> None:
+    """Measure the first figure with its neighbours, transformers at its best, and the first figure again."""
+    for size in MICRO_BATCHES:
+        config = bench.config("gqa_1.5B", f"training.micro_batch_size={size}")
+        bench.ours("headline", config, bench.output.with_suffix(".kernels.txt") if size == MICRO_BATCHES[0] else None)
+    first = bench.config("gqa_1.5B", f"training.micro_batch_size={MICRO_BATCHES[0]}")
+    bench.transformers("headline", first, autocast=False, compiled=True)
+    bench.ours("again", first)
+
+
+def risks(bench: Bench) -> None:
+    """Measure the architectures whose kernels are their own."""
+    for name in RISKS:
+        bench.ours("risks", bench.config(name, f"training.micro_batch_size={MICRO_BATCHES[0]}"))
+
+
+def lengths(bench: Bench) -> None:
+    """Measure GQA and NSA over the sequence's length, with as many tokens in a step."""
+    for length in LENGTHS[:1] if bench.toy else LENGTHS:
+        batch = max(1, 16_384 // length)
+        words = [f"training.seq_len={length}", "training.micro_batch_size=1", f"training.global_batch_size={batch}"]
+        for name in ("gqa_1.5B", "nsa_1.5B"):
+            bench.ours("lengths", bench.config(name, *words))
+
+
+def transformers(bench: Bench) -> None:
+    """Measure the ways of transformers that the headline leaves out."""
+    first = bench.config("gqa_1.5B", f"training.micro_batch_size={MICRO_BATCHES[0]}")
+    for autocast, compiled in ((True, True), (False, False), (True, False)):
+        bench.transformers("transformers", first, autocast, compiled)
+
+
+def matrix(bench: Bench) -> None:
+    """Measure every run of the matrix."""
+    for run in load_matrix().runs:
+        bench.ours("matrix", bench.config(run.name))
+
+
+PARTS = {each.__name__: each for each in (headline, risks, lengths, transformers, matrix)}
+
+
 def main() -> None:
     parser = options(__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure, in this order")
     parser.add_argument("--limit-s", type=float, default=540, help="begin no further measurement after this time")
     parser.add_argument("--output", type=Path, default=Path("gpu_speed.json"))
     parser.add_argument("--rehearse", action="store_true", help="toy models on a CPU")
@@ -181,60 +256,54 @@ def main() -> None:
     device = find_device("cpu" if arguments.rehearse else "cuda")
     with world_of_one_rank(device) as torch_device:
         bench = Bench(device, torch_device, arguments.limit_s, arguments.rehearse, arguments.output)
-        figures = run_all(bench, Console(width=160))
-    report(__file__, arguments, figures, "whole optimizer steps on random tokens, one device", device)
+        for name in arguments.parts:
+            PARTS[name](bench)
+            show(Console(width=170), name, [*bench.found[name], *(bench.found["again"] if name == "headline" else [])])
+    report(__file__, arguments, figures_of(bench.found), "whole optimizer steps on random tokens, one device", device)
     print(f"{bench.about}\n{arguments.output}")
 
 
-def run_all(bench: Bench, console: Console) -> dict[str, Figure]:
-    """Measure all parts in the order of their weight, print each as it ends, and return the figures for the docs."""
+def figures_of(found: Mapping[str, Sequence[Speed]]) -> dict[str, Figure]:
+    """Return the figures for the docs."""
     figures = {}
-    first = bench.config("gqa_1.5B", "training.micro_batch_size=2")
-    ours = bench.ours("transformers", first)
-    kinds = [(autocast, compiled) for autocast in (False, True) for compiled in (True, False)]
-    theirs = [bench.transformers("transformers", first, *kind) for kind in kinds]
-    show(console, "gqa_1.5B against transformers", [ours, *theirs])
-    fastest = max((each.tokens_per_s for each in theirs if each.tokens_per_s), default=None)
-    if ours.tokens_per_s and fastest:
-        what = "gqa_1.5B: tokens/s, ours over the fastest of transformers"
-        figures["ratio"] = Figure(what, ours.tokens_per_s / fastest)
-    if ours.peak_bytes and ours.estimate_bytes:
-        what = "gqa_1.5B: the plan's memory estimate over the peak"
-        figures["memory"] = Figure(what, ours.estimate_bytes / ours.peak_bytes)
-    runs = [bench.ours("matrix", bench.config(run.name)) for run in load_matrix().runs]
-    show(console, "the matrix", runs)
-    for each in (ours, *runs):
+    for each in (each for part in ("headline", "risks", "lengths", "matrix") for each in found.get(part, ())):
         key = f"{each.name}, sequence {each.seq_len:,}, micro-batch {each.micro_batch_size}"
         if each.tokens_per_s is not None:
             figures[f"{key}, tokens/s"] = Figure(f"{key}: throughput", each.tokens_per_s, "tokens/s")
         if each.mfu is not None:
             figures[f"{key}, MFU"] = Figure(f"{key}: MFU", each.mfu * 100, "%")
-    curve = []
-    for length in LENGTHS[:1] if bench.toy else LENGTHS:
-        for name in ("gqa_1.5B", "mla_1.5B", "nsa_1.5B"):
-            batch = max(1, 16_384 // length)
-            words = [f"training.seq_len={length}", "training.micro_batch_size=1", f"training.global_batch_size={batch}"]
-            curve.append(bench.ours("lengths", bench.config(name, *words)))
-    show(console, "over the sequence's length", curve)
-    again = bench.ours("again", first)
-    if ours.tokens_per_s and again.tokens_per_s:
-        figures["again"] = Figure("gqa_1.5B once more, over the first", again.tokens_per_s / ours.tokens_per_s)
+        if each.allocated_bytes and each.estimate_bytes:
+            ratio = each.estimate_bytes / each.allocated_bytes
+            figures[f"{key}, memory"] = Figure(f"{key}: the plan's memory estimate over the peak", ratio)
+    first = next(iter(found.get("headline", ())), None)
+    if first is None or not first.tokens_per_s:
+        return figures
+    by_transformers = [*found["headline"], *found.get("transformers", ())]
+    theirs = [each.tokens_per_s for each in by_transformers if "transformers" in each.name and each.tokens_per_s]
+    if theirs:
+        what = "gqa_1.5B: tokens/s, ours over the fastest of transformers"
+        figures["ratio"] = Figure(what, first.tokens_per_s / max(theirs))
+    for again in found.get("again", ()):
+        if again.tokens_per_s:
+            figures["again"] = Figure("gqa_1.5B once more, over the first", again.tokens_per_s / first.tokens_per_s)
     return figures
 
 
 def show(console: Console, title: str, speeds: Iterable[Speed]) -> None:
     """Print one table."""
-    table = Table("run", "sequence", "micro-batch", "tokens/s", "MFU", "full square", "peak GB", "plan GB", title=title)
+    columns = ("run", "sequence", "micro-batch", "tokens/s", "MFU", "full square", "peak GB", "held GB", "plan GB")
+    table = Table(*columns, title=title)
     for each in speeds:
         figures = (
             (each.tokens_per_s, 1, ",.0f"),
             (each.mfu, 1, ".1%"),
             (each.mfu_full_square, 1, ".1%"),
-            (each.peak_bytes, 1e9, ".1f"),
+            (each.allocated_bytes, 1e9, ".1f"),
+            (each.reserved_bytes, 1e9, ".1f"),
             (each.estimate_bytes, 1e9, ".1f"),
         )
-        cells = [each.reason or "n/a" if value is None else f"{value / unit:{shape}}" for value, unit, shape in figures]
-        table.add_row(each.name, str(each.seq_len), str(each.micro_batch_size), *cells)
+        cells = ["n/a" if value is None else f"{value / unit:{shape}}" for value, unit, shape in figures]
+        table.add_row(each.name, str(each.seq_len), str(each.micro_batch_size), each.reason or cells[0], *cells[1:])
     console.print(table)
 
 

@@ -109,7 +109,5 @@ def test_a_kernel_that_is_asked_for_must_serve() -> None:
 
 @pytest.mark.gpu
 def test_the_choice_on_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU is here")
     choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda")
     assert choice.times_s

@@ -98,7 +98,7 @@ def _serve(device_type: str, rank: int, size: int, store: str, connection: Conne
 
         torch.set_num_threads(1)
         device = next(device for device in all_devices() if device.type == device_type)
-        for name, value in device.environment.items():
+        for name, value in device.environment(tensor_parallel=2).items():
             os.environ.setdefault(name, value)
         device.prepare(rank)
         import efficientbench.worker.build_trainer  # noqa: F401

@@ -39,8 +39,8 @@ def uneven_vectors() -> Iterator[None]:
     """Let initial norms and biases differ from 1 and 0, alike in every layout: a bias of 0 would not show decay."""
     from efficientbench.model import gpt, initial_weights
 
-    def initialize(model: gpt.GPT, config: ModelConfig, seed: int) -> None:
-        initial_weights.initialize(model, config, seed)
+    def initialize(model: gpt.GPT, config: ModelConfig, seed: int, device: torch.device) -> None:
+        initial_weights.initialize(model, config, seed, device)
         for name, parameter in initial_weights.global_parameters(model).items():
             if parameter.dim() == 1:
                 tp_rank, tp_size = initial_weights.tensor_parallel_rank(name)

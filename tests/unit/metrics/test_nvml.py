@@ -205,9 +205,8 @@ def test_where_nobody_can_tell_whose_a_process_is_none_is_accused(gpu: Gpu) -> N
 
 @pytest.mark.gpu
 def test_the_real_driver_agrees_with_torch() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU is here")
+    import torch
+
     block = torch.ones(2 * GB, dtype=torch.uint8, device="cuda")
     sensor = NvmlSensor(indices=[0])
     run = measure_step(sensor, work=lambda: [block.add_(1) for _ in range(200)], synchronize=torch.cuda.synchronize)
