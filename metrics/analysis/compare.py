@@ -18,15 +18,11 @@ from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_c
 from efficientbench.metrics.analysis.repeats import Group, model_identity
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import FIGURES, RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")
 """Figures that runs which are speed only are not compared by."""
-METRICS = (
-    *("tokens_per_s", "al_s", "al_s_p50", "tt_tokens_per_param_s", "energy_j_per_token", "energy_j_per_step", "aec_w"),
-    *("amu_gb", "peak_memory_device_bytes", "peak_memory_allocated_bytes", "pcu", "mfu"),
-    *QUALITY,
-)
+METRICS = tuple(sorted((name for name, row in FIGURES.items() if row.compared), key=lambda name: FIGURES[name].place))
 """Figures that are compared, by their names in the record."""
 
 SAME = {

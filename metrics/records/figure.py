@@ -77,8 +77,15 @@ class Figure:
     """None: no value is better than another."""
     headline: Headline | None = None
     """None: the table of results leaves it out."""
+    compared: str = ""
+    """Its title, with the unit, where two runs are compared; empty: it is not compared."""
     over_repeats: Callable[[list[Any]], Any] | None = average
     """Returns the value of several repeats; None: each has its own."""
+
+    @property
+    def place(self) -> float:
+        """Return its place among other figures: those of the table of results stand first, as they do there."""
+        return self.headline.place if self.headline else math.inf
 
     @property
     def description(self) -> str:
@@ -105,8 +112,9 @@ def figure(
     known_as: str = "",
     better: Better | None = None,
     headline: Headline | None = None,
+    compared: str = "",
     over_repeats: Callable[[list[Any]], Any] | None = average,
 ) -> Any:
     """Return the record's field of a measured figure, which is None where `unavailable` has the reason."""
-    row = Figure(unit, meaning, formula, source, known_as, better, headline, over_repeats)
+    row = Figure(unit, meaning, formula, source, known_as, better, headline, compared, over_repeats)
     return Field(None, json_schema_extra=row)

@@ -68,16 +68,18 @@ class Metrics(BaseModel):
     model_config = _STRICT
 
     amu_gb: float | None = figure("GB", "AMU: mean memory used, (1/T) ∫ memory dt, mean over devices",
-        source="EfficientLLM eq. 1", better="lower",
+        source="EfficientLLM eq. 1", better="lower", compared="AMU, GB",
         headline=Headline(5, "AMU GB", "{:,.2f}".format, "Memory (AMU), GB"))
     amu_fraction: float | None = figure("", "AMU over the device's capacity", better="lower")
     pcu: float | None = figure("", "PCU: mean busy fraction, (1/T) ∫ utilization dt, mean over devices",
-        source="EfficientLLM eq. 2", better="higher", headline=Headline(6, "PCU", percent, "Utilization (PCU)"))
+        source="EfficientLLM eq. 2", better="higher", compared="PCU",
+        headline=Headline(6, "PCU", percent, "Utilization (PCU)"))
     al_s: float | None = figure("s", "AL: mean synchronized time of a step, the slowest rank's",
         lambda m: definitions.average_latency(m.step_times_s), source="EfficientLLM eq. 3", better="lower",
+        compared="AL, s/step",
         headline=Headline(2, "AL ms", lambda al_s: f"{al_s * 1e3:,.1f}", "Latency (AL), ms a step"))
     al_s_p50: float | None = figure("s", "median time of a step", lambda m: definitions.percentile(m.step_times_s, 50),
-        better="lower")
+        better="lower", compared="median step, s")
     al_s_p90: float | None = figure("s", "90th percentile of the time of a step",
         lambda m: definitions.percentile(m.step_times_s, 90), better="lower")
     al_s_p99: float | None = figure("s", "99th percentile of the time of a step",
@@ -89,26 +91,26 @@ class Metrics(BaseModel):
         headline=Headline(3, "±95%", percent))
     tt_tokens_per_param_s: float | None = figure("tokens / parameter / s", "TT: tokens over P over step time",
         lambda m: m.throughput(m.facts.parameters), source="EfficientLLM eq. 4", better="higher",
-        headline=Headline(4, "TT tok/param/s", "{:.2e}".format))
+        compared="TT", headline=Headline(4, "TT tok/param/s", "{:.2e}".format))
     tokens_per_s: float | None = figure("tokens/s", "over all devices", lambda m: m.throughput(1), better="higher",
         known_as="nanotron tokens_per_sec; llm-foundry Throughput (T/s)",
-        headline=Headline(1, "tokens/s", "{:,.0f}".format, "Throughput, tokens/s"))
+        compared="tokens/s", headline=Headline(1, "tokens/s", "{:,.0f}".format, "Throughput, tokens/s"))
     tokens_per_s_per_device: float | None = figure("tokens/s", "of one device",
         lambda m: m.throughput(m.facts.devices), better="higher",
         known_as="nanotron tokens_per_sec_per_gpu; llm-foundry Throughput (T/s/GPU)")
     aec_w: float | None = figure("W", "AEC: mean power of one device, (1/T) ∫ power dt, whatever its name says",
-        source="EfficientLLM eq. 8",
+        source="EfficientLLM eq. 8", compared="AEC, W",
         headline=Headline(7, "AEC W", "{:,.0f}".format, "Mean power (AEC), W a device"))
     power_w_sum: float | None = figure("W", "mean power of all devices together")
     energy_j: float | None = figure("J", "of the measured window, all devices", better="lower")
     energy_j_per_token: float | None = figure("J/token", "energy over K: what energies are compared by",
         lambda m: definitions.energy_per_token(m.measured("energy_j"), m.run.tokens), better="lower",
-        headline=Headline(8, "J/token", three_digits, "Energy, J/token"))
+        compared="J/token", headline=Headline(8, "J/token", three_digits, "Energy, J/token"))
     energy_scope: str | None = figure("", "what the energy is of: gpu, npu, cpu-package, node")
     mfu: float | None = figure("",
         "model FLOPs over what the devices could do in the steps' time, causal attention halved",
         lambda m: m.utilization(m.facts.flops_per_token), known_as="llm-foundry MFU", better="higher",
-        headline=Headline(9, "MFU", percent, "MFU"))
+        compared="MFU", headline=Headline(9, "MFU", percent, "MFU"))
     mfu_full_square: float | None = figure("",
         "MFU with the full square of attention scores counted (PaLM's convention)",
         lambda m: m.utilization(m.facts.flops_per_token_full_square), better="higher")
@@ -116,22 +118,22 @@ class Metrics(BaseModel):
         "MFU with recomputation, scores computed again in the backward pass and padding added",
         lambda m: m.utilization(m.facts.flops_per_token_hardware), known_as="llm-foundry HFU", better="higher")
     peak_memory_allocated_bytes: int | None = figure("bytes", "the allocator's peak of tensors", better="lower",
-        known_as="nanotron peak_allocated_MiB")
+        known_as="nanotron peak_allocated_MiB", compared="peak, torch, GB")
     peak_memory_reserved_bytes: int | None = figure("bytes", "the allocator's peak with its cache", better="lower",
         known_as="nanotron peak_reserved_MiB")
     peak_memory_device_bytes: int | None = figure("bytes", "the driver's peak for the whole device", better="lower",
-        known_as="nanotron memory_usage_MiB")
+        known_as="nanotron memory_usage_MiB", compared="peak, device, GB")
     train_loss: float | None = figure("nats", "training loss, mean of the last 10 steps",
         lambda m: m.learned("train_loss", "no step was trained"), better="lower",
         known_as="nanotron lm_loss; Megatron lm loss")
     validation_loss: float | None = figure("nats", "mean over the tokens of the validation text",
-        lambda m: m.validation_loss, better="lower",
+        lambda m: m.validation_loss, better="lower", compared="validation loss",
         headline=Headline(10, "val loss", "{:.3f}".format, "Validation loss, nats"))
     perplexity: float | None = figure("", "exp(validation loss)", lambda m: definitions.perplexity(m.validation_loss),
         known_as="EfficientLLM PPL", better="lower", headline=Headline(11, "ppl", "{:,.1f}".format))
     bits_per_byte: float | None = figure("bits", "validation loss per UTF-8 byte: comparable between tokenizers",
         lambda m: definitions.bits_per_byte(m.validation_loss, *m.validation_size), better="lower",
-        headline=Headline(12, "bits/byte", "{:.3f}".format))
+        compared="bits/byte", headline=Headline(12, "bits/byte", "{:.3f}".format))
     device_scope: str | None = figure("", "what AMU, PCU, AEC and the device's peak are of: gpu, npu or host")
     amu_gb_max: float | None = figure("GB", "AMU of the device that used most", better="lower")
     amu_fraction_max: float | None = figure("", "AMU over capacity, of the device that used most", better="lower")
@@ -146,7 +148,7 @@ class Metrics(BaseModel):
     tt_tokens_per_active_param_s: float | None = figure("tokens / parameter / s", "TT over the active parameters",
         lambda m: m.throughput(m.facts.parameters_active), better="higher")
     energy_j_per_step: float | None = figure("J/step", "energy of one optimizer step",
-        lambda m: m.measured("energy_j") / len(m.step_times_s), better="lower")
+        lambda m: m.measured("energy_j") / len(m.step_times_s), better="lower", compared="J/step")
     tokens_per_j: float | None = figure("tokens/J", "tokens trained on for one joule",
         lambda m: 1 / definitions.energy_per_token(m.measured("energy_j"), m.run.tokens), better="higher")
     energy_source: str | None = figure("", "counter (a register of the device) or integrated power (polled)")

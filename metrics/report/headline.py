@@ -34,12 +34,9 @@ _MOST_NAMED = 3
 """Slow steps that a sentence names."""
 
 
-HEADLINE: dict[str, Headline] = dict(
-    sorted(
-        ((name, row.headline) for name, row in FIGURES.items() if row.headline is not None),
-        key=lambda shown: shown[1].place,
-    )
-)
+HEADLINE: dict[str, Headline] = {
+    name: row.headline for name, row in sorted(FIGURES.items(), key=lambda item: item[1].place) if row.headline
+}
 """Figure → its column in the table of results, from the left."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ ROW = """
         "tokens trained on for 1,000 J",
         lambda m: 1e3 * m.run.tokens / m.measured("energy_j"),
         better="higher",
+        compared="tokens for a kJ",
         headline=Headline(13, "tok/kJ", "{:,.1f}".format, "Tokens for a kilojoule"),
     )
 """
@@ -30,10 +32,13 @@ import generate
 from rich.console import Console
 from support.metrics_parts import GB, HandClock, TraceSensor, make_record, measure_steps
 
+from efficientbench.metrics.analysis.compare import compare
+from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.summarize import summarize
 from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.comparison import print_comparison
 from efficientbench.metrics.report.headline import print_results
 
 folder, clock = Path(sys.argv[1]), HandClock(0)
@@ -43,6 +48,7 @@ summary = summarize(run, RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, None, "not part 
 write_record(make_record({**summary.values, "unavailable": summary.unavailable}), folder / "a" / "record.json")
 report = build_report(folder)
 print_results(report.records, Console(width=400))
+print_comparison(compare(*[Group((record,)) for record in report.records * 2]), Console(width=400))
 (folder / "columns").write_text(generate.columns())
 (folder / "schema").write_text(generate.record_schema())
 """
@@ -96,6 +102,7 @@ def test_a_row_is_in_terminal_markdown_and_page(reported: tuple[Path, str]) -> N
     [header, values] = [line.split() for line in terminal.splitlines() if line.startswith(("run ", "gqa_1.5B "))]
     assert (header[-1], values[-1]) == ("tok/kJ", "100.0")
     assert "| bits/byte | tok/kJ |" in (folder / "report.md").read_text()
+    assert re.search("^tokens for a kJ +100 +100 +1.000 ", terminal, re.MULTILINE)
     page = (folder / "report.html").read_text()
     for text in (
         'title="tokens_per_kj: tokens trained on for 1,000 J (tokens/kJ); higher is better"',
