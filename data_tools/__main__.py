@@ -1,6 +1,11 @@
-"""`python -m data_tools`."""
+"""`python -m data_tools`. The command line takes a moment to load, in which Ctrl-C may come."""
 
-from efficientbench.data_tools.cli import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from efficientbench.data_tools.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

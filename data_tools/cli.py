@@ -32,6 +32,7 @@ Tokenizer = Annotated[str, typer.Option(help="folder, or name on the Hugging Fac
 TextKey = Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")]
 Workers = Annotated[int, typer.Option(min=1, help="processes; all processors by default")]
 MaxRejects = Annotated[float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")]
+MaxDocument = Annotated[int, typer.Option(min=1, help="MB of a document; a larger one is unusable")]
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
 Repository = Annotated[str, typer.Argument(metavar="DATASET", help="OWNER/NAME of a dataset on the Hugging Face hub")]
@@ -59,6 +60,7 @@ def tokenize(
     text_key: TextKey = "text",
     workers: Workers = CORES,
     max_rejects: MaxRejects = 0.01,
+    max_document_mb: MaxDocument = 64,
 ) -> None:
     """Turn text into tokens on disk; after an interruption, the same command continues."""
     from efficientbench.data_tools.manifest import summary
@@ -72,6 +74,7 @@ def tokenize(
             text_key=text_key,
             workers=workers,
             max_rejects=max_rejects,
+            max_document_mb=max_document_mb,
             on_part=_show_parts,
         )
     print(summary(corpus))
@@ -112,6 +115,7 @@ def prepare(
     text_key: TextKey = "text",
     workers: Workers = CORES,
     max_rejects: MaxRejects = 0.01,
+    max_document_mb: MaxDocument = 64,
     to_jsonl: Annotated[bool, typer.Option("--to-jsonl", help="keep a JSONL copy too, in FOLDER-jsonl")] = False,
 ) -> None:
     """Download a dataset, tokenize it and show its statistics; after an interruption, the same command continues."""
@@ -131,6 +135,7 @@ def prepare(
             text_key=text_key,
             workers=workers,
             max_rejects=max_rejects,
+            max_document_mb=max_document_mb,
             jsonl_folder=folder.absolute().with_name(f"{folder.absolute().name}-jsonl") if to_jsonl else None,
             on_part=_show_parts,
         )

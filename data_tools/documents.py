@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.inputs import PART_BYTES, Part
@@ -19,12 +20,20 @@ TEXT_KEY = "text"
 TEXT_DOCUMENT_CHARACTERS = 4096
 """Characters from which on a document of a plain text file may end."""
 
-BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8 = "bad JSON", "no text field", "empty", "invalid UTF-8"
+MAX_DOCUMENT_MB = 64
+"""Megabytes (10^6 bytes) of a row of JSONL or a text in parquet, at most, by default."""
+
+BAD_JSON, NO_TEXT, EMPTY, NOT_UTF8, TOO_LONG = "bad JSON", "no text field", "empty", "invalid UTF-8", "too long"
 """Why a document is not usable; manifests count documents under these names."""
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_ROWS = 1000
 """Rows of a parquet file that are read at once, at most."""
+_REPEATED_BYTES = 64 << 20
+"""What rows that are read at once take at most, if each has the largest value of a dictionary."""
+
+_SAMPLE_PARTS, _SAMPLE_DOCUMENTS, _SAMPLE_CHARACTERS = 8, 20, 4_000
+"""Of a sample: parts, documents from the beginning of each, and characters from the beginning of those."""
 
 _LINE_PIECE_BYTES = 2 * TEXT_DOCUMENT_CHARACTERS
 """Bytes of a plain text line that are read at once."""
@@ -50,17 +59,19 @@ class PartReader:
     A plain text file does not mark where its documents end, so it is cut into documents of about
     `TEXT_DOCUMENT_CHARACTERS` characters: at the first blank line from there on; else, from twice that length on, at
     the next line end; else, in a line that is longer still, at that length; and between parts. Blank lines of JSONL,
-    and pieces of text without any visible character, are no documents. Memory is bounded by the longest document.
+    and pieces of text without any visible character, are no documents. Memory is bounded by the largest document that
+    is allowed, and by a parquet file's largest page.
 
     Raises (while it iterates):
         DataError: the file is cut short or damaged as a whole, so that documents cannot be told apart.
         OSError: the file cannot be read.
     """
 
-    def __init__(self, part: Part, text_key: str = TEXT_KEY) -> None:
+    def __init__(self, part: Part, text_key: str = TEXT_KEY, max_document_mb: int = MAX_DOCUMENT_MB) -> None:
         self.lines = 0
         self._part = part
         self._key = text_key
+        self._max_mb, self._max_bytes = max_document_mb, max_document_mb * 1_000_000
 
     def __iter__(self) -> Iterator[str | Reject]:
         if self._part.kind == "parquet":
@@ -68,10 +79,17 @@ class PartReader:
         return self._jsonl() if self._part.kind == "jsonl" else self._text()
 
     def _jsonl(self) -> Iterator[str | Reject]:
-        for line in _pieces(self._part, -1):
-            self.lines += 1
-            if not line.isspace():
-                yield _jsonl_text(line, self.lines, self._key)
+        skipping = False
+        # Room for a byte order mark, a line end, and a byte too many.
+        for piece in _pieces(self._part, self._max_bytes + len(_BOM) + 2):
+            ends = piece.endswith(b"\n")
+            if not skipping:
+                self.lines += 1
+                if len(piece) - ends > self._max_bytes:
+                    yield self._too_long("the line")
+                elif not piece.isspace():
+                    yield _jsonl_text(piece, self.lines, self._key)
+            skipping = not ends
 
     def _text(self) -> Iterator[str | Reject]:
         limit = TEXT_DOCUMENT_CHARACTERS
@@ -115,17 +133,43 @@ class PartReader:
             # A buffer, and no reading ahead, so that large row groups are not held whole.
             with pq.ParquetFile(self._part.path, buffer_size=1 << 20, pre_buffer=False) as file:
                 groups = [file.metadata.row_group(group) for group in range(begin, end)]
-                row_bytes = sum(group.total_byte_size for group in groups) // max(1, sum(g.num_rows for g in groups))
-                rows = max(1, min(_PARQUET_ROWS, PART_BYTES // max(1, row_bytes)))
+                rows = _rows_at_once(groups, self._key)
                 for batch in file.iter_batches(rows, range(begin, end), [self._key], use_threads=False):
                     # As bytes: arrow would fail for a whole batch where one value is not UTF-8.
-                    for value in batch.column(0).cast(pa.large_binary()).to_pylist():
+                    for value in batch.column(0).cast(pa.large_binary()):
                         self.lines += 1
-                        yield _parquet_text(value, self.lines)
+                        if value.is_valid and value.as_buffer().size > self._max_bytes:
+                            yield self._too_long("the text")
+                        else:
+                            yield _parquet_text(value.as_py(), self.lines)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise DataError(f"{self._part.path} cannot be read as parquet: {first_line(error)}") from None
+
+    def _too_long(self, what: str) -> Reject:
+        most = "the most for a document unless tokenize has another --max-document-mb"
+        return Reject(self.lines, TOO_LONG, f"{what} has more than {self._max_mb:,} MB, {most}")
+
+
+def sample_texts(parts: Sequence[Part], text_key: str, max_document_mb: int) -> list[str]:
+    """Return text from the beginnings of a few parts, on which engines can be compared."""
+    texts = []
+    for part in parts[:: max(1, len(parts) // _SAMPLE_PARTS)][:_SAMPLE_PARTS]:
+        documents = itertools.islice(PartReader(part, text_key, max_document_mb), _SAMPLE_DOCUMENTS)
+        texts += [document[:_SAMPLE_CHARACTERS] for document in documents if isinstance(document, str)]
+    return texts
+
+
+def _rows_at_once(groups: Sequence[Any], key: str) -> int:
+    """Return how many rows of parquet row groups to read at once."""
+    row_bytes = sum(group.total_byte_size for group in groups) // max(1, sum(group.num_rows for group in groups))
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    # A text that a dictionary repeats has its size in every row, and is not larger than its column.
+    largest = max(
+        (c.total_uncompressed_size for c in columns if c.path_in_schema == key and c.has_dictionary_page), default=0
+    )
+    return max(1, min(_PARQUET_ROWS, PART_BYTES // max(1, row_bytes), _REPEATED_BYTES // max(1, largest)))
 
 
 def _jsonl_text(line: bytes, number: int, key: str) -> str | Reject:

@@ -29,6 +29,14 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
+
+    Raises OSError: it is a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 @contextmanager
 def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[bytes]]:
     """Open a partial file beside `path` for writing; flush it to the disk and rename it to `path` at the end.
@@ -36,8 +44,10 @@ def complete_file(path: Path, partial_suffix: str = "partial") -> Iterator[IO[by
     An error removes the partial file and leaves `path` as it was.
     """
     partial = beside(path, partial_suffix)
+    # What a killed process has left, or a link that leads elsewhere.
+    partial.unlink(missing_ok=True)
     try:
-        with partial.open("wb") as stream:
+        with partial.open("xb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -138,7 +148,7 @@ def file_identity(path: Path) -> str:
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; wait while another process holds it. The system frees it when its holder dies."""
-    with path.open("a") as stream:
+    with open(path, "ab", opener=no_link) as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -160,7 +170,7 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
     with exclusive_lock(folder / "checksums.lock"):
         try:
             known = dict(json.loads(memory.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             known = {}  # nothing is lost by reading the files again
         states = [file_identity(path) for path in paths]
         found = {state: known.get(state) or sha256(path) for path, state in zip(paths, states, strict=True)}

@@ -78,15 +78,28 @@ def token_counts(prefix: Path, vocab_size: int | None) -> np.ndarray:
     tokens = np.memmap(bin_path(prefix), dtype=dtype, mode="r")
     for first in range(0, len(tokens), _CHUNK):
         part = tokens[first : first + _CHUNK].astype(np.int64)
-        outside = (part < 0) | (part >= (vocab_size or _LARGEST_VOCABULARY))
-        if outside.any():
-            row = first + int(outside.argmax())
-            known = f" of {vocab_size:,}" if vocab_size is not None else ""
-            raise DataError(
-                f"{bin_path(prefix)}: byte {row * dtype.itemsize:,}: token {tokens[row]} lies outside the tokenizer's "
-                f"vocabulary{known}: it was made with another tokenizer"
-            )
+        _check_part(prefix, first, part, dtype, vocab_size)
         found = np.bincount(part, minlength=len(counts))
         found[: len(counts)] += counts
         counts = found
     return counts
+
+
+def check_tokens(prefix: Path, vocab_size: int) -> None:
+    """Read all tokens of a pair, and raise a DataError for one outside the vocabulary, with its byte."""
+    dtype = map_index(idx_path(prefix))[0]
+    tokens = np.memmap(bin_path(prefix), dtype=dtype, mode="r")
+    for first in range(0, len(tokens), _CHUNK):
+        _check_part(prefix, first, tokens[first : first + _CHUNK], dtype, vocab_size)
+
+
+def _check_part(prefix: Path, first: int, part: np.ndarray, dtype: np.dtype, vocab_size: int | None) -> None:
+    end = vocab_size or _LARGEST_VOCABULARY
+    if part.min() >= 0 and part.max() < end:
+        return
+    row = int(((part < 0) | (part >= end)).argmax())
+    known = f" of {vocab_size:,}" if vocab_size is not None else ""
+    raise DataError(
+        f"{bin_path(prefix)}: byte {(first + row) * dtype.itemsize:,}: token {part[row]} lies outside the tokenizer's "
+        f"vocabulary{known}: it was made with another tokenizer"
+    )

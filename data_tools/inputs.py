@@ -143,6 +143,8 @@ def _row_groups(path: Path, text_key: str) -> list[tuple[int, int]]:
         raise DataError(f"{path} cannot be read as parquet: {first_line(error)}") from None
     if text_key not in schema.names:
         raise DataError(f"{path}: no column {text_key!r}; columns there: {', '.join(map(repr, schema.names))}")
+    if schema.names.count(text_key) > 1:
+        raise DataError(f"{path}: {schema.names.count(text_key)} columns are called {text_key!r}: rename all but one")
     kind = schema.field(text_key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if kind not in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):

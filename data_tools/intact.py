@@ -74,11 +74,12 @@ def verify_file(path: Path, recorded: FileChecksums, manifest: Path) -> None:
 
 
 class BlockReader:
-    """Verifies the blocks of a file the first time that a part of them is read."""
+    """Verifies the blocks of a `.bin` the first time that a part of them is read: checksums, and bounds of tokens."""
 
-    def __init__(self, path: Path, recorded: FileChecksums, manifest: Path) -> None:
+    def __init__(self, path: Path, recorded: FileChecksums, manifest: Path, dtype: np.dtype, vocab_size: int) -> None:
         self._path, self._manifest, self._size_bytes = path, manifest, recorded.size_bytes
         self._crcs = _crcs(recorded)
+        self._dtype, self._vocab_size = dtype, vocab_size
         self._verified = np.zeros(len(self._crcs), bool)
         # Read, not mapped: mapped pages would count as memory of the process that is measured.
         self._file = path.open("rb", buffering=0)
@@ -87,7 +88,7 @@ class BlockReader:
         """Verify the blocks that contain the bytes from `begin` up to `end`.
 
         Raises:
-            DataError: naming the file and the block that is damaged.
+            DataError: naming the file and the block that is damaged, or holds a token outside the vocabulary.
         """
         for block in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             if self._verified[block]:
@@ -95,6 +96,12 @@ class BlockReader:
             content = os.pread(self._file.fileno(), BLOCK_BYTES, block * BLOCK_BYTES)
             if zlib.crc32(content) != self._crcs[block]:
                 raise _damaged(self._path, block, self._size_bytes, self._manifest)
+            tokens = np.frombuffer(content, self._dtype)
+            if tokens.min() < 0 or tokens.max() >= self._vocab_size:
+                raise DataError(
+                    f"{self._path}: from byte {block * BLOCK_BYTES:,} a token lies outside the vocabulary of "
+                    f"{self._vocab_size:,} in {self._manifest}: tokenize again"
+                )
             self._verified[block] = True
 
 

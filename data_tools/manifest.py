@@ -95,6 +95,8 @@ class TokenizeRecord:
     """How often names of special tokens occur in the text, where they are ordinary text."""
     versions: dict[str, str]
     """Versions of all that may decide how text becomes tokens."""
+    max_document_mb: int | None = None
+    """Megabytes of a document, at most; None: it was made when there was no limit."""
 
 
 def versions() -> dict[str, str]:
@@ -145,9 +147,15 @@ def load_corpus(manifest: Path) -> Corpus:
     if missing := [name for name in _FIELDS if name not in content]:
         raise DataError(f"{manifest} lacks the key {missing[0]!r}; {_REMEDY}")
     values: dict[str, Any] = {name: content[name] for name in _FIELDS}
-    for name in _PATHS:
-        values[name] = None if values[name] is None else manifest.parent / values[name]
-    corpus = Corpus(**values, manifest=manifest)
+    try:
+        for name in _PATHS:
+            values[name] = None if values[name] is None else manifest.parent / values[name]
+        corpus = TypeAdapter(Corpus).validate_python({**values, "manifest": manifest})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{manifest} is damaged: {first['loc'][0]}: {first['msg']}; {_REMEDY}") from None
+    except TypeError:
+        raise DataError(f"{manifest} is damaged: one of its paths is no text; {_REMEDY}") from None
     for path in (corpus.tokenizer_folder, corpus.token_bytes_path):
         if path is not None and not path.exists():
             raise DataError(f"{path}, which {manifest} names, is missing; {_REMEDY}")
@@ -172,7 +180,7 @@ def _read(manifest: Path) -> dict[str, Any]:
         content = json.loads(manifest.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{manifest}: no such manifest; {_REMEDY}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{manifest} is not JSON ({error}); {_REMEDY}") from None
     found = content.get("format_version") if isinstance(content, dict) else None
     if found == FORMAT_VERSION:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -54,19 +55,24 @@ class Workers:
     ) -> Iterator[tuple[Task, Result]]:
         """Yield every task with the function's result, as they are finished.
 
-        The function, pickled, is written to `file`. Each worker reads it once: sent with every task, a function of
-        some megabytes would fill the pool's queue, which hangs in Python 3.10 and 3.11 when a worker dies then.
+        The function, pickled, is written to `file`. Each worker reads it once, if it still is what was written: sent
+        with every task, a function of some megabytes would fill the pool's queue, which hangs in Python 3.10 and 3.11
+        when a worker dies then.
 
         Raises:
-            DataError: a worker process died. Errors of the function are raised as they are.
+            DataError: a worker process died, or somebody has changed `file`. Errors of the function are raised as they
+                are.
         """
         if self._pool is None:
             for task in tasks:
                 yield task, function(task)
             return
-        write_file(file, pickle.dumps(function))
+        content = pickle.dumps(function)
+        write_file(file, content)
+        digest = hashlib.sha256(content).digest()
         try:
-            futures: dict[Future[Result], Task] = {self._pool.submit(_call, file, task): task for task in tasks}
+            call = functools.partial(_call, file, digest)
+            futures: dict[Future[Result], Task] = {self._pool.submit(call, task): task for task in tasks}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool:
@@ -102,10 +108,14 @@ def _import_module_of(kind: type) -> None:
     """Do nothing: unpickling the argument has imported its module."""
 
 
-def _call(file: Path, task: Any) -> Any:
-    return _function(file)(task)
+def _call(file: Path, digest: bytes, task: Any) -> Any:
+    return _function(file, digest)(task)
 
 
 @functools.cache
-def _function(file: Path) -> Callable[[Any], Any]:
-    return pickle.loads(file.read_bytes())  # type: ignore[no-any-return]
+def _function(file: Path, digest: bytes) -> Callable[[Any], Any]:
+    content = file.read_bytes()
+    # A pickle runs the code that it names.
+    if hashlib.sha256(content).digest() != digest:
+        raise DataError(f"{file} changed since this run wrote it: begin again")
+    return pickle.loads(content)  # type: ignore[no-any-return]

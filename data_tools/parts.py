@@ -77,6 +77,7 @@ class PartTokenizer:
     eod_id: int
     dtype: np.dtype
     text_key: str
+    max_document_mb: int
 
     def __call__(self, task: tuple[int, Part, InputState]) -> PartCounts:
         """Tokenize one part, and write its files, which its number names."""
@@ -95,7 +96,7 @@ class PartTokenizer:
     def _write(
         self, part: Part, tokens: _Counted, lengths: _Counted, hashes: _Counted, rejects: _Counted
     ) -> PartCounts:
-        reader = PartReader(part, self.text_key)
+        reader = PartReader(part, self.text_key, self.max_document_mb)
         rejected: Counter[str] = Counter()
         special: Counter[str] = Counter()
         documents = written_tokens = utf8_bytes = 0

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from efficientbench.data_tools.documents import TEXT_KEY
+from efficientbench.data_tools.documents import MAX_DOCUMENT_MB, TEXT_KEY
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.files import complete_file, exclusive_lock
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.data_tools.tokenize import MAX_REJECTS, tokenize_files
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 64
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ def prepare_dataset(
     text_key: str = TEXT_KEY,
     workers: int = 1,
     max_rejects: float = MAX_REJECTS,
+    max_document_mb: int = MAX_DOCUMENT_MB,
     jsonl_folder: Path | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
@@ -40,10 +41,11 @@ def prepare_dataset(
     Args:
         request: The dataset and where its files go.
         prefix: The pair's path without suffix.
-        tokenizer: As in `tokenize_files`, like the next three.
+        tokenizer: As in `tokenize_files`, like the next four.
         text_key: The key or column of the text.
         workers: Processes that tokenize.
         max_rejects: The fraction of all documents that may be unusable.
+        max_document_mb: Megabytes of a document, at most.
         jsonl_folder: Where the copies go, under the files' paths in the dataset; None for no copies.
         on_part: Called with the number of tokenized parts, and of all parts.
 
@@ -53,7 +55,14 @@ def prepare_dataset(
     """
     files = download_dataset(request)
     corpus = tokenize_files(
-        files, prefix, tokenizer, text_key=text_key, workers=workers, max_rejects=max_rejects, on_part=on_part
+        files,
+        prefix,
+        tokenizer,
+        text_key=text_key,
+        workers=workers,
+        max_rejects=max_rejects,
+        max_document_mb=max_document_mb,
+        on_part=on_part,
     )
     if jsonl_folder is not None:
         for file in files:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from efficientbench.data_tools.cached_files import cached_file, is_intact
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import complete_file, exclusive_lock
+from efficientbench.data_tools.files import exclusive_lock
 from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
-from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.indexed_documents import IndexedDocuments, check_tokens
+from efficientbench.data_tools.intact import WHOLE_BYTES
 from efficientbench.data_tools.manifest import load_checksums, manifest_path
 
 SPLITS = "split"
@@ -43,7 +45,7 @@ class Split:
     """Documents that validation and test left to training, since their text occurs more than once."""
 
 
-def split_documents(prefixes: Sequence[Path], shares: Sequence[float], cache: Path) -> list[Split]:
+def split_documents(prefixes: Sequence[Path], shares: Sequence[float], vocab_size: int, cache: Path) -> list[Split]:
     """Return the split of each corpus, and keep it in `cache`; read the tokens once where no hashes lie beside them.
 
     Of each corpus, test and validation take their shares of the documents, those with the lowest hashes for validation,
@@ -52,19 +54,24 @@ def split_documents(prefixes: Sequence[Path], shares: Sequence[float], cache: Pa
     Args:
         prefixes: of the `.bin/.idx` pairs, which were checked before.
         shares: relative numbers of documents for training, validation and test.
+        vocab_size: of the corpora's tokenizer.
         cache: folder for hashes and splits.
 
     Raises:
-        DataError: a file is missing.
+        DataError: a file is missing, or holds a token outside the vocabulary.
         OSError: the cache cannot be written.
     """
-    states = [_state(prefix) for prefix in prefixes]
+    states = [f"{_state(prefix)} {vocab_size}" for prefix in prefixes]
     path = cache / f"split-{_key(_RULES, *states, *map(repr, map(float, shares)))}.npz"
     cache.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(cache / "split.lock"):
-        if not path.exists():
-            hashes = [_hashes(prefix, state, cache) for prefix, state in zip(prefixes, states, strict=True)]
-            _write(path, _split(hashes, shares))
+    # Verified outside the lock, so that the ranks of a machine read it at the same time.
+    if not is_intact(path):
+        with exclusive_lock(cache / "split.lock"):
+            # Another process may have made it while this one waited.
+            if not is_intact(path):
+                pairs = zip(prefixes, states, strict=True)
+                hashes = [_hashes(prefix, state, vocab_size, cache) for prefix, state in pairs]
+                _write(path, _split(hashes, shares))
     with np.load(path) as found:
         return [
             Split(
@@ -80,7 +87,7 @@ def split_documents(prefixes: Sequence[Path], shares: Sequence[float], cache: Pa
 def _write(path: Path, splits: Sequence[Split]) -> None:
     parts = ("training", "validation", "test")
     arrays = {f"{part}{number}": getattr(split, part) for number, split in enumerate(splits) for part in parts}
-    with complete_file(path) as stream:
+    with cached_file(path) as stream:
         np.savez(stream, duplicates=np.array([split.duplicates for split in splits]), **arrays)
 
 
@@ -106,18 +113,22 @@ def _split_one(hashes: np.ndarray, alone: np.ndarray, shares: Sequence[float]) -
     return Split(np.flatnonzero(rest), validation, test, duplicates)
 
 
-def _hashes(prefix: Path, state: str, cache: Path) -> np.ndarray:
-    """Return `document_hash` of each document, uint64 [documents]."""
+def _hashes(prefix: Path, state: str, vocab_size: int, cache: Path) -> np.ndarray:
+    """Return `document_hash` of each document, uint64 [documents]; check the tokens before."""
     manifest, written = manifest_path(prefix), hashes_path(prefix)
     # The manifest's checksums, which a run verifies, say that they are of these tokens.
-    if manifest.is_file() and written in load_checksums(manifest):
-        return np.fromfile(written, "<u8")
+    beside = manifest.is_file() and written in load_checksums(manifest)
     path = cache / f"hashes-{_key(_RULES, state)}.bin"
-    if path.exists():
+    if not beside and is_intact(path):
         return np.fromfile(path, "<u8")
+    # A start reads no terabytes: of a large pair, `BlockReader` checks the tokens that a run reads.
+    if not beside or bin_path(prefix).stat().st_size <= WHOLE_BYTES:
+        check_tokens(prefix, vocab_size)
+    if beside:
+        return np.fromfile(written, "<u8")
     documents = IndexedDocuments(prefix)
     logger.info("%s: reading %s documents once, to split them by their text", prefix, f"{len(documents):,}")
-    with complete_file(path) as stream:
+    with cached_file(path) as stream:
         stream.writelines(document_hash(documents[number].tobytes()) for number in range(len(documents)))
     return np.fromfile(path, "<u8")
 

@@ -7,7 +7,6 @@ written last: a pair that has one is complete.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from efficientbench.data_tools.documents import TEXT_KEY, PartReader
+from efficientbench.data_tools.documents import MAX_DOCUMENT_MB, TEXT_KEY, sample_texts
 from efficientbench.data_tools.engine import Engine, choose_engine
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import (
@@ -56,19 +55,11 @@ from efficientbench.data_tools.parts import (
     merge_pair,
     merge_rejects,
 )
+from efficientbench.data_tools.plan import compare_plans, read_plan
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_REJECTS = 0.01
 """The fraction of all documents that may be unusable, by default."""
-
-_SAMPLE_PARTS = 8
-"""Parts of the input on which the engines are compared."""
-
-_SAMPLE_DOCUMENTS = 20
-"""Documents of each part of the sample, from its beginning."""
-
-_SAMPLE_CHARACTERS = 4_000
-"""Characters of each document of the sample, from its beginning."""
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +74,7 @@ class _Job:
     parts: list[Part]
     tokenizer: TextTokenizer
     text_key: str
+    max_document_mb: int
     source: str
 
     @property
@@ -98,6 +90,7 @@ class _Job:
         return {
             "tokenizer": self.tokenizer.fingerprint,
             "text key": self.text_key,
+            "--max-document-mb": self.max_document_mb,
             "inputs": [[str(path.absolute()), self.sha256[path]] for path in self.inputs],
             "cuts": [[str(part.path.absolute()), part.begin, part.end] for part in self.parts],
         }
@@ -111,6 +104,7 @@ def tokenize_files(
     text_key: str = TEXT_KEY,
     workers: int = 1,
     max_rejects: float = MAX_REJECTS,
+    max_document_mb: int = MAX_DOCUMENT_MB,
     source: str | None = None,
     on_part: Callable[[int, int], None] = lambda done, parts: None,
 ) -> Corpus:
@@ -125,6 +119,7 @@ def tokenize_files(
         text_key: The key (JSONL) or the column (parquet) of the text.
         workers: Processes that tokenize.
         max_rejects: The fraction of all documents that may be unusable; `PREFIX.rejects.jsonl` lists them.
+        max_document_mb: Megabytes of a row of JSONL or a text in parquet, at most; larger ones are unusable.
         source: Where the text came from, for people; by default the names of its files.
         on_part: Called with the number of finished parts, and of all parts.
 
@@ -146,7 +141,9 @@ def tokenize_files(
                 with Workers(0 if is_complete else min(workers, len(parts)), PartTokenizer) as processes:
                     names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
                     loaded = load_tokenizer(tokenizer)
-                    job = _Job(prefix, states, _checksums(paths), parts, loaded, text_key, source or names)
+                    job = _Job(
+                        prefix, states, _checksums(paths), parts, loaded, text_key, max_document_mb, source or names
+                    )
                     if is_complete:
                         return _complete_corpus(job, max_rejects)
                     return _make_corpus(job, processes, max_rejects, on_part)
@@ -161,13 +158,16 @@ def _checksums(paths: list[Path]) -> dict[Path, str]:
 
 def _make_corpus(job: _Job, workers: Workers, max_rejects: float, on_part: Callable[[int, int], None]) -> Corpus:
     _begin(job)
-    engine = choose_engine(job.tokenizer, job.folder / "tokenizer", _sample(job))
+    sample = sample_texts(job.parts, job.text_key, job.max_document_mb)
+    engine = choose_engine(job.tokenizer, job.folder / "tokenizer", sample)
     counts = [finished_part(job.folder, number) for number in range(len(job.parts))]
     missing = [number for number, count in enumerate(counts) if count is None]
     done = len(counts) - len(missing)
     if missing and done:
         logger.info("continuing from %d finished parts of %d", done, len(counts))
-    tokenize_part = PartTokenizer(job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key)
+    tokenize_part = PartTokenizer(
+        job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key, job.max_document_mb
+    )
     tasks = [(number, job.parts[number], job.inputs[job.parts[number].path]) for number in missing]
     for (number, _, _), count in workers.run(tokenize_part, job.folder / "tokenize_part.pickle", tasks):
         counts[number] = count
@@ -187,7 +187,8 @@ def _begin(job: _Job) -> None:
             raise DataError(f"{found[0]} exists already, and this command did not make it: choose another name")
         job.folder.mkdir()
         write_file(plan, json.dumps(job.content()).encode())
-    _compare(json.loads(plan.read_bytes()), job, f"delete the folder {job.folder} to begin again")
+    remedy = f"delete the folder {job.folder} to begin again"
+    compare_plans(read_plan(plan, remedy), job.content(), job.prefix, remedy)
     remove_partial(job.folder)
     job.tokenizer.save(job.folder / "tokenizer")
 
@@ -198,12 +199,14 @@ def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
     record = load_tokenize_record(corpus.manifest)
     if record is None:
         raise DataError(f"{job.prefix} exists already, and was not made from files: choose another name")
-    made = {
+    made: dict[str, Any] = {
         "tokenizer": corpus.tokenizer_fingerprint,
         "text key": record.text_key,
         "inputs": [[item.path, item.sha256] for item in record.inputs],
     }
-    _compare(made, job, "choose another name for what is made now")
+    if record.max_document_mb is not None:
+        made["--max-document-mb"] = record.max_document_mb
+    compare_plans(made, job.content(), job.prefix, "choose another name for what is made now")
     check_indexed(job.prefix)
     rejected, documents = sum(record.rejected.values()), corpus.documents
     if rejected > max_rejects * (rejected + documents):
@@ -214,27 +217,6 @@ def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
     shutil.rmtree(job.folder, ignore_errors=True)
     logger.info("%s is complete already", job.prefix)
     return corpus
-
-
-def _compare(made: dict[str, Any], job: _Job, remedy: str) -> None:
-    """Raise a DataError if what `made` records is not what this job makes."""
-    wanted = job.content()
-    now = dict(wanted["inputs"])
-    for path, digest in made["inputs"]:
-        if digest != now.get(path, digest):
-            raise DataError(f"{path} changed since {job.prefix} was begun: put the old file back, or {remedy}")
-    for key in made:
-        if made[key] != wanted[key]:
-            raise DataError(f"{job.prefix} was begun with other {key}: take the same, or {remedy}")
-
-
-def _sample(job: _Job) -> list[str]:
-    """Return text from the beginnings of a few parts, on which engines can be compared."""
-    texts = []
-    for part in job.parts[:: max(1, len(job.parts) // _SAMPLE_PARTS)][:_SAMPLE_PARTS]:
-        documents = itertools.islice(PartReader(part, job.text_key), _SAMPLE_DOCUMENTS)
-        texts += [document[:_SAMPLE_CHARACTERS] for document in documents if isinstance(document, str)]
-    return texts
 
 
 def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: float) -> Corpus:
@@ -272,6 +254,7 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
         rejected=dict(_total(count.rejected for count in counts)),
         special_token_strings=dict(_total(count.special_token_strings for count in counts)),
         versions=versions(),
+        max_document_mb=job.max_document_mb,
     )
     save_corpus(corpus, checksums, record)
     shutil.rmtree(job.folder)

@@ -271,7 +271,7 @@ def _eos_token(folder: Path) -> str | None:
             continue
         try:
             token = json.loads(path.read_bytes()).get("eos_token")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise DataError(f"{path} is not a JSON object") from None
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):

@@ -45,11 +45,11 @@ fix_by_others() {
 }
 
 look_at_cann() {
-    local found
+    local found path="$root/launchers/environment/ascend_env.sh" quote="'"
     if ascend_is_sourced; then
         printf '✓ CANN is in the environment: %s\n' "${ASCEND_TOOLKIT_HOME:-$ASCEND_HOME_PATH}"
     elif found="$(ascend_find_cann | head -n 1)" && [[ -n "$found" ]]; then
-        fix_by_line "CANN's environment is not set" "source '$root/launchers/environment/ascend_env.sh' && ascend_source"
+        fix_by_line "CANN's environment is not set" "source '${path//$quote/$quote\\$quote$quote}' && ascend_source"
     else
         fix_by_others "CANN is not installed where it usually is" "CANN's toolkit and kernels, or an image that has them"
     fi

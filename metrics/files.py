@@ -12,6 +12,14 @@ from typing import BinaryIO
 from efficientbench.metrics.errors import MetricsError
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a file as `open(…, opener=no_link)` does, unless its name is a link to another file.
+
+    Raises OSError: it is a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` for writing, and rename it to `path` at the end; folders are made as needed.
@@ -25,7 +33,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     beside = path.with_name(f".partial-{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        # What a killed process has left, or a link that leads elsewhere.
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
             yield file
             # Before the rename: else a power cut may leave the new name with the content not yet on the disk.
             file.flush()

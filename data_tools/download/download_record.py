@@ -66,7 +66,7 @@ def load_record(folder: Path, repository: str) -> Record:
     """
     try:
         record = _RECORD.validate_python({**json.loads(_path(folder).read_bytes()), "folder": folder})
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return Record(folder, repository)  # the files are read and checked again
     if record.repository != repository:
         raise DataError(f"{folder} holds files of {record.repository}: choose another folder for {repository}")

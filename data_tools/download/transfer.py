@@ -36,7 +36,7 @@ from efficientbench.data_tools.download.hub_requests import (
 )
 from efficientbench.data_tools.download.listing import RemoteFile
 from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.files import file_blocks
+from efficientbench.data_tools.files import file_blocks, no_link
 
 _MAX_WRONG_CONTENTS = 2
 """Downloads of a file whose checksum is wrong; after them, the server or a proxy is broken."""
@@ -140,7 +140,7 @@ class Transfer:
                     headers["If-Range"] = self._etag  # for other content the server sends the whole (RFC 9110, 13.1.5)
             timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
             request = get_session().stream("GET", location, headers=headers, timeout=timeout_s)
-            with request as response, self.partial.open("ab", buffering=0) as stream:
+            with request as response, open(self.partial, "ab", 0, opener=no_link) as stream:
                 self._check_answer(response, stream)
                 self._write_body(response, stream)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,9 +14,6 @@ from efficientbench.config.part import Name, Part
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
-
-# The C loader takes an eighth of the time. PyYAML's wheels have it; other builds may lack libyaml.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""
@@ -55,29 +53,40 @@ class Matrix(Part):
     sizes: dict[Name, Overlay]
     variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
     suites: dict[Name, tuple[SuiteBlock, ...]]
+    further: dict[Name, tuple[SuiteBlock, ...]] = {}
+    """Suites whose runs have names and scripts, but are in no sweep or table that names none of them."""
 
     @property
     def runs(self) -> tuple[RunName, ...]:
-        """All named runs, in the order of the file."""
-        return tuple(
-            RunName(variant, size, suite)
-            for suite, blocks in self.suites.items()
-            for block in blocks
-            for variant in block.variants
-            for size in block.sizes
-        )
+        """The runs of `suites`, in the order of the file."""
+        return _runs(self.suites)
+
+    @property
+    def all_runs(self) -> tuple[RunName, ...]:
+        """The runs of `suites`, then those of `further`."""
+        return _runs(self.suites | self.further)
 
     def run(self, name: str) -> RunName:
         """Return the run called `name`.
 
         Raises ConfigError: no run has this name.
         """
-        runs = {run.name: run for run in self.runs}
+        runs = {run.name: run for run in self.all_runs}
         if name not in runs:
             near = nearest(name, runs)
             hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]
+
+
+def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
+    return tuple(
+        RunName(variant, size, suite)
+        for suite, blocks in suites.items()
+        for block in blocks
+        for variant in block.variants
+        for size in block.sizes
+    )
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
@@ -88,7 +97,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
     matrix = _load(path, Matrix)
     problems = [
         f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
-        for suite, blocks in matrix.suites.items()
+        for suite, blocks in (matrix.suites | matrix.further).items()
         for block in blocks
         for kind, names, known in (
             ("variant", block.variants, set(matrix.variants)),
@@ -112,12 +121,13 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
 
 def _load(path: Path, form: type[Any]) -> Any:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        # Not the loader in C, which ends the process where brackets nest deeply.
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         ours = EXPERIMENTS in path.parents
         hint = ": the package works from a clone of its repository (pip install -e .)" if ours else ""
         raise ConfigError(f"{path} is missing{hint}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     try:
         return form.model_validate(content)

@@ -1,18 +1,15 @@
-"""The architecture: shapes of the backbone, attention, positional encoding, experts.
-
-Each variant is one class with its own `kind`.
-"""
+"""The architecture: attention and positional encoding in the backbone. Each variant is one class with a `kind`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticUseDefault
 
-from efficientbench.config.part import NonNegativeFloat, Part, PositiveFloat, PositiveInt
+from efficientbench.config.backbone import Backbone
+from efficientbench.config.part import Part, PositiveFloat, PositiveInt
 
 ATTENTION_KIND = "attention variant: gqa, mla or nsa"
 POSITION_KIND = "positional encoding: rope, absolute, learnable_absolute, relative, alibi or none"
@@ -23,23 +20,6 @@ def _require(*rules: tuple[bool, str]) -> None:
     for holds, message in rules:
         if not holds:
             raise ValueError(message)
-
-
-class MoEConfig(Part):
-    """Mixture of experts instead of every feed-forward layer: dropless, each expert of that layer's shape."""
-
-    experts: Annotated[int, Field(ge=2)] = Field(default=8, description="number of experts in a layer")
-    top_k: PositiveInt = Field(default=2, description="experts that compute a token, weighted by a softmax over them")
-    auxiliary_loss: NonNegativeFloat = Field(
-        default=0.01,
-        description="factor on each layer's load-balancing loss (arXiv 2101.03961, eq. 4); 0: no such loss",
-    )
-
-    @model_validator(mode="after")
-    def _chooses_among_them(self) -> MoEConfig:
-        if self.top_k > self.experts:
-            raise ValueError(f"top_k {self.top_k} is more than the {self.experts} experts there are to choose from")
-        return self
 
 
 class GQAConfig(Part):
@@ -183,29 +163,9 @@ class NoPositionConfig(Part):
 PositionConfig = RopeConfig | AbsoluteConfig | LearnableAbsoluteConfig | RelativeConfig | AlibiConfig | NoPositionConfig
 
 
-class ModelConfig(Part):
-    """Shapes of the decoder, whose backbone is that of the Qwen2.5 family."""
+class ModelConfig(Backbone):
+    """The decoder: its backbone with an attention variant and a positional encoding."""
 
-    layers: PositiveInt = Field(description="number of transformer layers")
-    hidden_size: PositiveInt = Field(description="width of the residual stream")
-    heads: PositiveInt = Field(description="number of query heads")
-    head_dim: PositiveInt = Field(description="width of one query or key head")
-    ffn_hidden_size: PositiveInt = Field(description="width of the SwiGLU feed-forward layer")
-    moe: MoEConfig | None = Field(default=None, description="experts instead of the dense feed-forward layer")
-    vocab_size: PositiveInt = Field(
-        description="tokens in the vocabulary; the embedding's rows are padded for tensor parallelism"
-    )
-    norm_epsilon: PositiveFloat = Field(default=1e-6, description="epsilon inside RMSNorm's square root")
-    init_std: PositiveFloat = Field(
-        default=0.02,
-        description="standard deviation of initial weights; output projections get init_std / sqrt(2 · layers)",
-    )
-    embedding_multiplier: PositiveFloat = Field(
-        default="sqrt_hidden_size",
-        validate_default=True,
-        description="factor on the embedding, positions included, under every positional encoding alike; "
-        "sqrt_hidden_size: √hidden_size (arXiv 1706.03762, 3.4)",
-    )
     attention: GQAConfig | MLAConfig | NSAConfig = Field(
         default=GQAConfig(), discriminator="kind", description="the attention variant and its own shapes"
     )
@@ -220,13 +180,6 @@ class ModelConfig(Part):
     def rotated_dim(self) -> int:
         """Dimensions of a query or key head that RoPE rotates."""
         return self.attention.qk_rope_head_dim if isinstance(self.attention, MLAConfig) else self.head_dim
-
-    @field_validator("embedding_multiplier", mode="before")
-    @classmethod
-    def _multiplier_of_the_width(cls, multiplier: object, info: ValidationInfo) -> object:
-        """Turn the name of √hidden_size into the number."""
-        # Where hidden_size is missing, its own mistake is reported, and this one would only repeat it.
-        return math.sqrt(info.data.get("hidden_size", 1)) if multiplier == "sqrt_hidden_size" else multiplier
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -256,6 +209,10 @@ class ModelConfig(Part):
                 self.heads % self.key_value_heads == 0,
                 f"{self.heads} heads cannot be shared evenly by {self.key_value_heads} query groups: "
                 "attention.query_groups must divide heads",
+            ),
+            (
+                attention == "gqa" or not self.qk_norm,
+                f"qk_norm is defined for gqa alone, and attention.kind is {attention}: set qk_norm=false",
             ),
             (
                 attention != "mla" or position == "rope",

@@ -51,9 +51,10 @@ def check_scripts(folder: Path = EXPERIMENTS) -> None:
 def _scripts(folder: Path) -> dict[Path, str]:
     return {
         folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(name=run.name, suite=run.suite)
-        for run in load_matrix().runs
+        for run in load_matrix().all_runs
     }
 
 
 def _present(folder: Path) -> set[Path]:
-    return {path for suite in load_matrix().suites for path in (folder / suite).glob("run_*.sh")}
+    suites = {run.suite for run in load_matrix().all_runs}
+    return {path for suite in suites for path in (folder / suite).glob("run_*.sh")}

@@ -90,7 +90,7 @@ def _mla_down(model: ModelConfig) -> int:
 
 
 def _mla_latent_norms(model: ModelConfig) -> int:
-    return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0)
+    return _mla(model).kv_lora_rank + (_mla(model).q_lora_rank or 0) if model.norm_weights else 0
 
 
 def _mla_projections(model: ModelConfig) -> int:

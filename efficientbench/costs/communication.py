@@ -13,6 +13,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.model import MLAConfig, RelativeConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.attention import ATTENTION_COSTS
+from efficientbench.costs.backbone import head_norm_parameters, layer_norm_parameters, outer_norm_parameters
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
 from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, POSITION_COSTS, router_parameters
 from efficientbench.costs.rank_grid import Group
@@ -201,26 +202,34 @@ def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
 def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:
     """Yield gradients of weights that several ranks hold whole.
 
-    These are the tied embedding on the first and the last stage, T5's table on every stage, and with sequence
-    parallelism the weights that each tp rank applies to its own tokens.
+    These are a tied embedding on the first and the last stage, T5's table on every stage, the norms that each tp rank
+    applies to its own heads, and with sequence parallelism the weights that it applies to its own tokens.
     """
     model = config.model
-    if layout.pp > 1 and stage in (0, layout.pp - 1):
+    first, last = stage == 0, stage == layout.pp - 1
+    if layout.pp > 1 and model.tied and (first or last):
         size = rank_embedding(config, layout) * FLOAT32_BYTES
         yield Transfer("gradient of the tied embedding", "all-reduce", "embedding", size)
     if layout.pp > 1 and isinstance(model.position, RelativeConfig):
-        table = POSITION_COSTS["relative"].rank_parameters(model, layout.tp, stage == 0) * FLOAT32_BYTES
+        table = POSITION_COSTS["relative"].rank_parameters(model, layout.tp, first) * FLOAT32_BYTES
         yield Transfer("gradient of the shared table", "all-reduce", "pp", table)
+    if layout.tp > 1:
+        count = _whole_on_tp_ranks(config, layout, stage)
+        yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", count * FLOAT32_BYTES)
+
+
+def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
+    """Count the weights whose gradients the tp ranks of a stage sum, since each has those of its heads or tokens."""
+    model = config.model
     if not layout.sp:
-        return
-    whole = 2 * model.hidden_size + router_parameters(model)
+        return layout.layers_per_stage * head_norm_parameters(model)
+    whole = layer_norm_parameters(model) + router_parameters(model)
     if model.attention.kind == "mla":
         whole += ATTENTION_COSTS["mla"].replicated_parameters(model)
-    count = layout.layers_per_stage * whole
-    count += model.hidden_size if stage == layout.pp - 1 else 0
+    count = layout.layers_per_stage * whole + outer_norm_parameters(model, stage == 0, stage == layout.pp - 1)
     if model.position.kind == "learnable_absolute" and stage == 0:
         count += POSITION_COSTS["learnable_absolute"].parameters(model)
-    yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", count * FLOAT32_BYTES)
+    return count
 
 
 def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.attention import ATTENTION_COSTS
+from efficientbench.costs.backbone import feed_forward_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
 from efficientbench.costs.model import (
     DTYPE_BYTES,
@@ -98,7 +99,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
         weights += feed_forward_parameters(model) / tp
     else:
         weights += rank_experts(config, layout) / layout.layers_per_stage
-    inner = 3 * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
+    inner = feed_forward_matrices(model) * model.ffn_hidden_size * computed + sum(attention.column_inputs(model))
     elements = (inner + attention.projection_flops(model) / model.hidden_size) / tp + 2 * model.hidden_size
     moved = weights * (passes - 1) * dtype_bytes + weights * 2 * FLOAT32_BYTES
     moved += passes * rank_tokens(config, layout) * elements * dtype_bytes
@@ -122,37 +123,49 @@ def _residual(config: RunConfig, layout: Layout) -> float:
 
 
 def _norms(config: RunConfig, layout: Layout) -> Work:
-    """Return the two norms of a layer.
+    """Return the two norms of a layer, and those of its queries and keys.
 
-    Forward reads and writes the hidden states; backward reads them and a gradient, and writes one.
+    Forward reads and writes what is normalized; backward reads it and a gradient, and writes one.
     """
-    return Work(0, 2 * (2 * _forwards(config) + 3) * _residual(config, layout))
+    model, normalized = config.model, 2 * _residual(config, layout)
+    if model.qk_norm:
+        heads = model.heads / layout.tp + max(model.key_value_heads / layout.tp, 1)
+        normalized += rank_tokens(config, layout) * heads * model.head_dim * DTYPE_BYTES[config.training.dtype]
+    return Work(0, (2 * _forwards(config) + 3) * normalized)
 
 
 def _elementwise(config: RunConfig, layout: Layout) -> Work:
-    """Return SwiGLU, rotation and residual additions of one layer."""
+    """Return activation, rotation and residual additions of one layer."""
     model, tokens = config.model, rank_tokens(config, layout)
     dtype_bytes, forwards = DTYPE_BYTES[config.training.dtype], _forwards(config)
     copies = model.moe.top_k if model.moe else 1
     width = copies * model.ffn_hidden_size / layout.tp
-    # Forward: silu, then its product with up. Backward: the activation again, two products and silu's gradient. Fused
-    # kernels only read inputs and write outputs.
-    swiglu = (3 * forwards + 5 if config.kernels.fused else 5 * forwards + 12) * width
+    # SwiGLU forward: silu, then its product with up; backward: the activation again, two products and silu's gradient.
+    # ReLU² forward: the maximum and its square; backward: the maximum and two products. Fused kernels only read inputs
+    # and write outputs.
+    if model.activation == "swiglu":
+        activation = (3 * forwards + 5 if config.kernels.fused else 5 * forwards + 12) * width
+    else:
+        activation = (2 * forwards + 3 if config.kernels.fused else 4 * forwards + 7) * width
     rotated = 0.0
     if model.position.kind == "rope":
         groups = max(model.key_value_heads / layout.tp, 1)
         once = 2 if config.kernels.fused else 3
         rotated = once * (forwards + 1) * (model.heads / layout.tp + groups) * model.rotated_dim
     residual = 2 * 3 * (forwards + 1) * _residual(config, layout)
-    return Work(0, tokens * (swiglu + rotated) * dtype_bytes + residual)
+    return Work(0, tokens * (activation + rotated) * dtype_bytes + residual)
 
 
 def _embedding(config: RunConfig, layout: Layout) -> Work:
-    """Return the lookup and its gradient: rows added to a table of zeros, and the table added to the float32 sum."""
+    """Return the lookup, with a norm behind it, and the table's gradient.
+
+    Rows are added to a table of zeros, and the table to the float32 sum.
+    """
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     table = rank_embedding(config, layout) * (2 * dtype_bytes + 2 * FLOAT32_BYTES)
     # The lookup writes the rows and reads their gradient; a factor reads and writes both once more.
     passes = 4 if config.model.embedding_multiplier == 1 else 8
+    passes += 5 if config.model.embedding_norm else 0
     return Work(0, table + passes * _residual(config, layout))
 
 
@@ -170,6 +183,8 @@ def _loss(config: RunConfig, layout: Layout) -> Works:
     # Largest, difference, exponential, sum, quotient, weight; logits narrower than float32 are copied to it. Fused
     # kernels read the logits for the largest, the sum and the gradient, and write the gradient.
     softmax = 10 * FLOAT32_BYTES + (0 if dtype_bytes == FLOAT32_BYTES else FLOAT32_BYTES + 2 * dtype_bytes)
+    # A bound: quotient, tanh, product, and the slope, three passes to compute it and one to multiply by it.
+    softmax += 15 * FLOAT32_BYTES if model.logit_softcap else 0
     if config.kernels.fused:
         softmax = 4 * dtype_bytes
     return (

@@ -7,6 +7,13 @@ from dataclasses import dataclass, fields
 from efficientbench.config.layout import Layout, padded_vocab_size
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.attention import ATTENTION_COSTS
+from efficientbench.costs.backbone import (
+    feed_forward_matrices,
+    head_norm_saved,
+    layer_norm_parameters,
+    outer_norm_parameters,
+    vocabulary_tables,
+)
 from efficientbench.costs.model import (
     DTYPE_BYTES,
     FLOAT32_BYTES,
@@ -76,21 +83,19 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
 def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """Count the parameters of one rank without its experts.
 
-    With several stages, the first and the last both hold the tied embedding.
+    With several stages, the first and the last both hold a tied embedding.
     """
     model, tp = config.model, layout.tp
+    first, last = stage == 0, stage == layout.pp - 1
     attention = ATTENTION_COSTS[model.attention.kind]
     whole = attention.replicated_parameters(model)
     split = attention.parameters(model) - whole
     if model.moe is None:
         split += feed_forward_parameters(model)
-    count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + 2 * model.hidden_size)
-    count += POSITION_COSTS[model.position.kind].rank_parameters(model, tp, stage == 0)
-    if stage in (0, layout.pp - 1):
-        count += rank_embedding(config, layout)
-    if stage == layout.pp - 1:
-        count += model.hidden_size
-    return count
+    count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + layer_norm_parameters(model))
+    count += POSITION_COSTS[model.position.kind].rank_parameters(model, tp, first)
+    count += vocabulary_tables(model, first, last) * rank_embedding(config, layout)
+    return count + outer_norm_parameters(model, first, last)
 
 
 def rank_experts(config: RunConfig, layout: Layout) -> int:
@@ -103,7 +108,7 @@ def rank_experts(config: RunConfig, layout: Layout) -> int:
 
 
 def rank_embedding(config: RunConfig, layout: Layout) -> int:
-    """Count the parameters of one rank's part of the embedding."""
+    """Count the parameters of one rank's part of the embedding, or of an output projection's own table."""
     return vocabulary_rows(config, layout) * config.model.hidden_size
 
 
@@ -120,8 +125,9 @@ def rank_tokens(config: RunConfig, layout: Layout) -> int:
 def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """Estimate the activations of all layers and micro-batches in flight.
 
-    A layer keeps `_layer_elements`, or its input alone with full recomputation. In 1F1B as many micro-batches are in
-    flight as there are stages from this one on; interleaved 1F1B has some more, of a rank's virtual stages.
+    A layer keeps `_layer_elements`, or its input alone with full recomputation; a norm of the embedding keeps its
+    input. In 1F1B as many micro-batches are in flight as there are stages from this one on; interleaved 1F1B has some
+    more, of a rank's virtual stages.
     """
     model, training, tp = config.model, config.training, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
@@ -134,33 +140,36 @@ def _activation_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     per_token = in_flight * (layout.layers_per_stage // layout.vpp) * layer
     if stage == layout.pp - 1:
         per_token += 2 * residual
+    if stage == 0 and model.embedding_norm:
+        per_token += -(-in_flight // layout.vpp) * residual
     return rank_tokens(config, layout) * per_token * DTYPE_BYTES[training.dtype]
 
 
 def _layer_elements(config: RunConfig, layout: Layout) -> int:
     """Count the elements per token that one layer keeps.
 
-    These are inputs and outputs of both norms, those of attention, and gate, up and product of the feed-forward layer;
-    experts also keep input and output. Context-parallel ranks keep the keys and values of the whole sequence; with
-    selective recomputation they gather them again.
+    These are inputs and outputs of both norms, those of attention with its norms, and the feed-forward layer's inner
+    ones; experts also keep input and output. Context-parallel ranks keep the keys and values of the whole sequence;
+    with selective recomputation they gather them again.
     """
     model, tp = config.model, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
     attention = ATTENTION_COSTS[model.attention.kind]
     elements = 4 * residual + attention.saved(model, tp) + _feed_forward_elements(config)
+    elements += head_norm_saved(model, tp, config.training.recompute)
     if config.training.recompute == "selective":
         return elements - attention.recomputed(model, tp)
     return elements + (layout.cp - 1) * attention.gathered(model, tp)
 
 
 def _feed_forward_elements(config: RunConfig) -> int:
-    """Count gate, up and product, per token.
+    """Count the inner elements of the feed-forward layer per token: gate, up and product, or up and its square.
 
     Experts have top-k copies of them, each with an input and an output. Where tp ranks do not split each expert, each
     of them has its own tokens.
     """
     model, parallel = config.model, config.parallel
-    inner = 3 * model.ffn_hidden_size // parallel.tp
+    inner = feed_forward_matrices(model) * model.ffn_hidden_size // parallel.tp
     if model.moe is None:
         return inner
     return model.moe.top_k * (inner + 2 * model.hidden_size * parallel.expert_tp // parallel.tp)
@@ -169,8 +178,9 @@ def _feed_forward_elements(config: RunConfig) -> int:
 def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
     """Estimate the temporary tensors: the most of the loss, a layer's backward pass, and the lookup's gradient.
 
-    A backward pass needs its recomputed activations and the gradients of gate, up, product and residual, for experts
-    also of the tokens sent and returned. Beside it the output embedding's gradient waits for the lookup's.
+    A backward pass needs its recomputed activations and the gradients of the feed-forward layer's inner elements and
+    of the residual, for experts also of the tokens sent and returned. Beside it a tied embedding's gradient of the
+    output waits for the lookup's.
     """
     model, training = config.model, config.training
     dtype_bytes = DTYPE_BYTES[training.dtype]
@@ -180,7 +190,7 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
         layer += tokens * _layer_elements(config, layout) * dtype_bytes
     embedding = rank_embedding(config, layout) * dtype_bytes
     first, last = stage == 0, stage == layout.pp - 1
-    waiting = embedding if last else 0
+    waiting = embedding if last and model.tied else 0
     lookup = waiting + embedding if first else 0
     return max(waiting + layer, lookup, _loss_workspace_bytes(config, layout) if last else 0)
 
@@ -188,12 +198,14 @@ def _workspace_bytes(config: RunConfig, layout: Layout, stage: int) -> int:
 def _loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
     """Estimate the temporary tensors of the loss, which goes over blocks of tokens.
 
-    They are one block's logits (compute dtype, float32 unless fused, and their gradient), the output embedding's
-    float32 gradient with one block's contribution to it, and the gradient of the hidden states.
+    They are one block's logits (compute dtype, float32 unless fused, and their gradient; the slope of a bound on them
+    unless fused), the output embedding's float32 gradient with one block's contribution to it, and the gradient of the
+    hidden states.
     """
     training = config.training
     dtype_bytes = DTYPE_BYTES[training.dtype]
     copies = FLOAT32_BYTES if dtype_bytes == FLOAT32_BYTES else FLOAT32_BYTES + 2 * dtype_bytes
+    copies += FLOAT32_BYTES if config.model.logit_softcap else 0
     if config.kernels.fused:
         copies = 2 * dtype_bytes
     embedding = rank_embedding(config, layout)

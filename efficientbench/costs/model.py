@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from efficientbench.config.model import LearnableAbsoluteConfig, ModelConfig, RelativeConfig
 from efficientbench.config.schema import Recompute
 from efficientbench.costs.attention import ATTENTION_COSTS
+from efficientbench.costs.backbone import (
+    feed_forward_matrices,
+    layer_norm_parameters,
+    outer_norm_parameters,
+    vocabulary_tables,
+)
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT32_BYTES = 4
@@ -57,9 +63,10 @@ POSITION_COSTS = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of the whole model by part. The vocabulary is unpadded; input and output embedding are one table."""
+    """Parameters of the whole model by part. The vocabulary is unpadded."""
 
     embedding: int
+    """Of its table, or of two where the output projection has its own."""
     position: int
     attention: int
     feed_forward: int
@@ -83,18 +90,18 @@ def count_parameters(model: ModelConfig) -> Parameters:
     feed_forward = router_parameters(model) + _feed_forward_copies(model) * feed_forward_parameters(model)
     idle = (moe.experts - moe.top_k) * feed_forward_parameters(model) if moe else 0
     return Parameters(
-        embedding=model.vocab_size * model.hidden_size,
+        embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
         position=POSITION_COSTS[model.position.kind].parameters(model),
         attention=model.layers * ATTENTION_COSTS[model.attention.kind].parameters(model),
         feed_forward=model.layers * feed_forward,
-        norms=(2 * model.layers + 1) * model.hidden_size,
+        norms=model.layers * layer_norm_parameters(model) + outer_norm_parameters(model, first=True, last=True),
         idle=model.layers * idle,
     )
 
 
 def feed_forward_parameters(model: ModelConfig) -> int:
     """Count the parameters of one dense feed-forward layer or one expert."""
-    return 3 * model.hidden_size * model.ffn_hidden_size
+    return feed_forward_matrices(model) * model.hidden_size * model.ffn_hidden_size
 
 
 def _feed_forward_copies(model: ModelConfig) -> int:

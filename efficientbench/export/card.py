@@ -54,7 +54,8 @@ def model_card(
     ]
     multiplier = config.model.embedding_multiplier
     if multiplier != 1:
-        facts.append(("embedding", f"the input's table is {multiplier:.6g} × the output's, which training tied"))
+        other = "the output's, which training tied" if config.model.tied else "that of training"
+        facts.append(("embedding", f"the input's table is {multiplier:.6g} × {other}"))
     if record is None:
         facts.append(("record", f"{ABSENT}: the run has no record.json, which is written at its end"))
     else:

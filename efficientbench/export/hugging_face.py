@@ -93,7 +93,8 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         weights = Weights(checkpoint)
         model = Model(_trained_config(weights.manifest.config), weights, tokenizer)
         counted = count_parameters(model.config.model)
-        untied = counted.embedding if model.config.model.embedding_multiplier != 1 else 0
+        trained = model.config.model
+        untied = counted.embedding if trained.tied and trained.embedding_multiplier != 1 else 0
         needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
         with _claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)

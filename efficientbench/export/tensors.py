@@ -13,9 +13,10 @@ import torch
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
 from efficientbench.costs.model import count_parameters
-from efficientbench.export.architectures import Architecture
+from efficientbench.export.architectures import ONE_BIAS_FOR_ALL, Architecture
 
 EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.linear_fc([12])\.weight")
@@ -32,6 +33,12 @@ RENAMED = {
 }
 """Tensors that are only renamed: ours → transformers'."""
 
+HEAD_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+"""Norms on the heads' queries and keys; the first name is also that of the norm on MLA's latent queries."""
+
 ROTATED_QUERIES = {
     "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
     "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
@@ -41,6 +48,7 @@ ROTATED_QUERIES = {
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen2_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 """The module of the experts, and in it the gate, up and down projection."""
 
@@ -61,7 +69,7 @@ def exported(
     elements = 0
     for name in sorted(weights, key=_in_layer_order):
         weight = weights[name]
-        if name == EMBEDDING:
+        if name in (EMBEDDING, OUTPUT):
             weight = weight[: model.vocab_size]
         elements += weight.numel()
         for new_name, tensor in _converted(name, weight, model, architecture).items():
@@ -72,6 +80,25 @@ def exported(
             f"the checkpoint holds {elements:,} parameters where this model has {expected:,}: it is of another model, "
             "or incomplete"
         )
+    if not model.norm_weights and architecture != "nanochat":
+        # The class multiplies by a vector after each norm: by ones, which change nothing.
+        for name, width in _norms(model):
+            yield from _converted(name, weight.new_ones(width), model, architecture).items()
+
+
+def _norms(model: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Yield our name and the width of every norm that the classes with norm weights have."""
+    widths = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
+    if isinstance(model.attention, MLAConfig):
+        widths["self_attention.kv_layernorm"] = model.attention.kv_lora_rank
+        if model.attention.q_lora_rank:
+            widths["self_attention.q_layernorm"] = model.attention.q_lora_rank
+    if model.qk_norm:
+        widths |= {"self_attention.q_layernorm": model.head_dim, "self_attention.k_layernorm": model.head_dim}
+    for layer in range(model.layers):
+        for norm, width in widths.items():
+            yield f"decoder.layers.{layer}.{norm}.weight", width
+    yield FINAL_NORM, model.hidden_size
 
 
 def _in_layer_order(name: str) -> list[int | str]:
@@ -86,7 +113,10 @@ def _converted(
         if model.embedding_multiplier == 1:
             return {"model.embed_tokens.weight": weight}
         # No class multiplies what it embeds: the input's table holds the products, as rounded in training.
-        return {"model.embed_tokens.weight": weight * model.embedding_multiplier, "lm_head.weight": weight}
+        tables = {"model.embed_tokens.weight": weight * model.embedding_multiplier}
+        return {**tables, "lm_head.weight": weight} if model.tied else tables
+    if name == OUTPUT:
+        return {"lm_head.weight": weight}
     if name == FINAL_NORM:
         return {"model.norm.weight": weight}
     found = LAYER.fullmatch(name)
@@ -98,6 +128,10 @@ def _converted(
         tensors = _expert(expert[1], expert[2], weight, architecture)
     elif part == "mlp.router.weight":
         tensors = _router(weight, architecture)
+    elif model.qk_norm and part in HEAD_NORMS:
+        tensors = {HEAD_NORMS[part]: weight}
+    elif architecture == "nanochat" and part.startswith("mlp.linear_fc"):
+        tensors = {part.replace("linear_", ""): weight}
     elif part in RENAMED:
         tensors = {RENAMED[part]: weight}
     elif part == "mlp.linear_fc1.weight":
@@ -122,10 +156,14 @@ def _query_key_value(
     attention = model.attention
     assert isinstance(attention, GQAConfig)
     groups = weight.unflatten(0, (attention.query_groups, -1, model.head_dim))
-    parts = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
+    query, key, value = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
+    if architecture == "nanochat":
+        # It turns pairs the other way round, which is to exchange their halves.
+        query, key = (torch.cat(each.chunk(2, dim=2)[::-1], dim=2) for each in (query, key))
+    parts = query, key, value
     tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
-    if architecture in ("llama", "smollm3") and kind == "bias":
-        # These classes have biases on all four projections or on none; a bias of zeros is none.
+    if architecture in ONE_BIAS_FOR_ALL and kind == "bias":
+        # A bias of zeros is none.
         tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
     return tensors
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from megatron.core.activations import squared_relu
 from megatron.core.transformer import TransformerConfig
 
 from efficientbench.config.model import GQAConfig
@@ -20,7 +21,9 @@ class EngineConfig(TransformerConfig):
     """Megatron's TransformerConfig with the kernels that our modules use; every module of a stage is built from it."""
 
     fuse: bool = False
-    """Norm, rotation and SwiGLU by compiled kernels."""
+    """Norm, rotation and activation by compiled kernels."""
+    norm_weights: bool = True
+    """Whether norms have a trained vector."""
     attention_kernel: AttentionKernel = causal_attention
     """Computes causal attention without a bias."""
     loss_kernel: LossKernel = field(default_factory=LossKernel)
@@ -41,9 +44,11 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         ffn_hidden_size=model.ffn_hidden_size,
         add_bias_linear=False,
         add_qkv_bias=isinstance(model.attention, GQAConfig) and model.attention.qkv_bias,
-        gated_linear_unit=True,
-        activation_func=F.silu,
+        gated_linear_unit=model.activation == "swiglu",
+        activation_func=F.silu if model.activation == "swiglu" else squared_relu,
         normalization="RMSNorm",
+        # Megatron then sums the gradients of these norms over the tensor-parallel ranks, each of which has some heads.
+        qk_layernorm=model.qk_norm,
         layernorm_epsilon=model.norm_epsilon,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -79,6 +84,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         overlap_p2p_comm=parallel.vpp > 1,
         batch_p2p_comm=False,
         fuse=bool(config.kernels.fused),
+        norm_weights=model.norm_weights,
         attention_kernel=attention_kernel,
         loss_kernel=LossKernel(config.kernels.loss_block, bool(config.kernels.fused)),
     )

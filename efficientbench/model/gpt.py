@@ -57,7 +57,7 @@ class GPT(GPTModel):
             max_sequence_length=seq_len,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=True,
+            share_embeddings_and_output_weights=model.tied,
             # model/position.py has more encodings than Megatron.
             position_embedding_type="none",
             vp_stage=vp_stage,
@@ -65,6 +65,9 @@ class GPT(GPTModel):
         self.position = position
         self.register_parameter("position_table", position.table)
         self.unpadded_vocab_size, self.embedding_multiplier = model.vocab_size, model.embedding_multiplier
+        self.logit_softcap = model.logit_softcap
+        normed = model.embedding_norm and self.pre_process
+        self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
     def forward(
         self,
@@ -91,21 +94,25 @@ class GPT(GPTModel):
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
-        embedding = self.shared_embedding_or_output_weight()
-        first_token = self.tp_group.rank() * embedding.shape[0]
-        vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), embedding.shape[0])
+        shared = self.share_embeddings_and_output_weights
+        table = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        first_token = self.tp_group.rank() * table.shape[0]
+        vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
+        softcap = self.logit_softcap
         if labels is None or loss_mask is None:
-            return torch.matmul(hidden, embedding[:vocabulary].t()).transpose(0, 1)
+            logits = torch.matmul(hidden, table[:vocabulary].t()).transpose(0, 1)
+            return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
         def loss(rows: slice) -> torch.Tensor:
             return linear_cross_entropy(
                 hidden[:, rows].flatten(0, 1),
-                embedding,
+                table,
                 vocabulary,
                 labels[rows].t().flatten() - first_token,
                 loss_mask[rows].t().flatten().float(),
                 self.tp_group,
                 self.config.loss_kernel,
+                softcap,
             )
 
         if self.training:
@@ -123,7 +130,8 @@ class GPT(GPTModel):
         if self.config.sequence_parallel:
             positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
         embedded = self.position.embed(embedded, positions)
-        return embedded if self.embedding_multiplier == 1 else embedded * self.embedding_multiplier
+        embedded = embedded if self.embedding_multiplier == 1 else embedded * self.embedding_multiplier
+        return embedded if self.embedding_norm is None else self.embedding_norm(embedded)
 
 
 def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:

@@ -20,6 +20,9 @@ EXPERTS = "mlp.experts."
 """In the names of parameters that hold the weights of a layer's experts side by side."""
 CPU = torch.device("cpu")
 OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
+EMBEDDING = "embedding.word_embeddings.weight"
+VOCABULARY_TABLES = (EMBEDDING, "output_layer.weight")
+"""Parameters with a row for each token, padded for tensor parallelism; a tied output projection is the first."""
 
 
 def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.device = CPU) -> None:
@@ -57,8 +60,10 @@ def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
     named = {}
     for name, parameter in model.named_parameters():
         name = re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"decoder.layers.{numbers[int(found[1])]}.", name)
-        # The last stage's copy of the tied embedding.
-        named[name.replace("output_layer.weight", "embedding.word_embeddings.weight")] = parameter
+        if model.share_embeddings_and_output_weights:
+            # The last stage's copy of the embedding.
+            name = name.replace("output_layer.weight", EMBEDDING)
+        named[name] = parameter
     return named
 
 
@@ -114,7 +119,7 @@ def full_shape(name: str, parameter: torch.nn.Parameter, config: ModelConfig, tp
     dim = split_dim(parameter)
     if dim is not None:
         shape[dim] *= tp_size
-    if name == "embedding.word_embeddings.weight":
+    if name in VOCABULARY_TABLES:
         shape[0] = config.vocab_size
     return shape
 

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.kernels.norm import rms_norm
+from efficientbench.model.kernels.relu2 import relu2
 from efficientbench.model.kernels.swiglu import swiglu
 
 
@@ -20,10 +21,15 @@ class RMSNorm(torch.nn.Module):
     Megatron's own norm refuses sequence parallelism without Transformer Engine or Apex.
     """
 
+    weight: torch.nn.Parameter | None
+
     def __init__(self, config: EngineConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.fuse = config.fuse
+        if not config.norm_weights:
+            self.register_parameter("weight", None)
+            return
         self.weight = torch.nn.Parameter(
             torch.ones(hidden_size, dtype=config.params_dtype, device=torch.get_default_device())
         )
@@ -58,20 +64,25 @@ def row_parallel(config: TransformerConfig, inputs: int, outputs: int, tp_group:
     )
 
 
-class SwiGLUFeedForward(MLP):
+def activate(projected: torch.Tensor, config: EngineConfig) -> torch.Tensor:
+    """Return the activation [..., F] of what a feed-forward layer projects: [..., 2 · F] with a gate, else [..., F]."""
+    return swiglu(projected, config.fuse) if config.gated_linear_unit else relu2(projected, config.fuse)
+
+
+class FeedForward(MLP):
     """Megatron's MLP with an activation that keeps only its input for the backward pass."""
 
     def forward(
         self, hidden_states: torch.Tensor, padding_mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [S, B, H] → output [S, B, H] and no bias."""
-        gate_up, _ = self.linear_fc1(hidden_states)
-        return self.linear_fc2(swiglu(gate_up, self.config.fuse))
+        projected, _ = self.linear_fc1(hidden_states)
+        return self.linear_fc2(activate(projected, self.config))
 
 
 def feed_forward_spec() -> ModuleSpec:
     """Return the ModuleSpec of the dense layer, projections included."""
     return ModuleSpec(
-        module=SwiGLUFeedForward,
+        module=FeedForward,
         submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
     )

@@ -21,7 +21,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
-from efficientbench.model.kernels.swiglu import swiglu
+from efficientbench.model.layers import activate
 
 
 class Router(TopKRouter):
@@ -112,7 +112,7 @@ class GroupedLinear(torch.nn.Module):
 
 
 class Experts(MegatronModule):
-    """This rank's experts: SwiGLU layers of the dense layer's shape, computed group by group."""
+    """This rank's experts: feed-forward layers of the dense layer's shape, computed group by group."""
 
     def __init__(
         self, num_local_experts: int, config: TransformerConfig, pg_collection: ProcessGroupCollection
@@ -120,7 +120,8 @@ class Experts(MegatronModule):
         super().__init__(config)
         hidden, width = config.hidden_size, config.moe_ffn_hidden_size // pg_collection.expt_tp.size()
         # Gate and up projection side by side: a stride of two.
-        self.linear_fc1 = GroupedLinear(config, num_local_experts, 2 * width, hidden, partition_dim=1, stride=2)
+        parts = 2 if config.gated_linear_unit else 1
+        self.linear_fc1 = GroupedLinear(config, num_local_experts, parts * width, hidden, partition_dim=1, stride=parts)
         self.linear_fc2 = GroupedLinear(config, num_local_experts, hidden, width, partition_dim=2, stride=1)
 
     def forward(
@@ -137,7 +138,7 @@ class Experts(MegatronModule):
             [N, H], and no bias.
         """
         groups = RowGroups(tokens_per_expert, tokens.device)
-        out = self.linear_fc2(swiglu(self.linear_fc1(tokens, groups), self.config.fuse), groups)
+        out = self.linear_fc2(activate(self.linear_fc1(tokens, groups), self.config), groups)
         return (out * weights[:, None]).to(out.dtype), None
 
 

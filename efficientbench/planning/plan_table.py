@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from efficientbench.config.backbone import CHOICES
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.config.model import ModelConfig
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
 from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
@@ -153,6 +156,13 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     return [*rows, ("speed only", text.speed_only_reason)] if text.speed_only_reason else rows
 
 
+def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
+    """Return in what the backbone differs from Qwen2.5's beside its shapes; no row where it does not."""
+    fields = type(model).model_fields
+    changed = [f"{key}={json.dumps(value)}" for key in CHOICES if (value := getattr(model, key)) != fields[key].default]
+    return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training = config.training
@@ -164,6 +174,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("parameters, total", f"{plan.parameters.total:,}"),
         ("parameters, active", f"{plan.parameters.active:,}"),
+        *_backbone_rows(config.model),
         ("FLOPs per token, training", f"{plan.flops.training:,}"),
         ("  attention as full square", f"{plan.flops.training_full_square:,}"),
         *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),

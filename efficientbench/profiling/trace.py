@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -76,10 +77,10 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
         text = gzip.decompress(content) if path.suffix == ".gz" else content
-        events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        events = [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X"]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise MetricsError(f"{path} is no trace of torch.profiler: {error}") from None
-    return [event for event in events if event.get("ph") == "X"]
+    return events
 
 
 def break_down(events: Iterable[Mapping[str, Any]]) -> Breakdown:

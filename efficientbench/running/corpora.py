@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from efficientbench.config.budget import Budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
+from efficientbench.data_tools.files import disk_errors_explained
 from efficientbench.data_tools.frequencies import unigram_entropy
-from efficientbench.data_tools.indexed import bin_path
+from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
 from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums
 from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.running.job import Job
+
+_ENTRY_BYTES = 24
+"""Of a document in an epoch, and of a sample, while Megatron builds the index: 16 of a grid, and copies."""
 
 
 def prepare_corpora(config: RunConfig) -> list[Corpus]:
@@ -26,7 +32,7 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
     Their files are verified, except tokens that `block_readers` leaves to the ranks.
 
     Raises:
-        DataError: a source that cannot be read or tokenized, or is damaged.
+        DataError: a source that cannot be read or tokenized, is damaged, or has tokens outside its vocabulary.
         ConfigError: the sources have different tokenizers, the model's vocabulary is smaller than theirs, or a split
             has no document.
     """
@@ -46,7 +52,9 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
     for corpus in corpora:
         check_split(data.split, corpus)
     # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
-    split_documents([corpus.prefix for corpus in corpora], data.split, Path(data.cache).absolute() / SPLITS)
+    prefixes, cache = [corpus.prefix for corpus in corpora], Path(data.cache).absolute() / SPLITS
+    with disk_errors_explained(cache):
+        split_documents(prefixes, data.split, corpora[0].vocab_size, cache)
     return corpora
 
 
@@ -61,7 +69,8 @@ def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
     for corpus in corpora:
         if verified_part(corpus) == "blocks read":
             tokens = bin_path(corpus.prefix)
-            readers[corpus.prefix] = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest)
+            checksums, dtype = load_checksums(corpus.manifest)[tokens], map_index(idx_path(corpus.prefix))[0]
+            readers[corpus.prefix] = BlockReader(tokens, checksums, corpus.manifest, dtype, corpus.vocab_size)
     return readers
 
 
@@ -114,6 +123,33 @@ def check_split(split: Sequence[float], corpus: Corpus) -> None:
                 f"data.split: {list(split)} leaves none of the {corpus.documents:,} documents of {corpus.source} for "
                 f"{name}; {helps}"
             )
+
+
+def check_length(config: RunConfig, budget: Budget, corpora: Sequence[Corpus], memory_bytes: int) -> None:
+    """Refuse a run whose index of samples does not fit in memory: Megatron builds it there, epoch by epoch.
+
+    Args:
+        config: the run.
+        budget: its length.
+        corpora: its text.
+        memory_bytes: of this machine.
+
+    Raises:
+        ConfigError: the message has the sizes.
+    """
+    training, data = config.training, config.data
+    samples = budget.steps * training.global_batch_size
+    index_bytes = 0.0
+    for weight, corpus in zip(data.weights, corpora, strict=True):
+        tokens = samples * weight * training.seq_len
+        epochs = math.ceil(tokens / (corpus.tokens * data.split[0] / sum(data.split)))
+        index_bytes += _ENTRY_BYTES * (epochs * corpus.documents + samples * weight)
+    if index_bytes > memory_bytes:
+        raise ConfigError(
+            f"training.steps: the order of {samples:,} sequences over {corpora[0].documents:,} documents takes about "
+            f"{index_bytes / 1e9:,.3g} GB of memory, and this machine has {memory_bytes / 1e9:,.3g} GB: train on fewer "
+            "tokens, or on text that does not repeat so often"
+        )
 
 
 def _show_progress(source: str, done: int, parts: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.devices.base import DeviceError
@@ -11,3 +13,16 @@ from efficientbench.training.errors import TrainingError
 
 USERS_MISTAKES = (ConfigError, DataError, DeviceError, LaunchError, MetricsError, TrainingError)
 """Errors that the user can mend: their text is the whole message, and no traceback is printed."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the host had no memory left for Python itself, or for a library that it loads."""
+    return isinstance(error, MemoryError) or "failed to map segment" in str(error)
+
+
+def address_limit() -> str | None:
+    """Return the shell's limit of a process's addresses, for people; None without one."""
+    limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
+        return None
+    return f"this shell allows a process {limit_bytes / 1e6:,.0f} MB of addresses: ulimit -v unlimited lifts that"

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 import sys
 import time
@@ -20,7 +21,7 @@ from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import write_record
-from efficientbench.running.errors import USERS_MISTAKES
+from efficientbench.running.errors import USERS_MISTAKES, address_limit, is_out_of_memory
 from efficientbench.running.identity import failed_record
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
@@ -62,11 +63,18 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
         return Failure("non_finite", str(error), rank=error.rank, step=error.step)
     if _is_out_of_memory(error):
         first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
-        helps = "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
+        helps = (
+            address_limit() or "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
+        )
         return Failure("out_of_memory", f"out of memory: {first_line} ({helps}; traceback in {log_file})")
     # The engine raises an exception of its own for a failed write.
     cause = error.__cause__ or error
     if isinstance(cause, OSError) or FAILED_WRITE.search(str(cause)):
+        most_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        # torch's writers give no error number.
+        if getattr(cause, "errno", errno.EFBIG) == errno.EFBIG and most_bytes != resource.RLIM_INFINITY:
+            reason = f"no file here may have more than {most_bytes / 1e6:,.1f} MB (ulimit -f), and one would: {cause}"
+            return Failure("mistake", reason, USER_MISTAKE)
         folder = min((job.output, Path(job.config.data.cache)), key=_free_bytes)
         # By the space that is left as well: numpy, which writes the engine's index, and torch give no error number.
         if getattr(cause, "errno", None) in FULL or _free_bytes(folder) < FULL_BYTES:
@@ -118,8 +126,10 @@ class FailureFiles:
 def _is_out_of_memory(error: Exception) -> bool:
     # By name: this module must not import torch.
     names = {each.__name__ for each in type(error).__mro__}
-    return bool(names & {"OutOfMemoryError", "MemoryError"}) or (
-        isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None
+    return (
+        "OutOfMemoryError" in names
+        or is_out_of_memory(error)
+        or (isinstance(error, RuntimeError | OSError) and OUT_OF_MEMORY.search(str(error)) is not None)
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from efficientbench.launchers.network.connectivity import check_connectivity
 from efficientbench.launchers.network.interfaces import check_interfaces, hccl_address, hccl_port
 from efficientbench.launchers.network.node_link import NodeLink
 from efficientbench.launchers.network.preflight import preflight
+from efficientbench.launchers.network.secret import shared_secret
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.worker_process import module_command
@@ -28,7 +30,7 @@ from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
 from efficientbench.planning.text_budget import text_budget
-from efficientbench.running.corpora import prepare_corpora
+from efficientbench.running.corpora import check_length, prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.job import Job
@@ -66,8 +68,9 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's process holds the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _connected(cluster, device) as link:
+            with _connected(cluster, device, folder) as link:
                 corpora = prepare_corpora(plan.config)
+                check_length(plan.config, plan.budget, corpora, memory_limit_bytes())
                 _announce_data(plan, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
                 exit_code = _launch_ranks(job, job_file, device, cluster, link, files)
@@ -100,7 +103,7 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster | None, device: Device) -> Iterator[NodeLink]:
+def _connected(cluster: Cluster | None, device: Device, folder: OutputFolder) -> Iterator[NodeLink]:
     """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
 
     The environment variables that HCCL then needs are set here; the ranks inherit them.
@@ -110,6 +113,8 @@ def _connected(cluster: Cluster | None, device: Device) -> Iterator[NodeLink]:
         return
     variable = device.address_variable
     address, port = (None, None) if variable is None else (hccl_address(os.environ), hccl_port(os.environ))
+    if not cluster.secret:
+        cluster = replace(cluster, secret=shared_secret(folder.path.parent))
     with preflight(cluster) as link:
         reached = check_connectivity(cluster, link, address, port)
         if variable is not None and address is None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from efficientbench.launchers.files import no_link
 from efficientbench.launchers.processes.worker_process import PR_SET_PDEATHSIG, module_command
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +36,7 @@ class Child:
         """
         self.begin_s, self.begin_time_s = time.monotonic(), time.time()
         self.command = module_command("efficientbench.cli", *arguments)
-        with log.open("wb") as output:
+        with open(log, "wb", opener=no_link) as output:
             self._process = subprocess.Popen(
                 self.command,
                 env={**environment, "PYTHONUNBUFFERED": "1"},

@@ -32,7 +32,7 @@ def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
     path = folder / ORDER
     try:
         seed = int(json.loads(path.read_text(encoding="utf-8"))["seed"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         seed = secrets.randbits(32)
     ordered = in_turns(tasks, seed)
     content = {"seed": seed, "order": [task.id for task in ordered]}

@@ -126,10 +126,10 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
     for line in reversed(lines):
         try:
             content = json.loads(line) if line.endswith("\n") else {}
-        except ValueError:
+            if content.get("kind") == "step":
+                return int(content["step"]), math.nan if content["loss"] is None else float(content["loss"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
-        if content.get("kind") == "step":
-            return int(content["step"]), math.nan if content["loss"] is None else float(content["loss"])
     return None
 
 

@@ -16,9 +16,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
@@ -88,10 +90,8 @@ class Queue:
     def read(self, task: str) -> State | None:
         """Return the run's state; None without a readable one."""
         try:
-            content = json.loads(self._path(task).read_text(encoding="utf-8"))
-            known = {field.name for field in fields(State)}
-            return State(**{key: value for key, value in content.items() if key in known})
-        except (OSError, ValueError, TypeError, AttributeError):
+            return TypeAdapter(State).validate_json(self._path(task).read_bytes())
+        except (OSError, ValueError):
             return None
 
     def write(self, state: State) -> None:
@@ -155,7 +155,7 @@ class Queue:
     def _opened(self, name: str) -> int:
         path = self._locks / f"{name}.lock"
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             # For example: another user's sweep has made it.
             raise ConfigError(f"output: {path} cannot be written: {error.strerror}") from None

@@ -106,7 +106,9 @@ def _resolved(request: Request, name: str, values: dict[str, str]) -> Combinatio
 
 
 def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) -> list[RunName]:
-    """Return the runs of these names and sizes, in the order of the matrix; an empty sequence selects all.
+    """Return the runs of these names and sizes, in the order of the matrix.
+
+    Without names they are those of `Matrix.suites`, without sizes those of every size.
 
     A name is that of a run, a variant or a suite, or the first argument of a suite's: `attention` for
     `attention_variants`.
@@ -122,7 +124,8 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
             problems.append(f"--sizes: there is no size called {size[:80]!r}: {hint}")
     if problems:
         raise ConfigError(problems)
-    chosen = [run for run in matrix.runs if not only or any(run in _runs_called(name, matrix) for name in only)]
+    named = [run for run in matrix.all_runs if any(run in _runs_called(name, matrix) for name in only)]
+    chosen = named if only else list(matrix.runs)
     left = [run for run in chosen if not sizes or run.size in sizes]
     if not left:
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
@@ -131,16 +134,17 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
 
 
 def _runs_called(name: str, matrix: Matrix) -> list[RunName]:
-    exact = [run for run in matrix.runs if name in (run.name, run.variant, run.suite)]
-    return exact or [run for run in matrix.runs if name and run.suite.startswith(f"{name}_")]
+    exact = [run for run in matrix.all_runs if name in (run.name, run.variant, run.suite)]
+    return exact or [run for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")]
 
 
 def _unknown_name(name: str, matrix: Matrix) -> str | None:
     if _runs_called(name, matrix):
         return None
-    names = [each for run in matrix.runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
+    runs = matrix.all_runs
+    names = [each for run in runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
     near = nearest(name, names)
-    known = ", ".join(dict.fromkeys(run.suite for run in matrix.runs))
+    known = ", ".join(dict.fromkeys(run.suite for run in runs))
     hint = f"did you mean {near}?" if near else f"name a run, a variant, or one of the suites {known}"
     return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
 

@@ -72,7 +72,8 @@ class Batches:
         self.config, self.device = config, device
         training = config.training
         self.training_samples = steps * training.global_batch_size
-        splits = split_documents(prefixes, config.data.split, Path(config.data.cache).absolute() / SPLITS)
+        cache = Path(config.data.cache).absolute() / SPLITS
+        splits = split_documents(prefixes, config.data.split, vocabulary.vocab_size, cache)
         self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
         verify_reads(self.training, blocks or {})
         self.validation = _open_validation(config, prefixes, splits, blocks or {})

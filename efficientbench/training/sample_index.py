@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -17,9 +17,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import Split as MegatronSplit
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.files import exclusive_lock
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.splitting import Split
 from efficientbench.training.errors import TrainingError
+from efficientbench.training.index_cache import load_or_build
 
 ATTENDS_ACROSS_DOCUMENTS = True
 """A training sequence holds documents end to end, and a token attends to all before it, those of other documents too.
@@ -37,8 +39,9 @@ class Vocabulary:
 
 @dataclass
 class _TrainingConfig(GPTDatasetConfig):
-    """Megatron's configuration, with our own choice of the training documents."""
+    """Megatron's configuration, with our own choice of the training documents and our own cache."""
 
+    index_folder: Path = Path()
     documents: dict[str, np.ndarray] = field(default_factory=dict)
     """Prefix → numbers of the sequences in the `.idx` that are trained on."""
     document_split: str = ""
@@ -46,7 +49,7 @@ class _TrainingConfig(GPTDatasetConfig):
 
 
 class _TrainingDataset(GPTDataset):
-    """Megatron's dataset over the chosen documents, instead of a range of all."""
+    """Megatron's dataset over the chosen documents, instead of a range of all, with its indices in our cache."""
 
     def __init__(
         self,
@@ -64,6 +67,30 @@ class _TrainingDataset(GPTDataset):
     @staticmethod
     def _key_config_attributes() -> list[str]:
         return [*GPTDataset._key_config_attributes(), "document_split"]
+
+    def _build_document_sample_shuffle_indices(self) -> tuple[np.ndarray, ...]:
+        return _cached(self, super()._build_document_sample_shuffle_indices, "document", "sample", "shuffle")
+
+
+class _Blend(BlendedDataset):
+    """Megatron's blend, with its indices in our cache."""
+
+    def _build_indices(self) -> tuple[np.ndarray, ...]:
+        return _cached(self, super()._build_indices, "dataset", "dataset_sample")
+
+
+def _cached(
+    dataset: _TrainingDataset | _Blend, build: Callable[[], tuple[np.ndarray, ...]], *names: str
+) -> tuple[np.ndarray, ...]:
+    base = f"{dataset.unique_description_hash}-{type(dataset).__name__.removeprefix('_')}"
+    return load_or_build([dataset.config.index_folder / f"{base}-{name}_index.npy" for name in names], build)
+
+
+class _Builder(BlendedMegatronDatasetBuilder):
+    @staticmethod
+    def build_generic_dataset(kind: type, *arguments: Any) -> Any:
+        kind = _Blend if kind is BlendedDataset else kind
+        return BlendedMegatronDatasetBuilder.build_generic_dataset(kind, *arguments)
 
 
 def open_training(
@@ -90,7 +117,9 @@ def open_training(
         sequence_length=config.training.seq_len,
         blend=([str(prefix) for prefix in prefixes], list(config.data.weights) if len(prefixes) > 1 else None),
         split="1,0,0",
-        path_to_cache=str(cache),
+        # Neither a folder nor None, which means a folder beside the tokens: Megatron reads and writes no index.
+        path_to_cache="",
+        index_folder=cache,
         tokenizer=vocabulary,
         reset_position_ids=False,
         reset_attention_mask=not ATTENDS_ACROSS_DOCUMENTS,
@@ -103,9 +132,10 @@ def open_training(
         },
         document_split=",".join(f"{part:g}" for part in config.data.split),
     )
-    with _locked(cache):
-        built = BlendedMegatronDatasetBuilder(_TrainingDataset, (samples, 0, 0), lambda: True, dataset_config).build()
-    return built[0]
+    cache.mkdir(parents=True, exist_ok=True)
+    # Megatron's builder lets rank 0 build first, but does not lock out other runs.
+    with exclusive_lock(cache / "lock") if dist.get_rank() == 0 else contextlib.nullcontext():
+        return _Builder(_TrainingDataset, (samples, 0, 0), lambda: True, dataset_config).build()[0]
 
 
 def no_document(config: RunConfig, prefix: Path, part: str) -> TrainingError:
@@ -124,27 +154,3 @@ def blend_surplus(sources: int, sizes: Sequence[int]) -> float:
     times. Megatron's own surplus of 0.5 % falls short of this for small splits, and the run would end with an error.
     """
     return max(0.005, sources / min(sizes))
-
-
-@contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    # Megatron's builder lets rank 0 write the index first, but does not lock out other runs.
-    if dist.get_rank() != 0:
-        yield
-        return
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        building = cache / "building"
-        if building.exists():
-            _remove_unfinished(cache, building.stat().st_mtime)
-        building.touch()
-        yield
-        building.unlink()
-
-
-def _remove_unfinished(cache: Path, begun_s: float) -> None:
-    """Remove what an interrupted build has written, since Megatron takes every file that exists for complete."""
-    for index in cache.glob("*.npy"):
-        if index.stat().st_mtime >= begun_s:
-            index.unlink()

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from types import FrameType
 
+from efficientbench.launchers.files import no_link
 from efficientbench.launchers.processes.failure import report_failure
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.running.failures import diagnose
@@ -48,11 +49,12 @@ def main() -> None:
 def _set_up_logging(path: Path) -> None:
     # On a full disk, logging would print a traceback for each line over the one message that matters.
     logging.raiseExceptions = False
+    log = open(path, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115, held until this process ends
     logging.basicConfig(
-        filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        stream=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     # The launcher sends SIGUSR1 when a run hangs: every thread's stack goes to the log, also from a native call.
-    faulthandler.register(signal.SIGUSR1, file=path.open("a", encoding="utf-8"))
+    faulthandler.register(signal.SIGUSR1, file=log)
     # Megatron logs at length what it would do with Transformer Engine and Apex.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="megatron")

@@ -54,6 +54,9 @@ job_slurm() { # command...
     unset RANK WORLD_SIZE NODE_RANK
     # A port below the kernel's ephemeral ones, and a different one for every job that shares a node.
     export MASTER_ADDR="${hosts%%$'\n'*}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) NNODES="$SLURM_JOB_NUM_NODES"
+    # The nodes know each other by it; srun passes it to them.
+    : "${EFFICIENTBENCH_SECRET:=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')}"
+    export EFFICIENTBENCH_SECRET
     # A node whose ranks have ended must not end the others' while those still save.
     # shellcheck disable=SC2016  # NODE_RANK is known on the node alone
     _job_run _job_stop_step srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 \

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.secret import SECRET_NAME, SHORTEST
 
 DEFAULT_MASTER_PORT = 29500
 TIME_LIMIT_S = 600.0
@@ -28,6 +29,8 @@ class Cluster:
     master_port: int = DEFAULT_MASTER_PORT
     rendezvous_timeout_s: float = TIME_LIMIT_S
     """How long a node waits for the others before the run begins."""
+    secret: bytes = field(default=b"", repr=False)
+    """That all nodes share; empty: anybody may join them."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Cluster:
@@ -35,8 +38,8 @@ class Cluster:
 
         PAI-DLC gives them these meanings; NNODES and NODE_RANK serve as well. Below torchrun, which has to start one
         process on each node, torchrun's own variables count, and the port is EFFICIENTBENCH_TRAINING_PORT (29501 by
-        default), since torchrun itself listens at MASTER_PORT. EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S counts in both
-        cases.
+        default), since torchrun itself listens at MASTER_PORT. EFFICIENTBENCH_RENDEZVOUS_TIMEOUT_S and
+        EFFICIENTBENCH_SECRET count in both cases.
 
         Raises LaunchError: every missing or wrong variable, at once.
         """
@@ -61,9 +64,14 @@ class Cluster:
             problems.append(f"RANK is {node_rank}: with {nodes} nodes it lies between 0 and {nodes - 1}")
         if master_port is not None and not 1 <= master_port <= 65535:
             problems.append(f"MASTER_PORT is {master_port}: a port lies between 1 and 65535")
+        secret = environ.get(SECRET_NAME, "").strip()
+        if 0 < len(secret) < SHORTEST:
+            problems.append(
+                f"{SECRET_NAME} has {len(secret)} characters: {SHORTEST} or more keep it from being guessed"
+            )
         if problems or nodes is None or node_rank is None or master_port is None:
             raise LaunchError("several nodes (dlc) are described by environment variables: " + "; ".join(problems))
-        return cls(nodes, node_rank, master_address, master_port, timeout_s)
+        return cls(nodes, node_rank, master_address, master_port, timeout_s, secret.encode())
 
 
 def _from_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str, str]:
@@ -80,6 +88,7 @@ def _from_torchrun(environ: Mapping[str, str], problems: list[str]) -> dict[str,
         "WORLD_SIZE": environ.get("GROUP_WORLD_SIZE", ""),
         "RANK": environ.get("GROUP_RANK", ""),
         RENDEZVOUS_TIMEOUT_NAME: environ.get(RENDEZVOUS_TIMEOUT_NAME, ""),
+        SECRET_NAME: environ.get(SECRET_NAME, ""),
     }
 
 

@@ -1,7 +1,8 @@
 """The connection between the launchers of a run's nodes: node 0 holds one to each other node, and forwards messages.
 
-A message is one JSON object on a line. Every node learns at once of a rank that failed elsewhere, of a signal that
-reached only one node, and of a node that is gone. Whoever reads a message checks it: a node may send anything.
+A message is one JSON object on a line, sealed by the run's secret. Every node learns at once of a rank that failed
+elsewhere, of a signal that reached only one node, and of a node that is gone. Whoever reads a message checks it: a node
+may send anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.secret import Seal
 
 LONGEST_BYTES = 1 << 16
 """Of a line. A node that sends a longer one is taken for gone."""
@@ -31,14 +33,15 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 class NodeLink:
     """One node's end; of a single node, a connection to nobody."""
 
-    def __init__(self, node: int, nodes: int, connections: Mapping[int, socket.socket]) -> None:
-        """`connections`: of node 0, to every other node; of the others, to node 0."""
+    def __init__(self, node: int, nodes: int, connections: Mapping[int, tuple[socket.socket, Seal]]) -> None:
+        """`connections`: of node 0, to every other node; of the others, to node 0; each with its seal."""
         self.node, self.nodes = node, nodes
-        self._connections = dict(connections)
+        self._connections = {other: connection for other, (connection, _) in connections.items()}
+        self._seals = {other: seal for other, (_, seal) in connections.items()}
         self._received: dict[int, bytes] = dict.fromkeys(connections, b"")
         self._kept: list[dict[str, Any]] = []
         """Messages that came while this node waited for others."""
-        for connection in connections.values():
+        for connection in self._connections.values():
             connection.settimeout(SEND_S)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE.items():
@@ -127,7 +130,8 @@ class NodeLink:
         messages: list[dict[str, Any]] = []
         for line in lines:
             # A message that a time limit cut off while it was sent runs into the next one: skip both.
-            message = _parsed(line) if len(line) <= LONGEST_BYTES else None
+            opened = self._seals[node].opened(line) if len(line) <= LONGEST_BYTES else None
+            message = _parsed(opened) if opened is not None else None
             # Node 0 knows who is at the other end; the others receive through node 0.
             sender = {node} if self.node == 0 else set(range(self.nodes)) - {self.node}
             if message is not None and message["node"] in sender:
@@ -143,10 +147,10 @@ class NodeLink:
         return messages
 
     def _forward(self, message: Mapping[str, Any], nodes: list[int]) -> None:
-        line = json.dumps(message).encode() + b"\n"
+        content = json.dumps(message).encode()
         for node in nodes:
             with contextlib.suppress(OSError):
-                self._connections[node].sendall(line)
+                self._connections[node].sendall(self._seals[node].sealed(content))
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -1,31 +1,34 @@
 """Brings all nodes of a run together at the master's port before any of them loads torch, or names the missing one.
 
-Node 0 listens at MASTER_PORT. Every other node connects, sends `efficientbench <nodes> <node rank>` and a newline, and
-waits for `go`, which node 0 sends once all are there. Node 0 refuses any other greeting and waits on. Then nobody
-listens at the port, so that the training can; the connections stay, as the link between the nodes' launchers.
+Node 0 listens at MASTER_PORT. Every other node connects and sends `efficientbench <nodes> <node rank> <nonce>`. Node 0
+answers `challenge <nonce> <code>`, and the node sends its own code: both prove that they know the run's secret, each by
+the other's nonce. The node waits for `go`, which node 0 sends once all are there. Node 0 refuses any other greeting and
+waits on. Then nobody listens at the port, so that the training can; the connections stay, as the link between the
+nodes' launchers, and the nonces make the key that seals its lines.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import select
+import hmac
 import socket
 import sys
 import time
+from typing import TypeAlias
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.greetings import MOST_GREETINGS, Claim, Greetings
 from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.secret import SECRET_NAME, Seal, own_nonce
 
+Arrived: TypeAlias = dict[int, tuple[socket.socket, Seal]]
+"""Node → the connection to it, and the seal of its lines."""
 RETRY_S = 0.2
 PROGRESS_S = 30.0
-GREETING = "efficientbench"
-GREETING_S = 2.0
-"""How long a connection has to send its greeting."""
-GREETING_BYTES = 80
-MOST_GREETINGS = 256
-"""Connections without a complete greeting that node 0 keeps at once."""
+GREETING, CHALLENGE = "efficientbench", "challenge"
+LONGEST_ANSWER_BYTES = 300
 
 
 def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
@@ -45,18 +48,18 @@ def preflight(cluster: Cluster, time_limit_s: float | None = None) -> NodeLink:
     return NodeLink(cluster.node_rank, cluster.nodes, {0: _check_in(cluster, deadline_s, time_limit_s)})
 
 
-def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[int, socket.socket]:
+def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> Arrived:
     """On node 0: wait for every other node, and return the connections to them."""
-    arrived: dict[int, socket.socket] = {}
+    arrived: Arrived = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_open_listener(cluster))
         # Unless all arrive, none is kept.
         waiting = stack.enter_context(contextlib.ExitStack())
         _warn_if_elsewhere(cluster)
-        greetings = _Greetings(listener, waiting)
+        greetings = Greetings(listener, waiting)
         printed_s = time.monotonic()
         while len(arrived) < cluster.nodes - 1:
-            for rank in [rank for rank, connection in arrived.items() if not _is_open(connection)]:
+            for rank in [rank for rank, (connection, _) in arrived.items() if not _is_open(connection)]:
                 del arrived[rank]
             missing = [str(rank) for rank in range(1, cluster.nodes) if rank not in arrived]
             if time.monotonic() > deadline_s:
@@ -67,65 +70,44 @@ def _gather(cluster: Cluster, deadline_s: float, time_limit_s: float) -> dict[in
             if time.monotonic() > printed_s + PROGRESS_S:
                 printed_s = time.monotonic()
                 print(f"waiting at {_place(cluster)} for node {', '.join(missing)}", file=sys.stderr, flush=True)
-            for connection, line in greetings.complete():
-                _welcome(connection, line, cluster, arrived)
-        for connection in arrived.values():
+            for connection, line, claim in greetings.complete(RETRY_S):
+                if claim is not None:
+                    _admit(connection, line, claim, cluster, arrived)
+                elif (claimed := _challenge(connection, line, cluster)) is not None:
+                    greetings.expect(connection, claimed)
+        for connection, seal in arrived.values():
             # The link notices a node that has gone in the meantime.
             with contextlib.suppress(OSError):
-                connection.sendall(b"go\n")
-        for connection in arrived.values():
+                connection.sendall(seal.sealed(b"go"))
+        for connection, _ in arrived.values():
             connection.setblocking(True)
         waiting.pop_all()
     return arrived
 
 
-class _Greetings:
-    """Reads the first line of every connection, and lets none of them keep the others waiting."""
-
-    def __init__(self, listener: socket.socket, stack: contextlib.ExitStack) -> None:
-        """`stack`: closes the connections."""
-        self._listener, self._stack = listener, stack
-        self._received: dict[socket.socket, tuple[bytes, float]] = {}
-        """Connection → what it has sent, and until when its line has to be complete."""
-
-    def complete(self) -> list[tuple[socket.socket, str]]:
-        """Return connections with their lines, of those that have sent one; wait up to RETRY_S for any."""
-        lines = []
-        for readable in select.select([self._listener, *self._received], [], [], RETRY_S)[0]:
-            if readable is self._listener:
-                with contextlib.suppress(OSError):
-                    connection, _ = self._listener.accept()
-                    connection.setblocking(False)
-                    self._stack.enter_context(connection)
-                    self._received[connection] = b"", time.monotonic() + GREETING_S
-                continue
-            before, until_s = self._received[readable]
-            try:
-                new = readable.recv(GREETING_BYTES)
-            except OSError:
-                new = b""
-            self._received[readable] = before + new, until_s
-            if not new or b"\n" in new or len(before + new) >= GREETING_BYTES:
-                lines.append((readable, self._received.pop(readable)[0].decode("ascii", errors="replace").strip()))
-        overdue = [each for each, (_, until_s) in self._received.items() if time.monotonic() > until_s]
-        # A node never keeps so many connections: the oldest are strangers'.
-        for connection in {*overdue, *list(self._received)[:-MOST_GREETINGS]}:
-            del self._received[connection]
-            connection.close()
-        return lines
-
-
-def _welcome(connection: socket.socket, line: str, cluster: Cluster, arrived: dict[int, socket.socket]) -> None:
-    """Add the node behind a new connection, or refuse it: whoever reaches the port must not end the run."""
+def _challenge(connection: socket.socket, line: str, cluster: Cluster) -> Claim | None:
+    """Answer a node's greeting, and return what it claims; close the connection of anybody else."""
     match line.split():
-        case [greeting, nodes, node_rank] if greeting == GREETING and nodes.isdecimal() and node_rank.isdecimal():
-            problem = _contradiction(int(nodes), int(node_rank), cluster, arrived)
-        case _:
-            # Port scanners and the like.
-            connection.close()
-            return
+        case [greeting, nodes, rank, nonce] if greeting == GREETING and nodes.isdecimal() and rank.isdecimal():
+            own = own_nonce()
+            claim = Claim(int(nodes), int(rank), f"{nonce} {own}")
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{CHALLENGE} {own} {claim.code(cluster.secret, 'master')}\n".encode("ascii"))
+                return claim
+    # Port scanners and the like.
+    connection.close()
+    return None
+
+
+def _admit(connection: socket.socket, proof: str, claim: Claim, cluster: Cluster, arrived: Arrived) -> None:
+    """Add the node behind a connection, or refuse it: whoever reaches the port must not end the run."""
+    problem: str | None
+    if not hmac.compare_digest(proof.encode(), claim.code(cluster.secret, "node").encode()):
+        problem = f"{SECRET_NAME} or the folder of output is another one on node 0 and on node {claim.node_rank}"
+    else:
+        problem = _contradiction(claim.nodes, claim.node_rank, cluster, arrived)
     if problem is None:
-        arrived[int(node_rank)] = connection
+        arrived[claim.node_rank] = connection, claim.seal(cluster.secret, 0, claim.node_rank)
         return
     with contextlib.suppress(OSError):
         print(f"refused a node at {connection.getpeername()[0]}: {problem}", file=sys.stderr, flush=True)
@@ -133,11 +115,11 @@ def _welcome(connection: socket.socket, line: str, cluster: Cluster, arrived: di
     connection.close()
 
 
-def _contradiction(nodes: int, node_rank: int, cluster: Cluster, arrived: dict[int, socket.socket]) -> str | None:
+def _contradiction(nodes: int, node_rank: int, cluster: Cluster, arrived: Arrived) -> str | None:
     """Return in what a node contradicts this one or another one."""
     if nodes != cluster.nodes:
         return f"WORLD_SIZE is {cluster.nodes} on node 0 and {nodes} on node {node_rank}"
-    if not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank])):
+    if not 1 <= node_rank < cluster.nodes or (node_rank in arrived and _is_open(arrived[node_rank][0])):
         return f"RANK is {node_rank} on two nodes, and every node needs its own"
     return None
 
@@ -153,21 +135,18 @@ def _is_open(connection: socket.socket) -> bool:
         return False
 
 
-def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socket.socket:
-    """On every other node: reach node 0, wait for its `go`, and return the connection."""
+def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> tuple[socket.socket, Seal]:
+    """On every other node: reach node 0, wait for its `go`, and return the connection and the seal of its lines."""
     printed_s = time.monotonic()
     problem = "no attempt was made"
     while time.monotonic() < deadline_s:
         try:
-            connection, answer = _ask(cluster, deadline_s)
+            found = _ask(cluster, deadline_s)
         except OSError as error:
             problem = _described(error, cluster)
         else:
-            if answer == "go":
-                return connection
-            connection.close()
-            if answer:
-                raise LaunchError(f"node 0 at {_place(cluster)} refuses this node: {answer}")
+            if found is not None:
+                return found
             problem = "node 0 closed the connection before all nodes were there"
         if time.monotonic() > printed_s + PROGRESS_S:
             printed_s = time.monotonic()
@@ -178,24 +157,45 @@ def _check_in(cluster: Cluster, deadline_s: float, time_limit_s: float) -> socke
     )
 
 
-def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, str]:
-    """Return a connection to node 0 and its answer to this node's greeting; empty where it closed the connection."""
+def _ask(cluster: Cluster, deadline_s: float) -> tuple[socket.socket, Seal] | None:
+    """Return a connection to node 0 once it says `go`, and its seal; None where it closed the connection.
+
+    Raises:
+        LaunchError: node 0 refuses this node.
+    """
     left_s = max(0.1, deadline_s - time.monotonic())
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(
             socket.create_connection((cluster.master_address, cluster.master_port), timeout=min(10.0, left_s))
         )
-        connection.sendall(f"{GREETING} {cluster.nodes} {cluster.node_rank}\n".encode("ascii"))
+        nonce = own_nonce()
+        connection.sendall(f"{GREETING} {cluster.nodes} {cluster.node_rank} {nonce}\n".encode("ascii"))
         connection.settimeout(max(0.1, deadline_s - time.monotonic()))
-        answer = _read_line(connection, 200)
+        if not (answer := _read_line(connection)):
+            return None
+        match answer.split():
+            case [challenge, other, proof] if challenge == CHALLENGE:
+                claim = Claim(cluster.nodes, cluster.node_rank, f"{nonce} {other}")
+            case _:
+                raise LaunchError(f"somebody else than node 0 answers at {_place(cluster)}: {answer[:80]!r}")
+        connection.sendall(f"{claim.code(cluster.secret, 'node')}\n".encode("ascii"))
+        if not (answer := _read_line(connection)):
+            return None
+        seal = claim.seal(cluster.secret, cluster.node_rank, 0)
+        if not hmac.compare_digest(proof.encode(), claim.code(cluster.secret, "master").encode()):
+            raise LaunchError(
+                f"whoever answers at {_place(cluster)} does not know this node's secret: {answer[:200]!r}"
+            )
+        if seal.opened(answer.encode()) != b"go":
+            raise LaunchError(f"node 0 at {_place(cluster)} refuses this node: {answer}")
         stack.pop_all()
-    return connection, answer
+    return connection, seal
 
 
-def _read_line(connection: socket.socket, longest: int) -> str:
+def _read_line(connection: socket.socket) -> str:
     """Return one line and read not a byte more: what follows belongs to the link between the launchers."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < longest and (byte := connection.recv(1)):
+    while not line.endswith(b"\n") and len(line) < LONGEST_ANSWER_BYTES and (byte := connection.recv(1)):
         line += byte
     return line.decode("ascii", errors="replace").strip()
 

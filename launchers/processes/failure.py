@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from efficientbench.launchers.files import write_whole
 
 Kind = Literal[
@@ -60,6 +62,9 @@ class Failure:
         return (3 if self.kind == "lost_rank" else 2, self.time_s)
 
 
+_FAILURE = TypeAdapter(Failure)
+
+
 def report_failure(failure: Failure) -> None:
     """Report this rank's failure to its launcher; do nothing where no launcher started this process.
 
@@ -78,6 +83,6 @@ def report_failure(failure: Failure) -> None:
 def read_failure(path: Path) -> Failure | None:
     """Return what a rank reported or `failure.json` holds; None where no such file can be read."""
     try:
-        return Failure(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return _FAILURE.validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return None

@@ -13,9 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+
+from pydantic import TypeAdapter
 
 from efficientbench.launchers.files import write_whole
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE
@@ -43,6 +45,9 @@ class Beat:
     """How old it was when the launcher read it."""
     process_state: str = ""
     """What the kernel reports of the process, where that explains its silence."""
+
+
+_BEAT = TypeAdapter(Beat)
 
 
 class HeartbeatWriter:
@@ -94,11 +99,10 @@ def heartbeat_file(report: Path) -> Path:
 def read_beat(path: Path, process_state: str) -> Beat | None:
     """Return a rank's last heartbeat; None where there is none."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        age_s = max(0.0, time.time() - fields["time_s"])
-        return Beat(**{**fields, "age_s": age_s, "process_state": process_state})
-    except (OSError, ValueError, KeyError, TypeError):
+        beat = _BEAT.validate_json(path.read_bytes())
+    except (OSError, ValueError):
         return None
+    return replace(beat, age_s=max(0.0, time.time() - beat.time_s), process_state=process_state)
 
 
 def _place(frame: FrameType | None) -> tuple[str, bool]:

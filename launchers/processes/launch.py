@@ -20,6 +20,7 @@ from efficientbench.launchers.files import temporary_folder
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.interfaces import GLOO_INTERFACE, gloo_interface
 from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.secret import SECRET_NAME
 from efficientbench.launchers.processes.cleanup import LOG_VARIABLE
 from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
 from efficientbench.launchers.processes.supervision import Limits, Supervision, end_all
@@ -74,7 +75,8 @@ def launch(
     except OSError as error:
         raise LaunchError(f"{log_folder} cannot be made: {error.strerror}") from error
     with contextlib.ExitStack() as stack:
-        if cluster is None:
+        if cluster is None or cluster.nodes == 1:
+            # Nobody else has to find them: not at MASTER_ADDR, which strangers may reach, nor at a port that is taken.
             port = stack.enter_context(_reserved_port())
             cluster = Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=port)
         signals = stack.enter_context(received_signals())
@@ -97,8 +99,9 @@ def launch(
 def rank_environment(cluster: Cluster, local_rank: int, local_ranks: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return `base` with what `torch.distributed` and the worker read; every node runs the same number of ranks."""
     environment = {
-        # With torchrun's own store below them, a second run of one launcher would read what the first left there.
-        **{name: value for name, value in base.items() if name != "TORCHELASTIC_USE_AGENT_STORE"},
+        # With torchrun's own store below them, a second run of one launcher would read what the first left there. The
+        # secret is the launchers' alone.
+        **{name: value for name, value in base.items() if name not in ("TORCHELASTIC_USE_AGENT_STORE", SECRET_NAME)},
         "RANK": str(cluster.node_rank * local_ranks + local_rank),
         "WORLD_SIZE": str(cluster.nodes * local_ranks),
         "LOCAL_RANK": str(local_rank),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from efficientbench.launchers.files import no_link
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, heartbeat_file, read_beat
 
@@ -65,7 +66,7 @@ class WorkerProcess:
         with contextlib.ExitStack() as stack:
             output = None
             if output_file is not None:
-                output = stack.enter_context(output_file.open("ab"))
+                output = stack.enter_context(open(output_file, "ab", opener=no_link))
                 self._output_start = output.tell()
             self._process = subprocess.Popen(
                 argv,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import no_link
 
 
 class StepLog:
@@ -26,7 +27,7 @@ class StepLog:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", 0, opener=no_link)  # noqa: SIM115, held until `close`
             _cut_torn_line(path)
         except OSError as error:
             raise MetricsError(f"{path}: cannot be opened ({error.strerror})") from None

@@ -241,6 +241,18 @@ FAULTS = (
         "TP",
     ),
     Fault(
+        "gradients of heads' norms unsummed over tensor-parallel ranks",
+        [("qk_layernorm=model.qk_norm,", "qk_layernorm=False,")],
+        "distributed/test_layouts.py",
+        "every and TP",
+    ),
+    Fault(
+        "a bound on the logits without its slope",
+        [("probabilities.mul_(slope)", "pass")],
+        "numerics/test_kernels.py numerics/test_backbone.py",
+        "loss",
+    ),
+    Fault(
         "softmax scale of MLA",
         [("1 / math.sqrt(self.key_dim))", "1 / self.key_dim ** 0.55)")],
         "numerics/test_attention.py",

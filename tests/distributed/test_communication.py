@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.configs import tiny
+from support.configs import BACKBONE, tiny
 from support.ranks import Ranks
 from support.sent import Sent, count_step
 
@@ -42,6 +42,9 @@ MORE_CELLS = {
     "a table on every stage": ("relative_1.5B", ["parallel.pp=2"]),
     "a table on every tp rank": ("learnable_absolute_1.5B", TP_SP),
     "TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2"]),
+    "every key of the backbone, TP 2": ("gqa_1.5B", ["parallel.tp=2", *BACKBONE]),
+    "every key of the backbone, TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2", *BACKBONE]),
+    "nanochat, TP 2 with SP": ("nanochat_d12", TP_SP),
 }
 
 

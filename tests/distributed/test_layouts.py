@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cells import Outcome, assert_equals_single_rank, train
-from support.configs import tiny
+from support.configs import BACKBONE, tiny
 from support.ranks import Ranks
 
 from efficientbench.config.load import resolve
@@ -47,6 +47,10 @@ EXPERT_LAYOUTS = {
     "EP 2 x CP 2": (2, ["parallel.ep=2", "parallel.cp=2"]),
     "EP 2 x TP 2 with SP": (4, ["parallel.ep=2", "parallel.dp=2", "parallel.tp=2", "parallel.sp=true"]),
 }
+BACKBONE_LAYOUTS = {
+    f"every key, {layout}": (ranks, [*BACKBONE, *parallel])
+    for layout, (ranks, parallel) in {**LAYOUTS, **RECOMPUTATION, **FUSED}.items()
+}
 POSITIONS = ("absolute_1.5B", "learnable_absolute_1.5B", "relative_1.5B", "none_1.5B")
 CELLS = [
     *((name, layout) for name in ("gqa_1.5B", "mqa_1.5B", "mla_1.5B") for layout in [*LAYOUTS, *RECOMPUTATION]),
@@ -70,9 +74,18 @@ CELLS = [
     # A table that every stage holds: split over heads, and cut by the distributed optimizer.
     ("relative_1.5B", "TP 2 x PP 2"),
     ("relative_1.5B", "PP 2 x DP 2"),
+    # An output table of its own is on the last stage alone; the gradients of heads' norms are sums over tp ranks.
+    *(
+        ("gqa_1.5B", f"every key, {layout}")
+        for layout in ("TP 2", "TP 2 with SP", "PP 2", "TP 2 x PP 2", "CP 2 x PP 2 interleaved", "PP 2 x DP 2")
+    ),
+    ("gqa_1.5B", "every key, full recomputation"),
+    # Both ranks have the one key.
+    ("mqa_1.5B", "every key, TP 2"),
+    ("nanochat_d12", "TP 2 x PP 2"),
 ]
 # Compilers take their time.
-FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused")]
+FUSED_CELLS = [("mla_1.5B", "fused, TP 2 with SP"), ("moe_1.5Bx8", "fused"), ("gqa_1.5B", "every key, fused")]
 # Every layout of two ranks once, and every variant once.
 QUICK = {
     *(("gqa_1.5B", layout) for layout in ("TP 2", "TP 2 with SP", "PP 2", "DP 2", "CP 2", "PP 2 interleaved")),
@@ -85,6 +98,8 @@ QUICK = {
     ("absolute_1.5B", "CP 2"),
     ("learnable_absolute_1.5B", "TP 2 with SP"),
     ("none_1.5B", "PP 2"),
+    ("gqa_1.5B", "every key, TP 2"),
+    ("gqa_1.5B", "every key, PP 2"),
 }
 
 
@@ -115,7 +130,7 @@ def single(ranks: Callable[[int], Ranks], corpus: Path) -> Callable[..., Outcome
 def test_layout_equals_single_rank(
     name: str, layout: str, ranks: Callable[[int], Ranks], single: Callable[..., Outcome], corpus: Path
 ) -> None:
-    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS)[layout]
+    size, overrides = (LAYOUTS | RECOMPUTATION | FUSED | EXPERT_LAYOUTS | BACKBONE_LAYOUTS)[layout]
     config = tiny(name, f"data.cache={corpus.parent}", *overrides)
     outcomes = ranks(size).call(train, config, corpus, STEPS)
     expected = single(name, *(each for each in overrides if each.startswith("model.")))

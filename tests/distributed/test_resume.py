@@ -33,6 +33,7 @@ EXACT = {
     "MLA, TP 2, fp16": (2, "mla_1.5B", ["parallel.tp=2", "training.dtype=fp16"]),
     "a table on every stage": (2, "relative_1.5B", ["parallel.pp=2"]),
     "CP 2": (2, "gqa_1.5B", ["parallel.cp=2"]),
+    "two tables on two stages, bf16": (2, "nanochat_d12", ["parallel.pp=2", "training.dtype=bf16"]),
     "TP 2 x DP 2": (4, "gqa_1.5B", ["parallel.tp=2", "parallel.dp=2"]),
 }
 QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
@@ -66,6 +67,8 @@ RESHARDED = [
     ("mla_1.5B", "TP 2", "PP 2"),
     ("relative_1.5B", "PP 2", "TP 2"),
     ("nsa_1.5B", "DP 2", "TP 2"),
+    ("nanochat_d12", "TP 2 with SP x PP 2", "DP 2"),
+    ("nanochat_d12", "PP 2", "TP 2"),
 ]
 QUICK_RESHARDED = [("gqa_1.5B", "DP 2", "TP 2 with SP"), ("moe_1.5Bx8", "EP 2", "TP 2 with SP")]
 

@@ -28,6 +28,7 @@ TWO_RANKS = {
     "nsa_1.5B": ["parallel.pp=2"],
     "relative_1.5B": ["parallel.dp=2"],
     "moe_1.5Bx8": ["parallel.ep=2", "parallel.dp=2"],
+    "nanochat_d12": ["parallel.tp=2"],
 }
 
 

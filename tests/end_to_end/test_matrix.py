@@ -19,7 +19,7 @@ pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 540
-RUNS = [run.name for run in load_matrix().runs]
+RUNS = [run.name for run in load_matrix().all_runs]
 
 
 @pytest.fixture(scope="module")

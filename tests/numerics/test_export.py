@@ -22,6 +22,8 @@ from efficientbench.export.weight_files import write_shards
 
 UNBIASED = "model.attention.qkv_bias=false"
 TIED = "model.embedding_multiplier=1"
+UNTIED = "model.tied=false"
+UNWEIGHTED = "model.norm_weights=false"
 # Run, overrides, tokenizer, class.
 CASES = {
     "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
@@ -37,6 +39,30 @@ CASES = {
     "experts, tied": ("moe_1.5Bx8", [TIED], "own", "Qwen2MoeForCausalLM"),
     "mla, tied": ("mla_1.5B", [TIED], "own", "DeepseekV2ForCausalLM"),
     "gqa, tied": ("gqa_1.5B", [TIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, two tables": ("gqa_1.5B", [UNTIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, two tables, no factor": ("gqa_1.5B", [UNTIED, TIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, norms without weights": ("gqa_1.5B", [UNWEIGHTED], "qwen2", "Qwen2ForCausalLM"),
+    "qk_norm": ("gqa_1.5B", ["model.qk_norm=true"], "qwen2", "Qwen3ForCausalLM"),
+    "qk_norm, unweighted": ("mqa_0.5B", ["model.qk_norm=true", UNBIASED, UNWEIGHTED], "qwen2", "Qwen3ForCausalLM"),
+    "qk_norm with experts": ("moe_1.5Bx8", ["model.qk_norm=true", UNTIED], "own", "Qwen3MoeForCausalLM"),
+    "nanochat": ("nanochat_d12", [], "own", "NanoChatForCausalLM"),
+    "nanochat with bias, tied, unbounded": (
+        "nanochat_d12",
+        [
+            "model.tied=true",
+            "model.attention.qkv_bias=true",
+            "model.logit_softcap=null",
+            "model.embedding_multiplier=3",
+        ],
+        "own",
+        "NanoChatForCausalLM",
+    ),
+    "mla, norms without weights": (
+        "mla_1.5B",
+        [UNWEIGHTED, UNTIED, "model.attention.q_lora_rank=20"],
+        "own",
+        "DeepseekV2ForCausalLM",
+    ),
     "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
     "mla, compressed queries": (
         "mla_1.5B",
@@ -80,7 +106,7 @@ def checkpointed(weights: dict[str, torch.Tensor], padding: int = 3) -> dict[str
         if "mlp.experts." in name:
             for number, expert in enumerate(weight):
                 found[name.replace("mlp.experts.", f"mlp.experts.{number}.")] = expert
-        elif name == "embedding.word_embeddings.weight":
+        elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             found[name] = torch.cat([weight, weight.new_full((padding, weight.shape[1]), torch.nan)])
         else:
             found[name] = weight
@@ -100,7 +126,8 @@ def test_transformers_computes_the_same_logits(
     loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded).__name__ == expected
     assert not any(report.values()), report
-    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == (config.model.embedding_multiplier == 1)
+    shared = config.model.tied and config.model.embedding_multiplier == 1
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == shared
     assert loaded.config.vocab_size == len(loaded.lm_head.weight) == 301
     tokens = text(config, config.training.seq_len)
     assert relative_error(loaded(tokens).logits, model(tokens)) < 1e-5
@@ -189,6 +216,11 @@ def test_weights_of_another_model_are_refused(change: str, tmp_path: Path) -> No
         ("gqa_1.5B", ["model.position.kind=alibi"], "position.kind=alibi: .* LayerNorm"),
         ("moe_1.5Bx8", ["model.position.kind=none"], "such experts without RoPE"),
         ("moe_1.5Bx8", ["model.attention.kind=mla"], "DeepseekV2 does not scale"),
+        ("none_1.5B", ["model.qk_norm=true"], "norms on queries without RoPE"),
+        ("gqa_1.5B", ["model.activation=relu2"], "model.activation=relu2: .* NanoChat has this"),
+        ("mla_1.5B", ["model.embedding_norm=true"], "model.embedding_norm=true: .* NanoChat has this"),
+        ("moe_1.5Bx8", ["model.logit_softcap=30"], r"model.logit_softcap=30\.0: .* NanoChat has this"),
+        ("nanochat_d12", ["model.norm_weights=true"], "relu2, model.embedding_norm=true, model.logit_softcap=15"),
     ],
 )
 def test_what_has_no_counterpart_says_why(name: str, overrides: list[str], reason: str) -> None:

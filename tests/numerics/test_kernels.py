@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from efficientbench.model.kernels import grouped_mm as kernel
-from efficientbench.model.kernels import norm, rope, swiglu, weight_gradient
+from efficientbench.model.kernels import norm, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
 from efficientbench.model.kernels.grouped_mm import RowGroups
 
@@ -53,6 +53,22 @@ def test_norm(device: str, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> None:
+    x = torch.randn(7, 3, 48, device=device, dtype=dtype)
+    agree(
+        lambda x: norm.rms_norm(x, None, 1e-2, fuse), lambda x: F.rms_norm(x, (48,), None, 1e-2), [x], TOLERANCE[dtype]
+    )
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_relu2(device: str, dtype: torch.dtype, fuse: bool) -> None:
+    x = torch.randn(7, 3, 95, device=device, dtype=dtype)
+    agree(lambda x: relu2.relu2(x, fuse), lambda x: x.clamp(min=0) ** 2, [x], TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_swiglu(device: str, dtype: torch.dtype) -> None:
     def formula(x: torch.Tensor) -> torch.Tensor:
@@ -76,17 +92,24 @@ def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int) -
     agree(lambda x: rope.rotate(x, angles.cos(), angles.sin(), fuse=True), formula, [x], 1e-6)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.usefixtures("single_rank")
-def test_loss(device: str, fuse: bool, block_logits: int) -> None:
+def test_loss(device: str, fuse: bool, block_logits: int, softcap: float | None) -> None:
     hidden, embedding = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)
     labels, weights = torch.randint(131, (17,), device=device), torch.rand(17, device=device)
     weights[3] = 0
     kernel = LossKernel(block_logits, fuse)
+
+    def formula(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        logits = hidden @ embedding[:131].t()
+        bounded = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        return F.cross_entropy(bounded, labels, reduction="none") @ weights.to(hidden.dtype)
+
     agree(
-        lambda h, e: linear_cross_entropy(h, e, 131, labels, weights, dist.group.WORLD, kernel),
-        lambda h, e: F.cross_entropy(h @ e[:131].t(), labels, reduction="none") @ weights.to(h.dtype),
+        lambda h, e: linear_cross_entropy(h, e, 131, labels, weights, dist.group.WORLD, kernel, softcap),
+        formula,
         [hidden, embedding],
         1e-6,
     )

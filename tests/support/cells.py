@@ -109,9 +109,9 @@ def whole_gradients(outcomes: list[Outcome], vocab_size: int) -> dict[str, torch
     whole: dict[str, torch.Tensor] = {}
     for (_, name), parts in found.items():
         gradient = _join(name, [parts[position] for position in sorted(parts)])
-        if name == "embedding.word_embeddings.weight":
+        if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             gradient = gradient[:vocab_size]
-        # The tied embedding lies on two stages, which must agree.
+        # A tied embedding lies on two stages, which must agree.
         assert name not in whole or torch.equal(whole[name], gradient), name
         whole[name] = gradient
     return whole

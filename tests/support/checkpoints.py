@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from support.configs import tiny
+from support.ranks import Ranks
 from support.tiny_training import Observed, tiny_training
 
 from efficientbench.config.schema import RunConfig
@@ -99,3 +101,9 @@ def _writing_by(write: Callable[..., None]) -> contextlib.AbstractContextManager
     from efficientbench.training.checkpoints.megatron_internals import FileSystemWriterAsync
 
     return mock.patch.object(FileSystemWriterAsync, "write_preloaded_data", staticmethod(write))
+
+
+def resume(ranks: Callable[[int], Ranks], corpus: Path, checkpoint: Path) -> None:
+    """Resume from a checkpoint on two ranks, for two more steps."""
+    config = tiny("gqa_1.5B", f"data.cache={corpus.parent}", "parallel.dp=2")
+    ranks(2).call(train, config, corpus, 6, checkpoint.parent.parent / "again", checkpoint)

@@ -29,9 +29,20 @@ TINY_VARIANTS = {
         "model.attention.select_count=4",
         "model.attention.window=12",
         "training.seq_len=64",
-    ]
+    ],
+    # As many groups as heads.
+    "nanochat": ["model.attention.query_groups=4"],
 }
 """Overrides by variant. NSA's blocks have the paper's ratios, and a query reads only a part of the sequence."""
+
+BACKBONE = [
+    "model.embedding_norm=true",
+    "model.qk_norm=true",
+    "model.activation=relu2",
+    "model.tied=false",
+    "model.logit_softcap=3",
+]
+"""Every key of the backbone that a published model sets, but for norms without weights, which hide their gradients."""
 
 
 def tiny(name: str, *overrides: str) -> RunConfig:

@@ -55,6 +55,7 @@ def kernel_errors() -> dict[str, float]:
         "a bias that is trained": _error(attend_with_bias, [query, key, value, bias], [0, 1, 2, 3]),
         "a bias that is not": _error(attend_with_bias, [query, key, value, bias], [0, 1, 2]),
         "norm": _error(lambda x, w: norm.rms_norm(x, w, 1e-6), [torch.randn(5, 3, 48), torch.randn(48)], [0, 1]),
+        "norm without weights": _error(lambda x: norm.rms_norm(x, None, 1e-6), [torch.randn(5, 3, 48)], [0]),
         "rope on all of a head": _error(rope.rotate, [query[..., :16], angles.cos(), angles.sin()], [0]),
         "rope on a head's end": _error(rope.rotate, [query, angles.cos(), angles.sin()], [0]),
         "swiglu": _error(swiglu.swiglu, [torch.randn(7, 2, 32)], [0]),

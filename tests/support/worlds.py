@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -93,12 +94,12 @@ def _open(
 
     written, save = 0, np.save
 
-    def save_and_count(path: str, *arguments: object, **options: object) -> None:
+    def save_and_count(file: IO[bytes], *arguments: object, **options: object) -> None:
         nonlocal written
         written += 1
-        save(path, *arguments, **options)
+        save(file, *arguments, **options)
         if written == die_at:
-            os.truncate(path, os.path.getsize(path) // 2)
+            file.truncate(file.tell() // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
     np.save = save_and_count

@@ -15,6 +15,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.kernels.norm import rms_norm
+from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
 
 
@@ -53,6 +55,8 @@ class CoreAttention(MegatronModule):
             [S, B, heads · D]
         """
         query, key = self.position.rotate(query), self.position.rotate(key)
+        if self.config.qk_layernorm and not self.config.norm_weights:
+            query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
@@ -61,6 +65,9 @@ class CoreAttention(MegatronModule):
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:
     """Return the ModuleSpec of the whole attention layer, projections included."""
+    # Norms without weights change nothing in turning with the pairs: CoreAttention has them behind the rotation, so
+    # that the rounding of its angles does not change a length, as in nanochat.
+    head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
@@ -68,5 +75,7 @@ def spec(model: ModelConfig, position: Position) -> ModuleSpec:
             linear_qkv=ColumnParallelLinear,
             core_attention=functools.partial(CoreAttention, position=position),
             linear_proj=RowParallelLinear,
+            q_layernorm=head_norm,
+            k_layernorm=head_norm,
         ),
     )

@@ -25,6 +25,9 @@ CHECKED_SEQUENCE = 256
 """Length at which a kernel is compared with the formula."""
 DEVIATION = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Largest distance from the float32 formula, relative to its norm: a few roundings of the dtype."""
+NOT_TRIED = ("math", "flex")
+"""What `auto` leaves out. Math holds all scores, and torch's own choice takes it where nothing else serves.
+FlexAttention is compiled twice, which takes longer than a short run, and is made for masks of other forms."""
 REPETITIONS, ROUNDS = 5, 3
 """Passes in one measurement, and measurements, of which the shortest counts."""
 
@@ -101,8 +104,7 @@ def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoi
         if reason is not None:
             raise ConfigError(f"kernels.attention={asked} does not serve this run: {reason}; auto picks one that does")
         return AttentionChoice(asked, KERNELS[asked])
-    # Not math, which holds all scores: it serves where nothing else does, by torch's own choice.
-    return fastest([name for name in KERNELS if name != "math"], shape, device)
+    return fastest([name for name in KERNELS if name not in NOT_TRIED], shape, device)
 
 
 def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:

@@ -1,5 +1,6 @@
 """Output projection and cross-entropy in one pass over blocks of tokens: the logits of a batch never exist at once.
 
+A bound c (`softcap`) replaces the logits z by c · tanh(z / c) (arXiv 2408.00118, section 2), computed in float32.
 N = tokens, H = hidden size, V = vocabulary on this tensor-parallel rank.
 """
 
@@ -33,7 +34,10 @@ class LossKernel:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Σ weight_n · (−log softmax(hidden_n Wᵀ)[label_n]); computes its gradients, up to a scale, in the forward pass."""
+    """Σ weight_n · (−log softmax(logits_n)[label_n]); computes its gradients, up to a scale, in the forward pass.
+
+    logits_n = hidden_n Wᵀ, or with a softcap c · tanh(hidden_n Wᵀ / c).
+    """
 
     @staticmethod
     def forward(
@@ -45,6 +49,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         token_weights: torch.Tensor,
         group: ProcessGroup,
         kernel: LossKernel,
+        softcap: float | None,
     ) -> torch.Tensor:
         weight = embedding[:vocabulary]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -55,7 +60,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, hidden.shape[0], kernel.rows(vocabulary)):
             block = slice(first, first + kernel.rows(vocabulary))
             logits = hidden[block] @ weight.t()
-            losses, grad_logits = gradient_of(logits, labels[block], token_weights[block], group, with_gradient)
+            losses, grad_logits = gradient_of(
+                logits, labels[block], token_weights[block], group, with_gradient, softcap
+            )
             loss += losses @ token_weights[block]
             if grad_hidden is None or grad_weight is None or grad_logits is None:
                 continue
@@ -74,28 +81,49 @@ class LinearCrossEntropy(torch.autograd.Function):
         if hasattr(embedding, "main_grad"):
             # As the linear layers do: no second copy of the vocabulary's gradient, and no rounding of it.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
-            return grad_hidden, None, None, None, None, None, None
+            return grad_hidden, None, None, None, None, None, None, None
         padding = embedding.shape[0] - grad_weight.shape[0]
         grad_embedding = torch.nn.functional.pad(grad_weight, (0, 0, 0, padding)).to(embedding.dtype)
-        return grad_hidden, grad_embedding, None, None, None, None, None
+        return grad_hidden, grad_embedding, None, None, None, None, None, None
 
 
 def _loss(
-    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor,
+    group: ProcessGroup,
+    with_gradient: bool,
+    softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return losses [N] and, if asked for, the weighted losses' gradient by the logits [N, V]."""
+    """Return losses [N] and, if asked for, the weighted losses' gradient by the unbounded logits [N, V]."""
+    dtype, slope = logits.dtype, None
+    if softcap is not None:
+        logits, slope = _bounded(logits, softcap)
     losses, probabilities, target, owned = _softmax(logits, labels, group)
     if not with_gradient:
         return losses, None
     probabilities[torch.arange(len(target), device=target.device), target] -= owned
-    return losses, probabilities.mul_(weights[:, None]).to(logits.dtype)
+    if slope is not None:
+        probabilities.mul_(slope)
+    return losses, probabilities.mul_(weights[:, None]).to(dtype)
+
+
+def _bounded(logits: torch.Tensor, softcap: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bounded logits and their slope, both float32 [N, V]; float32 logits are overwritten."""
+    ratio = logits.float().div_(softcap).tanh_()
+    return ratio * softcap, ratio.square_().neg_().add_(1)
 
 
 def _fused_loss(
-    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, group: ProcessGroup, with_gradient: bool
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor,
+    group: ProcessGroup,
+    with_gradient: bool,
+    softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute the same by compiled kernels, which read the logits two or three times and make no wider copy of them."""
-    largest, total, target_logit = fused(_statistics)(logits, labels)
+    largest, total, target_logit = fused(_statistics)(logits, labels, softcap)
     if group.size() > 1:
         largest_here = largest.clone()
         all_reduce(largest, op=ReduceOp.MAX, group=group)
@@ -103,26 +131,42 @@ def _fused_loss(
         all_reduce(sums, group=group)
         total, target_logit = sums.unbind()
     log_total = largest + total.log()
-    grad_logits = fused(_grad_logits)(logits, labels, weights, log_total) if with_gradient else None
+    grad_logits = fused(_grad_logits)(logits, labels, weights, log_total, softcap) if with_gradient else None
     return log_total - target_logit, grad_logits
 
 
-def _statistics(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _statistics(
+    logits: torch.Tensor, labels: torch.Tensor, softcap: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return for each row [N] the largest logit, Σ exp(logit − largest), and the label's logit, 0 on other ranks."""
     wide = logits.float()
+    if softcap is not None:
+        wide = softcap * torch.tanh(wide / softcap)
     largest = wide.amax(dim=-1)
     total = torch.exp(wide - largest[:, None]).sum(dim=-1)
     owned = (labels >= 0) & (labels < logits.shape[1])
     target = logits.gather(1, labels.clamp(0, logits.shape[1] - 1)[:, None]).squeeze(1).float()
+    if softcap is not None:
+        target = softcap * torch.tanh(target / softcap)
     return largest, total, torch.where(owned, target, 0.0)
 
 
 def _grad_logits(
-    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, log_total: torch.Tensor
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weights: torch.Tensor,
+    log_total: torch.Tensor,
+    softcap: float | None,
 ) -> torch.Tensor:
     columns = torch.arange(logits.shape[1], device=logits.device)
-    probabilities = torch.exp(logits.float() - log_total[:, None])
-    return ((probabilities - (columns == labels[:, None]).float()) * weights[:, None]).to(logits.dtype)
+    wide = logits.float()
+    if softcap is not None:
+        ratio = torch.tanh(wide / softcap)
+        wide, weights = softcap * ratio, (1 - ratio * ratio) * weights[:, None]
+    else:
+        weights = weights[:, None]
+    probabilities = torch.exp(wide - log_total[:, None])
+    return ((probabilities - (columns == labels[:, None]).float()) * weights).to(logits.dtype)
 
 
 def _softmax(
@@ -154,6 +198,7 @@ def linear_cross_entropy(
     token_weights: torch.Tensor,
     group: ProcessGroup,
     kernel: LossKernel,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Return Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
 
@@ -166,6 +211,9 @@ def linear_cross_entropy(
         token_weights: [N] float32; 0 leaves a token out.
         group: the tensor-parallel ranks.
         kernel: block size and kernels.
+        softcap: bound on the logits; None: they have none.
     """
-    loss: torch.Tensor = LinearCrossEntropy.apply(hidden, embedding, vocabulary, labels, token_weights, group, kernel)
+    loss: torch.Tensor = LinearCrossEntropy.apply(
+        hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap
+    )
     return loss

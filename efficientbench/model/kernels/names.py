@@ -13,6 +13,7 @@ from efficientbench.model.kernels import (
     grouped_mm,
     norm,
     npu_fused,
+    relu2,
     rope,
     swiglu,
     weight_gradient,
@@ -29,7 +30,12 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     fused = bool(config.kernels.fused)
     names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
     on_npu = npu_fused.serves(device_type)
-    parts = ("norm", norm, npu_fused.RMS_NORM), ("swiglu", swiglu, npu_fused.SWIGLU), ("rope", rope, npu_fused.ROTARY)
+    activations = {"swiglu": (swiglu, npu_fused.SWIGLU), "relu2": (relu2, relu2.NAME)}
+    parts = (
+        ("norm", norm, npu_fused.RMS_NORM),
+        (model.activation, *activations[model.activation]),
+        ("rope", rope, npu_fused.ROTARY),
+    )
     for part, kernel, npu_kernel in parts:
         if part != "rope" or model.position.kind == "rope":
             names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME

@@ -18,18 +18,22 @@ class FormulaRMSNorm(torch.autograd.Function):
     """The formula in float32. torch's own keeps several float32 copies of the input on a CPU, and is slower there."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         factor = length.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, factor)
-        return (x * factor).mul_(weight).to(x.dtype)
+        normed = x * factor
+        return (normed if weight is None else normed.mul_(weight)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         x, weight, factor = ctx.saved_tensors
         grad = grad_outputs[0].float()
         normed = x * factor
         product = grad * normed
+        if weight is None:
+            projection = product.mean(dim=-1, keepdim=True)
+            return normed.mul_(projection).neg_().add_(grad).mul_(factor).to(x.dtype), None, None
         grad_weight = product.flatten(0, -2).sum(dim=0)
         projection = (product @ weight.float()).div_(x.shape[-1])[..., None]
         grad_x = (grad * weight).sub_(normed.mul_(projection)).mul_(factor)
@@ -40,37 +44,38 @@ class FusedRMSNorm(torch.autograd.Function):
     """The formula in float32 by a few compiled kernels; keeps the input and a factor per token."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
         normed: torch.Tensor
         normed, factor = fused(_normalize)(x, weight, epsilon)
         ctx.save_for_backward(x, weight, factor)
         return normed
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
         grad_x, grad_weight = fused(_normalize_backward)(grad_outputs[0], *ctx.saved_tensors)
         return grad_x, grad_weight, None
 
 
-def _normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _normalize(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
-    return (wide * factor * weight.float()).to(x.dtype), factor
+    normed = wide * factor
+    return (normed if weight is None else normed * weight.float()).to(x.dtype), factor
 
 
 def _normalize_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     grad = grad.float()
     normed = x.float() * factor
-    weighted = grad * weight.float()
+    weighted = grad if weight is None else grad * weight.float()
     projection = (weighted * normed).mean(dim=-1, keepdim=True)
-    grad_weight = (grad * normed).flatten(0, -2).sum(dim=0)
-    return ((weighted - normed * projection) * factor).to(x.dtype), grad_weight.to(weight.dtype)
+    grad_x = ((weighted - normed * projection) * factor).to(x.dtype)
+    return grad_x, None if weight is None else (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, fuse: bool = False) -> torch.Tensor:
-    """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H].
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse: bool = False) -> torch.Tensor:
+    """Return x / sqrt(mean(x²) + epsilon) · weight over the last dimension; x [..., H], weight [H] or None for ones.
 
     `fuse`: by compiled kernels.
     """

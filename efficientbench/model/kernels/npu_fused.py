@@ -102,8 +102,9 @@ def _compressed_causal_mask(device: torch.device) -> torch.Tensor:
     return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool, device=device).triu(1)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """Compute kernels.norm.rms_norm."""
+    weight = x.new_ones(x.shape[-1]) if weight is None else weight
     out: torch.Tensor = torch_npu().npu_rms_norm(x, weight, epsilon=epsilon)[0]
     return out
 

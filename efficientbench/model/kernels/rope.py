@@ -22,37 +22,39 @@ class Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.fuse = fuse
-        return _turn(x, cos, sin, fuse)
+        return _turn(x, cos, sin, fuse, back=False)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad_outputs[0], cos, -sin, ctx.fuse), None, None, None
+        return _turn(grad_outputs[0], cos, sin, ctx.fuse, back=True), None, None, None
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> torch.Tensor:
-    turned: torch.Tensor = fused(_rotate_whole)(x, cos, sin) if fuse else _rotate(x, cos, sin)
+def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, back: bool) -> torch.Tensor:
+    turned: torch.Tensor = fused(_rotate_whole)(x, cos, sin, back) if fuse else _rotate(x, cos, sin, back)
     return turned
 
 
-def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate_whole(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -> torch.Tensor:
     """`_rotate` without writing into parts of its result, for the compiler."""
     left = x.shape[-1] - 2 * cos.shape[-1]
     first, second = x[..., left:].chunk(2, dim=-1)
-    return torch.cat([x[..., :left], first * cos - second * sin, second * cos + first * sin], dim=-1)
+    sign = -1 if back else 1
+    return torch.cat([x[..., :left], first * cos - sign * second * sin, second * cos + sign * first * sin], dim=-1)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool) -> torch.Tensor:
+    """Rotate by the angles, or with `back` by their opposites."""
     if npu_fused.serves(x.device.type):
-        return npu_fused.rotate(x, cos, sin)
+        return npu_fused.rotate(x, cos, -sin if back else sin)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     left = x.shape[-1] - 2 * cos.shape[-1]
     if left:
         out[..., :left] = x[..., :left]
     first, second = x[..., left:].chunk(2, dim=-1)
     out_first, out_second = out[..., left:].chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=1 if back else -1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=-1 if back else 1)
     return out
 
 

@@ -18,6 +18,7 @@ from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
 from efficientbench.training.checkpoints.manifest import Manifest, verify
+from efficientbench.training.checkpoints.metadata_checks import check_shapes
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
 from efficientbench.training.checkpoints.shards import ShardedParameter
@@ -100,7 +101,7 @@ class Checkpoints:
         """
         manifest = self._verified(folder)
         # Read here once more, because an error within Megatron's reading would hide the reason.
-        MetadataReader(folder, manifest.files).read_metadata()
+        metadata = MetadataReader(folder, manifest.files).read_metadata()
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now; --fresh begins anew"
@@ -112,7 +113,11 @@ class Checkpoints:
             # Megatron reads into tensors that exist, and a new optimizer has none.
             contents.fill_optimizer(self.optimizer, manifest.optimizer_step)
         generators = list(contents.generators(self.device)) if resumes and manifest.layout == self.layout else []
-        tensors = contents.tensors_to_read(self.parameters, self.optimizer, everything=resumes)
+        tensors = list(contents.tensors_to_read(self.parameters, self.optimizer, everything=resumes))
+        try:
+            check_shapes(metadata, [*tensors, *generators])
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: refused, {error}") from None
         with torch.no_grad():
             dist_checkpointing.load(
                 sharded_state_dict([*tensors, *generators]),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -84,6 +86,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
+        # In place of a file there may be a device or a pipe, which never end.
+        if not path.is_file():
+            raise CheckpointError(f"{path}: {'is no regular file' if path.exists() else 'missing'}")
         text = path.read_bytes().decode("utf-8")
         content = json.loads(text)["content"]
         # Byte for byte, so that not even a space may have changed.
@@ -95,7 +100,9 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest(**content, files=files)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
 
 
@@ -132,9 +139,12 @@ def check_sizes(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder / name}: {'not in the manifest' if name in found else 'missing'}")
     for name, wanted in sorted(manifest.files.items()):
         try:
-            size_bytes = (folder / name).stat().st_size
+            found_there = (folder / name).stat()
         except OSError as error:
             raise CheckpointError(f"{folder / name}: cannot be read ({error.strerror})") from None
+        if not stat.S_ISREG(found_there.st_mode):
+            raise CheckpointError(f"{folder / name}: is no regular file")
+        size_bytes = found_there.st_size
         if size_bytes != wanted.bytes:
             raise CheckpointError(
                 f"{folder / name}: damaged, it has {size_bytes:,} bytes where {wanted.bytes:,} were written"
@@ -169,8 +179,16 @@ def checkpoint_folder(run_folder: Path, step: int) -> Path:
 
 
 def complete(run_folder: Path) -> list[Path]:
-    """Return the folders of the run's complete checkpoints, oldest first, unverified."""
-    return sorted(path for path in (run_folder / "checkpoint").glob("step_*") if path.is_dir())
+    """Return what has the name of a complete checkpoint in the run's folder, oldest first, unverified.
+
+    Also what is no folder, as a link that leads nowhere: it would be in the way of the run's next checkpoint.
+    """
+    found = [path for path in (run_folder / "checkpoint").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None) -> tuple[Path | None, list[str]]:
@@ -192,22 +210,30 @@ def find_good(run_folder: Path, check: Callable[[Path], Manifest] | None = None)
 def set_damaged_aside(run_folder: Path, good: Path) -> None:
     """Rename what is newer than the `good` one, from which the run resumes: it will write the same numbers again."""
     for folder in complete(run_folder):
-        if folder > good:
+        if _step(folder) > _step(good):
             aside = folder.with_name(f"{DAMAGED}{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             folder.rename(aside)
 
 
 def remove_partial(run_folder: Path) -> None:
     """Remove what was left by attempts that ended in the middle of a save."""
     for folder in (run_folder / "checkpoint").glob(f"{PARTIAL}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 def keep_last(run_folder: Path, newest: Path, keep: int) -> None:
     """Remove all but the `keep` last checkpoints up to `newest`, which is complete."""
-    for folder in [each for each in complete(run_folder) if each <= newest][:-keep]:
+    for folder in [each for each in complete(run_folder) if _step(each) <= _step(newest)][:-keep]:
         # A removal that is cut short must leave nothing that looks like a checkpoint.
         away = folder.with_name(f"{PARTIAL}{folder.name}")
         folder.rename(away)
-        shutil.rmtree(away, ignore_errors=True)
+        _remove(away)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder with what it holds; of a link, the link alone."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)

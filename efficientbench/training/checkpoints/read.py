@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import FileSystemReader, Metadata
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
 from efficientbench.training.checkpoints.manifest import verify
+from efficientbench.training.checkpoints.metadata_checks import check_metadata
 from efficientbench.training.errors import CheckpointError
 
 WEIGHT = "model."
@@ -60,20 +61,14 @@ class MetadataReader(FileSystemReader):
         try:
             with path.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise CheckpointError("it is no metadata of a checkpoint")
+            check_metadata(metadata, {name: (self.folder / name).stat().st_size for name in self.files})
         except CheckpointError as error:
             raise CheckpointError(f"{path}: refused, {error}") from None
+        # A pickle may hold anything in the place of anything.
         except Exception as error:
             raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from None
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{path}: refused, it is no metadata of a checkpoint")
-        for name, stored in metadata.state_dict_metadata.items():
-            if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"{path}: refused, {name} is no tensor")
-        for index, stored in (metadata.storage_data or {}).items():
-            if index.fqn not in metadata.state_dict_metadata:
-                raise CheckpointError(f"{path}: refused, it places {index.fqn}, which it does not describe")
-            if stored.relative_path not in self.files:
-                raise CheckpointError(f"{path}: refused, it reads {stored.relative_path}, which the manifest lacks")
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -107,7 +102,12 @@ class Weights(Mapping[str, torch.Tensor]):
         # Not with torch's own planner, which differs between its versions.
         for offset, part in self._parts[name]:
             tensor = _read_tensor(self.folder / part.relative_path, part.offset, part.length)
-            weight[tuple(slice(at, at + size) for at, size in zip(offset, tensor.shape, strict=True))] = tensor
+            try:
+                weight[tuple(slice(at, at + size) for at, size in zip(offset, tensor.shape, strict=True))] = tensor
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise CheckpointError(
+                    f"{part.relative_path}: refused, a part of {name} does not fit: {error}"
+                ) from None
             missing -= tensor.numel()
         if missing:
             raise CheckpointError(f"{self.folder / '.metadata'}: refused, the parts of {name} are not the whole of it")
@@ -130,7 +130,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
     Returns:
         Global name, as `model/initial_weights.py` draws it → tensor; each expert's weights have names of their own,
-        and the tied output projection is the embedding.
+        and a tied output projection is the embedding.
 
     Raises:
         CheckpointError: a file is damaged or holds what no checkpoint holds; the message names it.

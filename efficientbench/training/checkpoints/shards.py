@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.initial_weights import (
+    EMBEDDING,
     EXPERTS,
     expert_names,
     full_shape,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
 
 Shape = tuple[int, ...]
-ON_SEVERAL_STAGES = ("embedding.word_embeddings.weight", "position_table")
+ON_SEVERAL_STAGES = (EMBEDDING, "position_table")
 """Parameters of which several pipeline stages have a copy; the first stage writes them."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.repository import ROOT
@@ -70,6 +72,34 @@ def test_starts_without_torch(words: list[str]) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize("module", ["efficientbench.cli", "efficientbench.data_tools"])
+def test_control_c_while_it_is_loaded_leaves_no_traceback(tmp_path: Path, module: str) -> None:
+    # In place of the first foreign package that is imported.
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_too_little_memory_to_load_is_told_in_one_line() -> None:
+    limit_bytes = 60_000_000
+    done = subprocess.run(
+        [sys.executable, "-m", "efficientbench.cli", "run", "gqa_1.5B"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes)),
+        check=False,
+    )
+    told = "error: out of memory: this shell allows a process 60 MB of addresses: ulimit -v unlimited lifts that\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,12 @@ def test_the_21_runs() -> None:
     assert len(runs) == len({run.name for run in runs}) == 21
 
 
+def test_a_published_model_stands_beside_them() -> None:
+    matrix = load_matrix()
+    assert [run.name for run in matrix.all_runs if run not in matrix.runs] == ["nanochat_d12"]
+    assert matrix.run("nanochat_d12").suite == "published_models"
+
+
 def test_every_size_has_a_smoke_size() -> None:
     assert set(load_smoke().sizes) == set(load_matrix().sizes)
 
@@ -39,6 +45,10 @@ def test_every_size_has_a_smoke_size() -> None:
         (
             "sizes: {s: {}}\nvariants: {v: {}}\nsuites: {all: [{variants: [w], sizes: [s, t]}]}",
             "suite 'all' names the variant 'w', which is not defined",
+        ),
+        (
+            "sizes: {s: {}}\nvariants: {v: {}}\nsuites: {}\nfurther: {more: [{variants: [v], sizes: [t]}]}",
+            "suite 'more' names the size 't', which is not defined",
         ),
     ],
 )

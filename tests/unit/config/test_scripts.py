@@ -19,7 +19,7 @@ def test_scripts_are_current() -> None:
 def test_one_script_for_each_run(tmp_path: Path) -> None:
     write_scripts(tmp_path)
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")} == {
-        f"{run.suite}/run_{run.name}.sh" for run in load_matrix().runs
+        f"{run.suite}/run_{run.name}.sh" for run in load_matrix().all_runs
     }
     check_scripts(tmp_path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.configs import BACKBONE
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
@@ -30,6 +31,8 @@ PUBLISHED = {
     "learnable_absolute_1.5B": 1_543_714_304 + 2048 * 1536,
     "relative_1.5B": 1_543_714_304 + 32 * 12,
     "none_1.5B": 1_543_714_304,
+    # Layers of 12 · 768², and two tables.
+    "nanochat_d12": 12 * 12 * 768**2 + 2 * 65_536 * 768,
 }
 
 
@@ -129,6 +132,12 @@ def test_causal_attention_is_counted_halved() -> None:
     assert long.forward_full_square - short.forward_full_square == 2 * (long.forward - short.forward)
 
 
+def test_nanochats_flops_are_those_that_it_estimates() -> None:
+    # gpt.py of October 2025: six for each parameter but the embedding's, and 12 · layers · heads · head width · length.
+    flops = flops_per_token(resolve("nanochat_d12").model, 2048)
+    assert flops.training_full_square == 6 * (185_597_952 - 65_536 * 768) + 12 * 12 * 6 * 128 * 2048
+
+
 def test_kv_cache() -> None:
     assert kv_cache_bytes_per_token(resolve("gqa_1.5B").model, "bf16") == 28 * 2 * 2 * 128 * 2
     assert kv_cache_bytes_per_token(resolve("mqa_1.5B").model, "fp32") == 28 * 2 * 1 * 128 * 4
@@ -162,6 +171,18 @@ def test_data_parallel_ranks_share_the_optimizer_only_where_it_is_distributed() 
 def test_stages_hold_the_model_once_and_the_tied_embedding_twice(stages: int) -> None:
     memory = memory_of("gqa_1.5B", f"parallel.pp={stages}")
     assert sum(stage.weights for stage in memory) == 2 * (PUBLISHED["gqa_1.5B"] + 151_936 * 1536)
+
+
+def test_an_output_table_of_its_own_lies_on_the_last_stage() -> None:
+    (tied,), (untied,) = memory_of("gqa_1.5B"), memory_of("gqa_1.5B", "model.tied=false")
+    assert untied.weights - tied.weights == 151_936 * 1536 * 2
+    # On two stages it takes the place of the tied table's copy.
+    weights = [
+        [stage.weights for stage in memory_of("gqa_1.5B", "parallel.pp=2", f"model.tied={tied}")]
+        for tied in ("true", "false")
+    ]
+    assert weights[0] == weights[1]
+    assert sum(weights[0]) == untied.weights
 
 
 def test_position_tables_lie_on_the_first_stage_or_on_every_one() -> None:
@@ -200,9 +221,18 @@ def test_latents_are_whole_on_every_tensor_parallel_rank() -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    "name", ["gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B", "relative_1.5B"]
+    ("name", "overrides"),
+    [
+        *((name, []) for name in ("gqa_1.5B", "mla_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B", "nsa_1.5B")),
+        ("relative_1.5B", []),
+        ("nanochat_d12", []),
+        ("gqa_1.5B", BACKBONE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "keys" if value else "",
 )
-def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, single_rank: None) -> None:
+def test_activations_are_those_that_autograd_keeps(
+    name: str, overrides: list[str], recompute: str, single_rank: None
+) -> None:
     import torch
 
     from efficientbench.model.gpt import build_stages
@@ -210,7 +240,7 @@ def test_activations_are_those_that_autograd_keeps(name: str, recompute: str, si
     # So many tokens that what does not grow with them is little beside the rest.
     sequence = "training.seq_len=1024" if name.startswith("nsa") else "training.seq_len=128"
     shapes = ["training.dtype=fp32", "model.vocab_size=512", sequence]
-    config = resolve(name, True, [*shapes, f"training.recompute={recompute}"])
+    config = resolve(name, True, [*shapes, f"training.recompute={recompute}", *overrides])
     [model] = build_stages(config, torch.device("cpu"))
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, Any] = {}

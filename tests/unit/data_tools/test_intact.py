@@ -22,6 +22,7 @@ from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums
 from efficientbench.data_tools.tokenize import tokenize_files
 
+UINT16 = np.dtype(np.uint16)
 FEW_BYTES = 200_000
 """More than manifests and memory have here, and less than any pair."""
 
@@ -133,7 +134,7 @@ def test_a_corpus_of_terabytes_starts_at_once_and_is_verified_as_it_is_read(corp
     with tokens.open("r+b") as stream:
         stream.seek(damaged * BLOCK_BYTES + 77)
         stream.write(b"\x01")
-    reader = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest)
+    reader = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest, UINT16, corpus.vocab_size)
 
     def read() -> None:
         for begin in (0, BLOCK_BYTES - 1, 5 * BLOCK_BYTES, (damaged + 1) * BLOCK_BYTES):
@@ -145,6 +146,13 @@ def test_a_corpus_of_terabytes_starts_at_once_and_is_verified_as_it_is_read(corp
     begin = damaged * BLOCK_BYTES
     with pytest.raises(DataError, match=rf"tokens\.bin: bytes {begin:,} to {begin + BLOCK_BYTES:,}: not what was"):
         reader.verify(begin - 4, begin + 4)
+
+
+def test_a_token_outside_the_vocabulary_is_found_as_it_is_read(corpus: Corpus) -> None:
+    tokens = bin_path(corpus.prefix)
+    reader = BlockReader(tokens, load_checksums(corpus.manifest)[tokens], corpus.manifest, UINT16, 100)
+    with pytest.raises(DataError, match=r"tokens\.bin: from byte 0 a token lies outside the vocabulary of 100 in .*"):
+        reader.verify(0, 4)
 
 
 def test_a_manifest_of_version_1_says_what_to_do(corpus: Corpus, tokenizer: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.cells import write_tokens
 
 from efficientbench.data_tools import splitting
+from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.splitting import Split, split_documents
 from efficientbench.data_tools.tokenize import tokenize_files
@@ -32,7 +33,7 @@ def split_of(folder: Path, *corpora: Sequence[np.ndarray], shares: Sequence[floa
     folder.mkdir()
     for number, corpus in enumerate(corpora):
         write_tokens(folder / str(number), corpus)
-    return split_documents([folder / str(number) for number in range(len(corpora))], shares, folder / "cache")
+    return split_documents([folder / str(number) for number in range(len(corpora))], shares, 500, folder / "cache")
 
 
 def test_the_text_decides_and_not_the_order(tmp_path: Path) -> None:
@@ -86,14 +87,35 @@ def test_tokens_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patched:
         patched.setattr(splitting, "IndexedDocuments", read)
-        (again,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), tmp_path / "text" / "cache")
+        (again,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), 500, tmp_path / "text" / "cache")
         assert np.array_equal(again.validation, split.validation)
         # Another share needs the same hashes only.
-        (more,) = split_documents([tmp_path / "text" / "0"], (80, 20, 0), tmp_path / "text" / "cache")
+        (more,) = split_documents([tmp_path / "text" / "0"], (80, 20, 0), 500, tmp_path / "text" / "cache")
         assert set(split.validation.tolist()) <= set(more.validation.tolist())
     write_tokens(tmp_path / "text" / "0", documents(101, seed=5))
-    (changed,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), tmp_path / "text" / "cache")
+    (changed,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), 500, tmp_path / "text" / "cache")
     assert len(changed.training) + len(changed.validation) == 101
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (split,) = split_of(tmp_path / "text", documents(100))
+    files = [path for path in (tmp_path / "text" / "cache").iterdir() if path.suffix in (".npz", ".bin")]
+    assert len(files) == 2
+    for spoil in (lambda content: content[:-9], lambda content: content[:200] + b"?" + content[201:]):
+        for path in files:
+            path.write_bytes(spoil(path.read_bytes()))
+        (again,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), 500, tmp_path / "text" / "cache")
+        assert np.array_equal(again.validation, split.validation)
+        assert np.array_equal(again.training, split.training)
+        assert all(f"{path} does not have the checksum" in caplog.text for path in files)
+        caplog.clear()
+
+
+def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:
+    """Also where a manifest says otherwise, which a run believes."""
+    write_tokens(tmp_path / "text", [np.arange(9), np.array([3, 600, 5])])
+    with pytest.raises(DataError, match=r"text\.bin: byte 20: token 600 lies outside .* vocabulary of 500"):
+        split_documents([tmp_path / "text"], (1, 1, 0), 500, tmp_path / "cache")
 
 
 def test_a_tokenized_corpus_has_its_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
@@ -102,9 +124,9 @@ def test_a_tokenized_corpus_has_its_hashes(tmp_path: Path, monkeypatch: pytest.M
     corpus = tokenize_files([tmp_path / "text.jsonl"], tmp_path / "tokens", tokenizer)
     with monkeypatch.context() as patched:
         patched.delattr(splitting, "IndexedDocuments")
-        (split,) = split_documents([corpus.prefix], (90, 10, 0), tmp_path / "cache")
+        (split,) = split_documents([corpus.prefix], (90, 10, 0), corpus.vocab_size, tmp_path / "cache")
     # As for a pair from elsewhere.
     corpus.manifest.unlink()
-    (read,) = split_documents([corpus.prefix], (90, 10, 0), tmp_path / "other cache")
+    (read,) = split_documents([corpus.prefix], (90, 10, 0), corpus.vocab_size, tmp_path / "other cache")
     assert np.array_equal(split.validation, read.validation)
     assert len(split.validation) == 12

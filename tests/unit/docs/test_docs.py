@@ -15,13 +15,13 @@ import pytest
 import typer
 from support.repository import ROOT
 
-from efficientbench.cli import app
+from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.cli import app as data_app
 
 FRONT_PAGES = sorted(ROOT.glob("README*.md"))
-PAGES = [*FRONT_PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*FRONT_PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("data_tools", "docs", "efficientbench", "examples", "experiments", "launchers", "metrics", "tests")
 TAKE_A_RUN = ("run", "plan", "profile", "launch")
 STANDS_FOR = {"NAME": "gqa_1.5B", "TYPE": "cpu"}

@@ -147,6 +147,14 @@ def test_fix_writes_its_block_once_and_the_next_shell_has_cann(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir() if "efficientbench" in path.name] == []
 
 
+def test_fix_quotes_the_checkouts_path(tmp_path: Path) -> None:
+    home = install_cann(tmp_path / "Ascend")
+    clone = clone_with_environment(tmp_path / "it's $HOME & `more`")
+    run("bash", f"{clone}/launchers/fix_ascend_env.sh", "--apply", environment=clean_environment(tmp_path))
+    done = bash('source "$HOME/.bashrc"; env', clean_environment(tmp_path))
+    assert f"ASCEND_TOOLKIT_HOME={home}\n" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("marks", ["# >>> {} >>>\n", "# <<< {} <<<\n", "# >>> {0} >>>\n# >>> {0} >>>\n# <<< {0} <<<\n"])
 def test_fix_writes_nothing_where_its_block_has_lost_an_end(tmp_path: Path, marks: str) -> None:
     bashrc = tmp_path / ".bashrc"

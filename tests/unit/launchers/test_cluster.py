@@ -13,7 +13,8 @@ from support.command_line import until
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
-from efficientbench.launchers.network.preflight import GREETING_S, preflight
+from efficientbench.launchers.network.greetings import GREETING_S
+from efficientbench.launchers.network.preflight import preflight
 
 
 def test_pai_dlc_variables_name_the_nodes() -> None:
@@ -157,7 +158,9 @@ def test_a_second_node_of_one_rank_is_refused(port: int) -> None:
     "sends",
     [
         b"GET / HTTP/1.0\r\n\r\n",
-        b"efficientbench 99 1\n",
+        b"efficientbench 2 1\n",
+        b"efficientbench 99 1 0\n",
+        b"efficientbench 2 1 0\nproof\n",
         b"efficientbench 2 -1\n",
         b"efficientbench 2 " + b"9" * 60 + b"\n",
         b"\xff" * 500,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from support.repository import ROOT
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.network.secret import Seal
 from efficientbench.launchers.processes.launch import launch
 from efficientbench.launchers.processes.supervision import print_stderr
 
@@ -54,6 +56,9 @@ def ready():
     (folder / f"ready_{{rank}}.new").write_text(str(os.getpid()))
     os.replace(folder / f"ready_{{rank}}.new", folder / f"ready_{{rank}}")
 """
+
+
+KEY = b"of this conversation"
 
 
 class Nodes:
@@ -220,7 +225,8 @@ def ends() -> Iterator[tuple[NodeLink, NodeLink]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         there = socket.create_connection(listener.getsockname())
         here, _ = listener.accept()
-    with NodeLink(0, 2, {1: here}) as first, NodeLink(1, 2, {0: there}) as second:
+    own, other = (here, Seal(KEY, 0, 1)), (there, Seal(KEY, 1, 0))
+    with NodeLink(0, 2, {1: own}) as first, NodeLink(1, 2, {0: other}) as second:
         yield first, second
 
 
@@ -271,8 +277,9 @@ def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.Capt
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
         other.connect(listener.getsockname())
         here, _ = listener.accept()
-        other.sendall(b"\n".join(HOSTILE) + b"\n")
-        link = NodeLink(0, 2, {1: here})
+        seal = Seal(KEY, 1, 0)
+        other.sendall(b"".join(map(seal.sealed, HOSTILE)))
+        link = NodeLink(0, 2, {1: (here, Seal(KEY, 0, 1))})
         command = [sys.executable, "-c", "import time; time.sleep(1)"]
         cluster = Cluster(2, 0, "127.0.0.1", 1)
         assert launch(command, 1, cluster, tmp_path, link=link, hang_limit_s=60) == 0
@@ -281,6 +288,29 @@ def test_no_line_of_another_node_ends_the_run(tmp_path: Path, capfd: pytest.Capt
     assert all(line.startswith("ignored a line of node 1: ") for line in lines), lines
     # A place is none of the launcher's business at that time.
     assert len(lines) >= len(HOSTILE) - 1
+
+
+def test_only_lines_that_the_other_end_has_sealed_are_read() -> None:
+    stop = b'{"kind": "stop", "node": 1, "signal": 15}'
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as other:
+        other.connect(listener.getsockname())
+        here, _ = listener.accept()
+        first = Seal(KEY, 1, 0).sealed(stop)
+        seal = Seal(KEY, 1, 0)
+        cut = seal.sealed(stop)[:90]
+        third = seal.sealed(stop)
+        forged = [
+            stop + b"\n",
+            Seal(b"another", 1, 0).sealed(stop),
+            Seal(KEY, 0, 1).sealed(stop),  # our own line, sent back
+            first.replace(b"15", b"09"),
+            b"1" * 30 + first,
+            cut + seal.sealed(stop),
+        ]
+        other.sendall(b"".join([*forged, third, third, first]))
+        with NodeLink(0, 2, {1: (here, Seal(KEY, 0, 1))}) as link:
+            # What follows a line that was cut off is read, and no line twice or out of turn.
+            assert link.receive() == [json.loads(stop)]
 
 
 def test_a_reason_of_another_node_cannot_move_the_cursor(capfd: pytest.CaptureFixture[str]) -> None:

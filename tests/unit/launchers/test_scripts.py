@@ -11,7 +11,7 @@ import pytest
 from support.command_line import ROOT, efficientbench
 from typer.testing import CliRunner
 
-from efficientbench.cli import app
+from efficientbench.cli.app import app
 from efficientbench.cli.launch_script import Machines, NamedRun, by_slurm, by_torchrun
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import load_matrix

@@ -18,6 +18,13 @@ def test_a_cpu_runs_on_the_kernels_that_it_has(name: str) -> None:
     assert set(fallback_kernels(config, "cuda")) <= set(kernel_names(config, "cuda"))
 
 
+def test_the_activation_has_its_own_name() -> None:
+    names = kernel_names(resolve("nanochat_d12"), "cpu")
+    assert "swiglu" not in names
+    assert names["relu2"] == "torch elementwise"
+    assert set(fallback_kernels(resolve("nanochat_d12"), "npu")) == {"attention", "norm", "rope"}
+
+
 def test_an_npu_without_documented_kernels_says_what_fell_back() -> None:
     # No torch_npu is here, as on a chip that is not known.
     found = fallback_kernels(resolve("moe_0.5Bx8"), "npu")

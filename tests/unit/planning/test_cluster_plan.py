@@ -13,7 +13,7 @@ from support.alone import engine_groups, peak_memory_bytes
 from support.printed import on_one_line
 from typer.testing import CliRunner
 
-from efficientbench.cli import app
+from efficientbench.cli.app import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
@@ -57,7 +57,7 @@ QUICK = ("mla_0.5B", "gqa_1.5B", "nsa_3B", "relative_1.5B", "moe_1.5Bx8")
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(run.name, marks=() if run.name in QUICK else pytest.mark.proof) for run in load_matrix().runs],
+    [pytest.param(run.name, marks=() if run.name in QUICK else pytest.mark.proof) for run in load_matrix().all_runs],
 )
 def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPoolExecutor) -> None:
     tried = 0

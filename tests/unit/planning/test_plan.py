@@ -49,6 +49,12 @@ def test_printed_figures() -> None:
         assert figure in text
 
 
+def test_a_plan_names_the_keys_in_which_the_backbone_differs() -> None:
+    text = on_one_line(print_plan, plan_of("gqa_1.5B", "model.tied=false", "model.activation=relu2"))
+    assert "activation=relu2, tied=false" in text
+    assert "backbone" not in on_one_line(print_plan, plan_of("gqa_1.5B"))
+
+
 def test_the_runtime_is_that_of_the_named_device_type() -> None:
     assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
     with pytest.raises(DeviceError, match="device=tpu is not one of auto, cuda, npu, cpu"):

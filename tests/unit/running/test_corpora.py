@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
     parse_and_normalize_split,
 )
 
+from efficientbench.config.budget import Budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.data_tools.corpus import Corpus
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.manifest import pair_checksums, save_corpus
 from efficientbench.data_tools.tokenizer import train_tokenizer
-from efficientbench.running.corpora import check_split, prepare_corpora
+from efficientbench.running.corpora import check_length, check_split, prepare_corpora
 
 SPLITS = [(99, 1, 0), (50, 50, 0), (1, 1, 1), (98, 1, 1), (100, 0, 0)]
 
@@ -88,3 +92,31 @@ def test_a_blend_of_texts_has_one_tokenizer(tmp_path: Path) -> None:
     assert [corpus.fingerprint for corpus in again] == [corpus.fingerprint for corpus in corpora]
     with pytest.raises(ConfigError, match=r"data.split: .* of the 120 documents of .*apple.jsonl for validation"):
         prepare_corpora(config.model_copy(update={"data": config.data.model_copy(update={"split": (999, 1, 0)})}))
+
+
+def test_a_length_whose_index_fits_nowhere_is_refused() -> None:
+    """The engine counts its epochs one by one, and would never begin to train."""
+    corpora = [replace(corpus_of(3628), tokens=500_000)]
+    config = resolve("gqa_1.5B", True, [])
+    tokens = config.training.global_batch_size * config.training.seq_len
+
+    def check(steps: int) -> None:
+        check_length(config, Budget(steps, 0, steps, tokens, 1), corpora, 16 << 30)
+
+    check(100_000)
+    with pytest.raises(
+        ConfigError, match=r"training\.steps: the order of .* GB of memory, and this machine has 17\.2 GB"
+    ):
+        check(2**62)
+
+
+def test_tokens_outside_the_vocabulary_are_named_before_training(tmp_path: Path) -> None:
+    """A manifest with checksums of its own says nothing about the tokens."""
+    train_tokenizer(["apple pear 1 2 3"] * 50, 300, tmp_path / "tokenizer")
+    source = text(tmp_path / "apple.jsonl", "apple")
+    overrides = [f"data.path={source}", f"data.cache={tmp_path}", f"data.tokenizer={tmp_path / 'tokenizer'}"]
+    (corpus,) = prepare_corpora(resolve("gqa_1.5B", True, overrides))
+    save_corpus(replace(corpus, vocab_size=100), pair_checksums(corpus.prefix))
+    overrides = [f"data.path={corpus.prefix}", f"data.cache={tmp_path / 'other'}"]
+    with pytest.raises(DataError, match=r"tokens\.bin: byte .*: token \d+ lies outside .* vocabulary of 100"):
+        prepare_corpora(resolve("gqa_1.5B", True, overrides))

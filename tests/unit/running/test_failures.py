@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,12 @@ def refused_by_torch() -> Exception:
     raise AssertionError("this machine has an exbibyte of memory")
 
 
+def job(output: Path) -> Job:
+    config = resolve("gqa_1.5B", smoke=True, overrides=["device=cpu"])
+    layout = Layout.of(config, 1, 1, oversubscribe=True)
+    return Job(config, layout, plan_budget(config, 1000), (), output)
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "exit_code"),
     [
@@ -35,6 +42,7 @@ def refused_by_torch() -> Exception:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "out_of_memory", 1),
         (refused_by_torch(), "out_of_memory", 1),
         (MemoryError(), "out_of_memory", 1),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "out_of_memory", 1),
         (RuntimeError("NPU out of memory. Tried to allocate 20.00 MiB"), "out_of_memory", 1),
         (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"), "lost_rank", 1),
         (NonFiniteError("step 7: the loss is not finite on rank 3", 7, 3), "non_finite", 1),
@@ -42,10 +50,22 @@ def refused_by_torch() -> Exception:
     ],
 )
 def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> None:
-    config = resolve("gqa_1.5B", smoke=True, overrides=["device=cpu"])
-    layout = Layout.of(config, 1, 1, oversubscribe=True)
-    job = Job(config, layout, plan_budget(config, 1000), (), tmp_path)
-    found = diagnose(error, job, tmp_path / "rank_0.log")
+    found = diagnose(error, job(tmp_path), tmp_path / "rank_0.log")
     assert (found.kind, found.exit_code) == (kind, exit_code)
     if kind == "non_finite":
         assert (found.rank, found.step) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EFBIG, "File too large"), RuntimeError("[enforce fail at inline_container.cc] iostream error")],
+)
+def test_the_shells_limit_of_a_files_size_is_named(tmp_path: Path, error: Exception) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, hard))
+    try:
+        found = diagnose(error, job(tmp_path), tmp_path / "rank_0.log")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (found.kind, found.exit_code) == ("mistake", 2)
+    assert found.reason.startswith("no file here may have more than 3.0 MB (ulimit -f), and one would: ")

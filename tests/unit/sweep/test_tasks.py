@@ -34,6 +34,8 @@ SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=~-]*[A-Za-z0-9]")
         (("moe",), (), 2),
         (("gqa", "moe_variants"), ("1.5B", "1.5Bx8"), 3),
         (("gqa_3B",), (), 1),
+        (("nanochat", "moe"), (), 3),
+        (("published",), (), 1),
     ],
 )
 def test_names_choose_runs(only: tuple[str, ...], sizes: tuple[str, ...], count: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.configs import tiny
+from support.configs import BACKBONE, tiny
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 CPU = torch.device("cpu")
@@ -90,6 +90,8 @@ def test_an_optimizer_of_another_library_makes_the_host_wait(optimizer: Callable
         ("moe_1.5Bx8", {name for name in DECAYED if "mlp" not in name} | EXPERTS),
         ("learnable_absolute_1.5B", DECAYED),
         ("relative_1.5B", DECAYED),
+        # A table of its own decays as the embedding does; norms of heads and of the embedding do not.
+        ("gqa_1.5B, every key", DECAYED | {"output_layer.weight"}),
     ],
 )
 def test_matrices_alone_decay(name: str, decayed: set[str], distributed: str) -> None:
@@ -98,7 +100,9 @@ def test_matrices_alone_decay(name: str, decayed: set[str], distributed: str) ->
     from efficientbench.model.initial_weights import global_parameters
     from efficientbench.training.optimizer import build_optimizer, decayed_names, set_rates, wrap_data_parallel
 
-    config = tiny(name, "training.weight_decay=0.1", f"parallel.distributed_optimizer={distributed}")
+    name, _, keys = name.partition(", ")
+    overrides = ["training.weight_decay=0.1", f"parallel.distributed_optimizer={distributed}"]
+    config = tiny(name, *overrides, *(BACKBONE if keys else []))
     [stage] = [wrap_data_parallel(stage, config) for stage in build_stages(config, CPU)]
     for parameter in stage.parameters():
         parameter.data.fill_(1.0)

@@ -18,6 +18,8 @@ from efficientbench.data_tools.intact import BlockReader
 pytestmark = pytest.mark.usefixtures("single_rank")
 
 STEPS = 20
+UINT16 = np.dtype(np.uint16), 131
+"""Of the tokens, and their vocabulary."""
 
 
 @pytest.fixture
@@ -49,7 +51,9 @@ def test_a_damaged_block_stops_the_run_that_reads_it(prefixes: list[Path], tmp_p
     recorded = [file_checksums(path) for path in tokens]
 
     def readers() -> list[BlockReader]:
-        return [BlockReader(path, each, tmp_path / "m.json") for path, each in zip(tokens, recorded, strict=True)]
+        return [
+            BlockReader(path, each, tmp_path / "m.json", *UINT16) for path, each in zip(tokens, recorded, strict=True)
+        ]
 
     whole = read(prefixes, [], tmp_path / "cache")
     assert torch.equal(read(prefixes, readers(), tmp_path / "cache"), whole)
@@ -69,6 +73,6 @@ def test_a_block_is_read_once(prefixes: list[Path], tmp_path: Path, monkeypatch:
     tokens = bin_path(prefixes[0])
     recorded = file_checksums(tokens)
     checked.clear()
-    read(prefixes, [BlockReader(tokens, recorded, tmp_path / "m.json")], tmp_path / "cache")
+    read(prefixes, [BlockReader(tokens, recorded, tmp_path / "m.json", *UINT16)], tmp_path / "cache")
     # Shuffled documents of 5,000 bytes: 21 batches of them come from every block.
     assert sum(checked) == recorded.size_bytes

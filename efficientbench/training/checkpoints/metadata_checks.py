@@ -1,0 +1,80 @@
+"""Refuses metadata that describes other tensors than the checkpoint's files hold, before anything is made of it.
+
+Checksums prove that a checkpoint is what was written; who wrote it may mean harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint import Metadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from efficientbench.training.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from efficientbench.training.checkpoints.shards import Shard
+
+
+def check_metadata(metadata: Metadata, sizes: Mapping[str, int]) -> None:
+    """Check every tensor, its parts and their places in the files.
+
+    Args:
+        metadata: as a file gave it; any of its fields may be anything.
+        sizes: bytes of each file that may be read.
+
+    Raises:
+        CheckpointError: what is wrong with it.
+    """
+    described_bytes = 0
+    for name, stored in metadata.state_dict_metadata.items():
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(f"{name} is no tensor")
+        described_bytes += _checked_bytes(name, stored)
+    if described_bytes > (held_bytes := sum(sizes.values())):
+        raise CheckpointError(f"it describes {described_bytes:,} bytes of tensors, and its files hold {held_bytes:,}")
+    for index, part in (metadata.storage_data or {}).items():
+        if index.fqn not in metadata.state_dict_metadata:
+            raise CheckpointError(f"it places {index.fqn}, which it does not describe")
+        if part.relative_path not in sizes:
+            raise CheckpointError(f"it reads {part.relative_path}, which the manifest lacks")
+        if not 0 <= part.offset <= part.offset + part.length <= sizes[part.relative_path]:
+            raise CheckpointError(f"a part of {index.fqn} lies outside {part.relative_path}")
+
+
+def _checked_bytes(name: str, stored: TensorStorageMetadata) -> int:
+    """Return the size of a tensor whose parts lie within it and have its size together."""
+    shape: Any = tuple(stored.size)
+    if not isinstance(stored.properties.dtype, torch.dtype) or not _are_counts(shape):
+        raise CheckpointError(f"{name} has no dtype or no shape")
+    covered = 0
+    for chunk in stored.chunks:
+        begin, size = tuple(chunk.offsets), tuple(chunk.sizes)
+        fits = len(begin) == len(size) == len(shape) and _are_counts((*begin, *size))
+        if not fits or any(at + length > end for at, length, end in zip(begin, size, shape, strict=True)):
+            raise CheckpointError(f"a part of {name} lies outside its shape {list(shape)}")
+        covered += math.prod(size)
+    if covered != math.prod(shape):
+        raise CheckpointError(f"the parts of {name} are not the whole of it")
+    return covered * stored.properties.dtype.itemsize
+
+
+def _are_counts(numbers: Iterable[object]) -> bool:
+    return all(type(number) is int and number >= 0 for number in numbers)
+
+
+def check_shapes(metadata: Metadata, shards: Iterable[Shard]) -> None:
+    """Check that the tensors which a rank will read have the shapes that it has for them.
+
+    Raises:
+        CheckpointError: the first that is missing or has another shape.
+    """
+    for shard in shards:
+        stored = metadata.state_dict_metadata.get(shard.name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise CheckpointError(f"it lacks {shard.name}")
+        if tuple(stored.size) != shard.whole:
+            raise CheckpointError(f"{shard.name} has the shape {list(stored.size)}, and here {list(shard.whole)}")

@@ -1,0 +1,59 @@
+"""The keys of the backbone against the decoder's formula in float64: logits, loss and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+from support.configs import tiny
+from support.oracle import build, gradients_beside, weights_of
+from support.plain_decoder import PlainDecoder
+
+from efficientbench.config.errors import ConfigError
+
+KEYS = {
+    "norm_weights": "model.norm_weights=false",
+    "embedding_norm": "model.embedding_norm=true",
+    "qk_norm": "model.qk_norm=true",
+    "activation": "model.activation=relu2",
+    "tied": "model.tied=false",
+    "logit_softcap": "model.logit_softcap=3",
+    "qkv_bias": "model.attention.qkv_bias=false",
+}
+ALL = list(KEYS.values())
+# Run, overrides.
+CASES = {
+    "defaults": ("gqa_1.5B", []),
+    **{key: ("gqa_1.5B", [override]) for key, override in KEYS.items()},
+    "all": ("gqa_1.5B", ALL),
+    "all with norm weights": ("gqa_1.5B", ALL[1:]),
+    "all, one group": ("mqa_1.5B", ALL),
+    "all, as many groups as heads": ("gqa_1.5B", [*ALL[1:], "model.attention.query_groups=4"]),
+    "all but positions": ("none_1.5B", ALL),
+    "all, recomputed": ("gqa_1.5B", [*ALL, "training.recompute=full"]),
+    "all, attention recomputed": ("gqa_1.5B", [*ALL, "training.recompute=selective"]),
+    "all with experts": ("moe_1.5Bx8", [*ALL, "model.moe.auxiliary_loss=0"]),
+}
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize("length", [13, 1])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_loss_and_gradients_equal_the_formula(case: str, length: int) -> None:
+    name, overrides = CASES[case]
+    # The loss's last block is smaller than the others; an epsilon of this size is seen.
+    common = ["model.init_std=0.2", "model.norm_epsilon=1e-2", "kernels.loss_block_logits=700"]
+    config = tiny(name, *common, f"training.seq_len={length}", *overrides)
+    model = build(config).train()
+    oracle = PlainDecoder(weights_of(model), config.model)
+    gradients = gradients_beside(model, config, oracle)
+    assert gradients.keys() == oracle.weights.keys()
+    for parameter, weight in oracle.weights.items():
+        assert weight.grad is not None, parameter
+        # A single token attends to itself whatever its query and key: their gradients are zero but for rounding.
+        scale = weight.grad.abs().max().clamp(min=1 if length == 1 else 0)
+        assert (gradients[parameter] - weight.grad).abs().max() < 1e-5 * scale, parameter
+
+
+@pytest.mark.parametrize("name", ["mla_1.5B", "nsa_1.5B"])
+def test_norms_of_heads_are_refused_where_nothing_defines_them(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"qk_norm is defined for gqa alone, and attention\.kind is (mla|nsa)"):
+        tiny(name, "model.qk_norm=true")

@@ -1,0 +1,151 @@
+"""Make one optimizer step of a run of the matrix on the fake device, and print as JSON what it asked for.
+
+    python step.py LIBRARY RUN [KEY=VALUE ...]
+
+Devices, dtypes, autograd and reads by the host are real; there is no memory and there are no numbers. What needs them
+has a stand-in with the same tensors: Triton's and fla's kernels, FlexAttention, the choice of an attention kernel by
+time, and the experts' counts of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+ctypes.CDLL(sys.argv[1])  # before torch is imported
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+warnings.simplefilter("ignore")
+
+import torch
+from support.fake_cuda import names
+
+names.install()
+
+import torch.distributed as dist
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from support.fake_cuda.launches import Launches
+from support.training_steps import our_step, random_tokens
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.model import gpt
+from efficientbench.model.attention import gqa, nsa
+from efficientbench.model.kernels import cross_entropy, grouped_mm, norm, rope, swiglu, weight_gradient
+from efficientbench.model.kernels.choose_attention import AttentionShape
+from efficientbench.planning.plan import make_plan
+from efficientbench.training import groups, optimizer
+
+Tensor = torch.Tensor
+
+
+class Selected(torch.autograd.Function):
+    """NSA's selected branch, of as many kernels as fla's."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, chosen: Tensor) -> Tensor:
+        out, statistics = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, chosen, out, statistics)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return *(torch.empty_like(each) for each in ctx.saved_tensors[:3]), None
+
+
+class Biased(torch.autograd.Function):
+    """FlexAttention with a trained bias."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value, bias)
+        return query.new_empty(*query.shape[:-1], value.shape[-1]).flatten(2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(each) for each in ctx.saved_tensors)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Causal attention by the operation that torch's flash kernel is; [S, B, heads, D] → [S, B, heads · D]."""
+    width = value.shape[-1]
+    padded = torch.nn.functional.pad(value, (0, query.shape[-1] - width)) if width < query.shape[-1] else value
+    parts = (each.permute(1, 2, 0, 3) for each in (query, key, padded))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(*parts, 0.0, True, scale=scale)[0]
+    return out[..., :width].permute(2, 0, 1, 3).flatten(2)
+
+
+def gathered(found: list[Any], own: Any, group: object = None) -> None:
+    """Gather objects of the only rank, without turning them into tensors."""
+    found[:] = [own] * len(found)
+
+
+def stand_in(config: RunConfig, launches: Launches) -> None:
+    """Replace what needs numbers."""
+    dist.all_gather_object = gathered
+    CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+    dense = AttentionShape.of(config) is not None
+    gpt._attention_kernel = lambda config, device: flash if dense else gpt.causal_attention
+    optimizer._skips_by_flag = lambda device: True
+    weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
+    weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
+    for module in (norm, rope, swiglu, cross_entropy):
+        module.fused = functools.cache(lambda function: launches.as_one(f"fused {function.__name__}", function))
+    nsa.selected_attention = lambda query, key, value, chosen, *_: Selected.apply(query, key, value, chosen)
+    gqa.biased_causal_attention = lambda query, key, value, scale, bias: Biased.apply(query, key, value, bias)
+    training, moe = config.training, config.model.moe
+    if moe is not None:
+        rows = training.micro_batch_size * training.seq_len * moe.top_k
+        grouped_mm.RowGroups.sizes = property(lambda self: [rows // len(self.ends)] * len(self.ends))
+
+
+def main() -> None:
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    config = resolve(sys.argv[2], False, ["kernels.fused=true", "training.draw_weights_on=cpu", *sys.argv[3:]])
+    plan = make_plan(config, Layout.of(config, devices=1, oversubscribe=True), runtime_bytes=0)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    launches = Launches()
+    stand_in(config, launches)
+    seen: dict[str, Any] = {"plan_bytes": plan.rank_memory_bytes()}
+    with groups.model_parallel(config.parallel, seed=0), FakeTensorMode(), launches:
+        step, stage = our_step(config, names.DEVICE, random_tokens(config, names.DEVICE))
+        places = [*stage.named_parameters(), *stage.named_buffers()]
+        seen["off_device"] = [name for name, tensor in places if tensor.device != names.DEVICE]
+        for _ in range(2):  # the first step makes what lives on
+            launches.begin()
+            names.WAITS.clear()
+            seen["first_read"] = where_it_reads(step)
+    seen |= {
+        "launches": sum(launches.operations.values()),
+        "most": dict(launches.operations.most_common(12)),
+        "copies_to_host": launches.to_host,
+        "copies_to_device": launches.to_device,
+        "waits": names.WAITS,
+        "peak_bytes": launches.peak_bytes,
+    }
+    print(json.dumps(seen))
+
+
+def where_it_reads(step: Any) -> str:
+    """Make a step until the host needs a number; return the file and the function that asked."""
+    try:
+        step()
+    except Exception as error:
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if "/efficientbench/" in each.filename]
+        return f"{Path(frames[-1].filename).name} {frames[-1].name}: {type(error).__name__} {error}"[:300]
+    return "no read"
+
+
+if __name__ == "__main__":
+    main()

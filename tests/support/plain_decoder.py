@@ -1,0 +1,95 @@
+"""The decoder as its formula says, in plain torch and float64, for every key of the backbone.
+
+x_0 = embedding · factor, normed if embedding_norm; x ← x + Attention(norm(x)); x ← x + FeedForward(norm(x));
+logits = cap(norm(x) Wᵀ). norm(x) = x / √(mean(x²) + ε) [· w]; cap(z) = c · tanh(z / c).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from efficientbench.config.model import ModelConfig
+
+Tensors = dict[str, torch.Tensor]
+
+
+class PlainDecoder(torch.nn.Module):
+    """GQA with RoPE or without positions; its parameters have the names and shapes of our whole model's."""
+
+    def __init__(self, weights: Tensors, model: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.weights: Tensors = {
+            name: weight.detach().double().requires_grad_(True) for name, weight in weights.items()
+        }
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """From tokens [B, S] to logits [B, S, V]."""
+        model, weights = self.model, self.weights
+        embedding = weights["embedding.word_embeddings.weight"]
+        x = embedding[tokens] * model.embedding_multiplier
+        if model.embedding_norm:
+            x = self.norm(x, "embedding_norm")
+        for number in range(model.layers):
+            layer = f"decoder.layers.{number}"
+            x = x + self.attention(self.norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attention")
+            x = x + self.feed_forward(self.norm(x, f"{layer}.pre_mlp_layernorm"), f"{layer}.mlp")
+        table = embedding if model.tied else weights["output_layer.weight"]
+        logits = self.norm(x, "decoder.final_layernorm") @ table.T
+        if model.logit_softcap is None:
+            return logits
+        return model.logit_softcap * torch.tanh(logits / model.logit_softcap)
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        normed = x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + self.model.norm_epsilon)
+        return normed * self.weights[f"{name}.weight"] if self.model.norm_weights else normed
+
+    def attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        model, groups = self.model, self.model.key_value_heads
+        projected = x @ self.weights[f"{name}.linear_qkv.weight"].T
+        if model.attention.qkv_bias:
+            projected = projected + self.weights[f"{name}.linear_qkv.bias"]
+        # Each group's query heads, key and value lie together.
+        queries = model.heads // groups
+        parts = projected.unflatten(-1, (groups, queries + 2, model.head_dim)).split([queries, 1, 1], dim=3)
+        query, key, value = (each.flatten(2, 3) for each in parts)
+        if model.qk_norm:
+            query = self.norm(query, f"{name}.q_layernorm")
+            key = self.norm(key, f"{name}.k_layernorm")
+        if model.position.kind == "rope":
+            query, key = (rotated(each, model.position.base) for each in (query, key))
+        output = []
+        for head in range(model.heads):
+            group = head // queries
+            scores = query[:, :, head] @ key[:, :, group].transpose(1, 2) / model.head_dim**0.5
+            future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+            output.append(scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ value[:, :, group])
+        return torch.cat(output, dim=-1) @ self.weights[f"{name}.linear_proj.weight"].T
+
+    def feed_forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        moe = self.model.moe
+        if moe is None:
+            return self.network(x, *(self.weights[f"{name}.linear_fc{number}.weight"] for number in (1, 2)))
+        chosen, experts = (x @ self.weights[f"{name}.router.weight"].T).topk(moe.top_k)
+        shares = torch.zeros(*x.shape[:2], moe.experts, dtype=x.dtype).scatter(2, experts, chosen.softmax(dim=-1))
+        first, second = (self.weights[f"{name}.experts.linear_fc{number}.weight"] for number in (1, 2))
+        outputs = [self.network(x, first[expert], second[expert]) for expert in range(moe.experts)]
+        return (torch.stack(outputs, dim=-1) * shares[:, :, None]).sum(dim=-1)
+
+    def network(self, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        projected = x @ first.T
+        if self.model.activation == "relu2":
+            activated = projected.clamp(min=0) ** 2
+        else:
+            gate, up = projected.chunk(2, dim=-1)
+            activated = gate * torch.sigmoid(gate) * up
+        return activated @ second.T
+
+
+def rotated(x: torch.Tensor, base: float) -> torch.Tensor:
+    """RoPE on x [B, S, heads, D]: dimension i and i + D / 2 turn together by position · base^(-2i / D)."""
+    half = x.shape[-1] // 2
+    frequencies = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    turn = torch.polar(torch.ones(1, dtype=torch.float64), torch.outer(torch.arange(x.shape[1]).double(), frequencies))
+    pairs = torch.complex(x[..., :half], x[..., half:]) * turn[:, None, :]
+    return torch.cat([pairs.real, pairs.imag], dim=-1)

@@ -1,0 +1,227 @@
+"""Every format that is read, damaged: the same value, or a message with the file's name. Never a traceback.
+
+Where a checksum covers a file, never another value either.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.cells import write_tokens
+from support.text_files import TEXTS, read_documents, write_kind
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.matrix import MATRIX, load_matrix
+from efficientbench.data_tools.download.download_record import Record, load_record
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.manifest import load_checksums, load_corpus, load_tokenize_record
+from efficientbench.data_tools.plan import read_plan
+from efficientbench.data_tools.splitting import split_documents
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
+from efficientbench.data_tools.verify import verify_pair
+from efficientbench.launchers.processes.failure import Failure, read_failure
+from efficientbench.launchers.processes.heartbeat import Beat, read_beat
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.steplog import StepLog, read_steps
+from efficientbench.profiling.trace import read_trace
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.sweep.progress import last_step
+from efficientbench.sweep.queue import Queue, State
+from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest
+from efficientbench.training.errors import CheckpointError
+
+MESSAGES = (ConfigError, DataError, MetricsError, CheckpointError)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file, and what reads it."""
+
+    path: Path
+    read: Callable[[], object]
+    checked: bool = False
+    """Whether a checksum covers every byte."""
+
+
+def pair(folder: Path) -> dict[str, Format]:
+    """A tokenized corpus: every file of it."""
+    train_tokenizer(TEXTS, 400, folder / "bpe")
+    source = write_kind(folder, "jsonl", TEXTS[:50])
+    corpus = tokenize_files([source], folder / "tokens", folder / "bpe")
+
+    def verify() -> object:
+        return verify_pair(corpus.prefix)
+
+    def manifest() -> object:
+        path = corpus.manifest
+        return load_corpus(path), load_checksums(path), load_tokenize_record(path)
+
+    names = ("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json")
+    formats = {name: Format(folder / name, verify, checked=True) for name in names}
+    formats["tokens.manifest.json"] = Format(corpus.manifest, manifest)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        formats[name] = Format(folder / "bpe" / name, lambda: load_tokenizer(folder / "bpe").vocab_size)
+    plan = {"tokenizer": "a", "inputs": [["/a", "b"]], "cuts": [["/a", 0, 9]]}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    formats["plan.json"] = Format(folder / "plan.json", lambda: read_plan(folder / "plan.json", "begin again"))
+    return formats
+
+
+def texts(folder: Path) -> dict[str, Format]:
+    """Text in every kind of file."""
+    formats = {}
+    for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet"):
+        path = write_kind(folder, kind, TEXTS[:20])
+        formats[kind] = Format(path, lambda path=path: read_documents(path))  # type: ignore[misc]
+    (folder / "data.txt").write_text("\n\n".join(TEXTS[:20]))
+    formats["txt"] = Format(folder / "data.txt", lambda: read_documents(folder / "data.txt"))
+    return formats
+
+
+def caches(folder: Path) -> dict[str, Format]:
+    """What earlier runs have left in a cache."""
+    prefix, cache = folder / "text", folder / "cache"
+    random = np.random.default_rng(0)
+    write_tokens(prefix, [random.integers(0, 500, 20) for _ in range(40)])
+
+    def split() -> object:
+        (found,) = split_documents([prefix], (8, 1, 1), 500, cache)
+        return [part.tolist() for part in (found.training, found.validation, found.test)], found.duplicates
+
+    split()
+    (path,) = cache.glob("*.npz")
+    formats = {"split": Format(path, split, checked=True)}
+    record = Record(folder, "owner/name")
+    (folder / ".download").mkdir()
+    record.save()
+    formats["download record"] = Format(folder / ".download" / "record", lambda: load_record(folder, "owner/name"))
+    return formats
+
+
+def runs(folder: Path) -> dict[str, Format]:
+    """What a run and its launcher write."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    whole = Manifest(3, False, "everything", {"a": [1]}, ["x"], {"tp": 1}, "f", 0, 3.0, None, {"losses": [1.5]})
+    whole.write(checkpoint)
+    formats = {"checkpoint": Format(checkpoint / "manifest.json", lambda: read_manifest(checkpoint), checked=True)}
+    formats["checkpoint's files"] = Format(checkpoint / "manifest.json", lambda: check_sizes(checkpoint), checked=True)
+    log = StepLog(folder / "steps.jsonl")
+    for step in range(5):
+        log.write("step", {"step": step, "loss": 2.5, "tokens": 9})
+    log.close()
+    formats["steps"] = Format(folder / "steps.jsonl", lambda: read_steps(folder / "steps.jsonl"))
+    formats["last step"] = Format(folder / "steps.jsonl", lambda: last_step(OutputFolder(folder), 0))
+    (folder / "failure.json").write_text(json.dumps(asdict(Failure("crash", "why", rank=3, time_s=1.0))))
+    formats["failure"] = Format(folder / "failure.json", lambda: read_failure(folder / "failure.json"))
+    (folder / "0.heartbeat").write_text(json.dumps(asdict(Beat(3, "training", {"dp": 2}))))
+    formats["heartbeat"] = Format(folder / "0.heartbeat", lambda: read_beat(folder / "0.heartbeat", "R"))
+    queue = Queue(folder)
+    queue.make()
+    queue.write(State("run", "failed", "c", ["efficientbench"], "/a", reason="why"))
+    formats["queue"] = Format(folder / "sweep" / "queue" / "run.json", lambda: queue.read("run"))
+    trace = folder / "trace.json.gz"
+    trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "name": "a"}, {"ph": "M"}]}).encode()))
+    formats["trace"] = Format(trace, lambda: read_trace(trace))
+    shutil.copy(MATRIX, folder / "matrix.yaml")
+    formats["matrix"] = Format(folder / "matrix.yaml", lambda: load_matrix(folder / "matrix.yaml"))
+    return formats
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Format]:
+    found = {}
+    for make in (pair, texts, caches, runs):
+        found |= make(tmp_path_factory.mktemp(make.__name__))
+    return found
+
+
+ODD = (None, True, -1, 2**70, 1.5, "x", "\ud800", [], {}, [[1]], {"a": {}})
+HOSTILE = (
+    b"",
+    b"\0",
+    b"{}",
+    b"[]",
+    b"null",
+    b"[" * 100_000,
+    b'{"a":' * 20_000,
+    b"9" * 5000,
+    b"\xff\xfe",
+    b"&a [*a, *a]",
+)
+
+
+def spots(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all values within JSON."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place, *(spot for key, each in below for spot in spots(each, (*place, key)))]
+
+
+def replaced(value: Any, place: tuple[Any, ...], by: object) -> Any:
+    if not place:
+        return by
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[place[0]] = replaced(value[place[0]], place[1:], by)
+    return copy
+
+
+@st.composite
+def damages(draw: st.DrawFn, content: bytes) -> bytes:
+    """The content with a few bytes changed, cut or put in; or, of JSON, with another value at one place."""
+    with suppress(ValueError):
+        if draw(st.booleans()):
+            value = json.loads(content)
+            place = draw(st.sampled_from(spots(value)[:300]))
+            return json.dumps(replaced(value, place, draw(st.sampled_from(ODD)))).encode()
+    if draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from(HOSTILE))
+    begin = draw(st.integers(0, len(content)))
+    end = draw(st.sampled_from((begin, begin + 1, begin + 8, len(content))))
+    return content[:begin] + draw(st.binary(max_size=9)) + content[end:]
+
+
+NAMES = (
+    *("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json", "tokens.manifest.json"),
+    *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
+    *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
+    *("queue", "trace", "matrix"),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data())
+def test_damage_is_told_or_does_not_matter(formats: dict[str, Format], name: str, data: st.DataObject) -> None:
+    known = formats[name]
+    content = known.path.read_bytes()
+    expected = known.read()
+    damaged = data.draw(damages(content))
+    known.path.write_bytes(damaged)
+    value, message = None, None
+    try:
+        value = known.read()
+    except MESSAGES as error:
+        message = str(error)
+    finally:
+        known.path.write_bytes(content)
+    if message is None:
+        assert value == expected or not known.checked
+    else:
+        # The file or, for what it says of others, a folder that holds it.
+        assert known.path.name in message or any(str(folder) in message for folder in known.path.parents[:2])
+
+
+def test_every_format_is_damaged(formats: dict[str, Format]) -> None:
+    assert sorted(formats) == sorted(NAMES)
