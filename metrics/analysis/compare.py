@@ -131,8 +131,8 @@ def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     short = _short_of_text(records)
     if short is not None and metric in QUALITY:
         return short
-    lacking = next((record for record in records if not getattr(record, metric)), None)
-    return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is 0')}"
+    lacking = next((record for record in records if (getattr(record, metric) or 0) <= 0), None)
+    return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is not above 0')}"
 
 
 def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:

@@ -12,6 +12,7 @@ from efficientbench.metrics import definitions, statistics
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.monitoring.series import NO_STEP
+from efficientbench.metrics.records.figure import LARGEST
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record_parts import Outlier
 
@@ -195,7 +196,7 @@ class Measured:
 
 
 def finite(value: Any) -> Any:
-    """Return the value. Raises MetricsError for a number that is not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
+    """Return the value. Raises MetricsError for a number that is not finite, or too large to be reported."""
+    if isinstance(value, float) and not abs(value) <= LARGEST:
         raise MetricsError(f"the number is not finite ({value})")
     return value

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 Better = Literal["lower", "higher"]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Few = Annotated[int, Field(ge=0, le=10**9)]
+"""A number of values that a spread is over: Student's t converges for these."""
+LARGEST = 1e300
+"""A figure beyond it is no measurement, and would overflow in reports."""
 
 
 def count(value: float) -> str:

@@ -6,11 +6,13 @@ has the figure under the same name. Published columns keep their places: a new r
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict
 
 from efficientbench.metrics import definitions
 from efficientbench.metrics.records.figure import (
+    Count,
     Headline,
+    Positive,
     average,
     count,
     fact,
@@ -40,26 +42,26 @@ class Identity(BaseModel):
     size: str = fact("", "the backbone's size")
     smoke: bool = fact("", "true: a scaled-down model, whose figures do not stand for the named one's", default=False)
     seed: int = fact("", "of the weights and the data order")
-    parameters: PositiveInt = fact("", "P, all of the model's", "llm-foundry NumParams",
+    parameters: Positive = fact("", "P, all of the model's", "llm-foundry NumParams",
         headline=Headline(0, "params", count))
-    parameters_active: PositiveInt = fact("", "those that one token uses; fewer than P in a mixture of experts")
+    parameters_active: Positive = fact("", "those that one token uses; fewer than P in a mixture of experts")
     flops_per_token: float = fact("FLOP",
         "forward and backward, matmuls only, causal attention halved, no recomputation")
-    devices: PositiveInt = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
+    devices: Positive = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
     device_name: str = fact("", "as the driver gives it", "llm-foundry GPU")
     dtype: str = fact("", "of the matrix products", "llm-foundry Precision")
-    seq_len: PositiveInt = fact("tokens", "of a training sequence", "llm-foundry SeqLen (T)")
-    micro_batch_size: PositiveInt = fact("sequences", "of one forward and backward on one replica",
+    seq_len: Positive = fact("tokens", "of a training sequence", "llm-foundry SeqLen (T)")
+    micro_batch_size: Positive = fact("sequences", "of one forward and backward on one replica",
         "nanotron micro_batch_size")
-    global_batch_size: PositiveInt = fact("sequences", "of one optimizer step over all replicas",
+    global_batch_size: Positive = fact("sequences", "of one optimizer step over all replicas",
         "llm-foundry GlobalBatchSize")
-    tp: PositiveInt = fact("ranks", "tensor parallel", "nanotron tp", default=1)
-    pp: PositiveInt = fact("ranks", "pipeline parallel", "nanotron pp", default=1)
-    dp: PositiveInt = fact("ranks", "data parallel", "nanotron dp")
-    ep: PositiveInt = fact("ranks", "expert parallel, among those of cp × dp", default=1)
-    cp: PositiveInt = fact("ranks", "context parallel", default=1)
-    tokens: NonNegativeInt = fact("tokens", "K, trained on inside the measured window")
-    steps_measured: NonNegativeInt = fact("steps", "N, optimizer steps inside the measured window")
+    tp: Positive = fact("ranks", "tensor parallel", "nanotron tp", default=1)
+    pp: Positive = fact("ranks", "pipeline parallel", "nanotron pp", default=1)
+    dp: Positive = fact("ranks", "data parallel", "nanotron dp")
+    ep: Positive = fact("ranks", "expert parallel, among those of cp × dp", default=1)
+    cp: Positive = fact("ranks", "context parallel", default=1)
+    tokens: Count = fact("tokens", "K, trained on inside the measured window")
+    steps_measured: Count = fact("steps", "N, optimizer steps inside the measured window")
 
 
 class Metrics(BaseModel):

@@ -8,13 +8,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
 from efficientbench.metrics.definitions import speed_only_reason
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
-from efficientbench.metrics.records.figure import Figure, fact
+from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
 
@@ -27,6 +27,8 @@ MOST_OUTLIERS = 100
 """The largest number of steps that a record lists; a run with more has other troubles than single steps."""
 NOT_RECORDED = "the record does not hold it"
 """Why a figure is absent that the writer of the record did not know of."""
+
+_Finite = Annotated[float, Field(le=LARGEST)]
 
 
 def _iso_time(text: str) -> str:
@@ -51,7 +53,7 @@ class RunRecord(Metrics, Identity):
     started_at: Annotated[str, AfterValidator(_iso_time)] = fact("UTC", "when the run began, ISO 8601")
     duration_s: NonNegativeFloat = fact("s", "from start to end, set-up and evaluation included")
     formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")
-    repeats: PositiveInt = fact("runs",
+    repeats: Annotated[Few, Field(ge=1)] = fact("runs",
         "with consecutive seeds, of which the row holds the mean; intervals are then over runs", default=1)
     # fmt: on
 
@@ -60,7 +62,7 @@ class RunRecord(Metrics, Identity):
     """Figure → its standard deviation over the repeats; empty for a single run."""
     unavailable: dict[str, str] = {}
     """Name of a metric that is None → why."""
-    step_time_percentiles_s: Annotated[list[float], Field(min_length=101, max_length=101)] | None = None
+    step_time_percentiles_s: Annotated[list[_Finite], Field(min_length=101, max_length=101)] | None = None
     """The measured steps' times at 0, 1, …, 100 %, so that reports read no steps; None where no step was measured."""
     data: list[DataSource] | None = None
     """The corpora that the run read; None where the training loop did not name them."""
@@ -97,7 +99,7 @@ class RunRecord(Metrics, Identity):
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
-    validation_loss_se_values: int | None = None
+    validation_loss_se_values: Few | None = None
     """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
     interval is Student's. None where it is not known."""
     validation_sequence_losses: list[float] = []
@@ -129,6 +131,15 @@ class RunRecord(Metrics, Identity):
         """Return a part of the configuration; empty where it has none."""
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
+
+    @model_validator(mode="after")
+    def _none_overflows(self) -> RunRecord:
+        """Refuse a figure that would overflow in a report."""
+        figures = {name: getattr(self, name) for name in Metrics.model_fields}
+        large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
+        if large:
+            raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")
+        return self
 
     @model_validator(mode="after")
     def _absent_needs_a_reason(self) -> RunRecord:

@@ -160,7 +160,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
             f"and {dense:,.0f} in dense causal attention."
         )
-    drifting = [f"{name(record)} {_drift(record)}" for record in records if record.al_s_drift_flagged]
+    flagged = [record for record in records if record.al_s_drift_flagged and record.al_s_drift_ratio is not None]
+    drifting = [f"{name(record)} {_drift(record)}" for record in flagged]
     if drifting:
         found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
     found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]

@@ -62,7 +62,8 @@ def _write_run(record: RunRecord, folder: Path) -> None:
     values, _ = row(record)
     begin_s = datetime.fromisoformat(record.started_at).timestamp()
     end_s = begin_s + record.duration_s
-    settings = {name: values[name] for name in SETTINGS if values[name] is not None}
+    given = {name: values[name] for name in SETTINGS if values[name] is not None}
+    settings = {name: value if isinstance(value, str | float | int) else str(value) for name, value in given.items()}
     state = {"completed": "STATUS_SUCCESS", "stopped": "STATUS_UNKNOWN", "failed": "STATUS_FAILURE"}[record.status]
     end = plugin_data_pb2.SessionEndInfo(
         status=plugin_data_pb2.DESCRIPTOR.pool.FindEnumTypeByName("tensorboard.hparams.Status")

@@ -12,7 +12,7 @@ from support.metrics_parts import make_record, printed, read_csv
 from support.repository import ROOT
 
 from efficientbench.metrics.analysis.compare import compare
-from efficientbench.metrics.analysis.repeats import load_group
+from efficientbench.metrics.analysis.repeats import Group, combine, load_group
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import NOT_RECORDED, read_record
 from efficientbench.metrics.report.build import build_report
@@ -57,17 +57,39 @@ def test_every_report_takes_a_record_with_some_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        {"al_s_drift_flagged": True},
+        {"config": {"training": {"recompute": ["all"]}}},
+        {"perplexity": 1e200, "validation_loss": 460.0},
+        {"tokens_per_s": -3.0, "al_s": 0.0},
+    ],
+)
+def test_odd_values_do_not_break_a_report(odd: dict[str, Any], tmp_path: Path) -> None:
+    first = read_record(written(tmp_path, {**example(), **odd}))
+    written(tmp_path, {**example(), **odd, "run": "again", "seed": 7})
+    build_report(tmp_path, paper=True)
+    assert combine(Group((first, first.model_copy(update={"perplexity": 3e200})))).repeats == 2
+    other = read_record(written(tmp_path, {**example(), "run": "other"}))
+    comparison = compare(Group((first,)), Group((other,)), ["layout"])
+    if "tokens_per_s" in odd:
+        assert comparison.unavailable["tokens_per_s"] == "ours_1.5B: it is not above 0"
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"tokens_per_sec": 1.0}, "tokens_per_sec: Extra inputs are not permitted (did you mean tokens_per_s?)"),
         ({"mfu": None}, "absent without a reason in 'unavailable': mfu"),
-        ({"seq_len": 0}, "seq_len: Input should be greater than 0"),
+        ({"seq_len": 0}, "seq_len: Input should be greater than or equal to 1"),
+        ({"tokens": 2**70}, "tokens: Input should be less than 9223372036854775808"),
+        ({"al_s": 1e308}, "larger than 1e+300: al_s"),
         ({"started_at": "yesterday"}, "started_at: 'yesterday' is no time in ISO 8601, such as 2026-01-02T03:04:05"),
         ({"step_time_percentiles_s": [0.1, 0.2]}, "step_time_percentiles_s: List should have at least 101 items"),
         (
             {"quality_curve": [{"step": 0, "tokens": 0, "loss": 3.0, "loss_se": None, "measured_tokens": 0,
                                 "train_s": 0.0, "energy_j": None}]},
-            "quality_curve.0.tokens: Input should be greater than 0",
+            "quality_curve.0.tokens: Input should be greater than or equal to 1",
         ),
         (
             {"timelines": [{"device": "0", "device_name": "x", "scope": "gpu", "bucket_s": 1.0, "time_s": [0.5, 1.5],
