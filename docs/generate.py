@@ -114,8 +114,7 @@ class _WithoutTitles(GenerateJsonSchema):
 
 def record_schema() -> str:
     """Return the JSON schema of a run's record, as a file's text."""
-    fields = RunRecord.model_json_schema(schema_generator=_WithoutTitles)
-    schema = {"$schema": _WithoutTitles.schema_dialect, **fields}
+    schema = {"$schema": _WithoutTitles.schema_dialect, **RunRecord.model_json_schema(schema_generator=_WithoutTitles)}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 

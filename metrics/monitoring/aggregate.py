@@ -200,10 +200,8 @@ class _Figures:
 
     def _why(self, device: DeviceMeasurement, field: str) -> str:
         """Return why a device lacks a field, with its uuid where there are several."""
-        if field == "amu_fraction":
-            reason = device.unavailable.get("amu_gb", "a device's memory capacity is not known")
-        else:
-            reason = device.unavailable[field]
+        read = "amu_gb" if field == "amu_fraction" else field
+        reason = device.unavailable.get(read, "a device's memory capacity is not known")
         return reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
 
     @staticmethod

@@ -133,22 +133,15 @@ class RunRecord(Metrics, Identity):
         return found if isinstance(found, dict) else {}
 
     @model_validator(mode="after")
-    def _none_overflows(self) -> RunRecord:
-        """Refuse a figure that would overflow in a report."""
+    def _figures_can_be_reported(self) -> RunRecord:
+        """Refuse a figure that would overflow, or is null without a reason; one that is missing was not recorded."""
         figures = {name: getattr(self, name) for name in Metrics.model_fields}
         large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
         if large:
             raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")
-        return self
-
-    @model_validator(mode="after")
-    def _absent_needs_a_reason(self) -> RunRecord:
-        """Refuse a figure that is null without a reason; one that is not there at all was not recorded."""
-        absent = [name for name in Metrics.model_fields if getattr(self, name) is None]
-        for name in absent:
-            if name not in self.model_fields_set:
-                self.unavailable.setdefault(name, NOT_RECORDED)
-        missing = [name for name in absent if not self.unavailable.get(name)]
+        for name in figures.keys() - self.model_fields_set:
+            self.unavailable.setdefault(name, NOT_RECORDED)
+        missing = [name for name, value in figures.items() if value is None and not self.unavailable.get(name)]
         if missing:
             raise ValueError(f"absent without a reason in 'unavailable': {', '.join(missing)}")
         return self
