@@ -88,7 +88,10 @@ class Workers:
         code = next((code for code in codes if code not in (0, -signal.SIGTERM)), -signal.SIGTERM)
         if code == -signal.SIGKILL:
             return "SIGKILL, which the system sends when memory runs out"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        try:
+            return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        except ValueError:  # most real-time signals have no name
+            return f"signal {-code}"
 
 
 def _start_worker() -> None:

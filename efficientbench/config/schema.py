@@ -78,6 +78,20 @@ class ParallelConfig(Part):
     distributed_optimizer: bool = Field(
         default=True, description="shard optimizer states and master weights over cp × dp"
     )
+    overlap: bool = Field(
+        default=True,
+        description="send while computing, where cp × dp is above 1: reduce gradients during the backward pass and, "
+        "with the distributed optimizer, gather weights during the forward pass",
+    )
+    bucket_size: PositiveInt | None = Field(
+        default=None,
+        description="parameters whose gradients are sent together while others are computed; unset: 40 million, or a "
+        "million for each of the cp × dp ranks where that is more",
+    )
+
+    def bucket(self, replicas: int) -> int:
+        """Return the parameters of a bucket among `replicas` = cp × dp ranks."""
+        return self.bucket_size or max(40_000_000, 1_000_000 * replicas)
 
     @property
     def expert_tp(self) -> int:

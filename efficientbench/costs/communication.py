@@ -21,6 +21,8 @@ from efficientbench.costs.rank_grid import Group
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
 
 INT64_BYTES = 8
+GRADIENTS, WEIGHTS = "gradients of replicas", "weights of replicas"
+"""Purposes of the transfers that may hide behind computing: see `parallel.overlap`."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +193,12 @@ def _replicas(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfe
         if sizes[group] == 1:
             continue
         if not config.parallel.distributed_optimizer:
-            yield Transfer("gradients of replicas", "all-reduce", group, count * FLOAT32_BYTES)
+            yield Transfer(GRADIENTS, "all-reduce", group, count * FLOAT32_BYTES)
             continue
-        yield Transfer("gradients of replicas", "reduce-scatter", group, count * FLOAT32_BYTES)
-        # With ep > 1 megatron has two optimizers, and each gathers the weights of both.
-        gathers = 2 if layout.ep > 1 else 1
-        yield Transfer("weights of replicas", "all-gather", group, gathers * count * DTYPE_BYTES[config.training.dtype])
+        yield Transfer(GRADIENTS, "reduce-scatter", group, count * FLOAT32_BYTES)
+        # With ep > 1 megatron has two optimizers, and each gathers the weights of both after its update.
+        gathers = 2 if layout.ep > 1 and not config.parallel.overlap else 1
+        yield Transfer(WEIGHTS, "all-gather", group, gathers * count * DTYPE_BYTES[config.training.dtype])
 
 
 def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[Transfer]:

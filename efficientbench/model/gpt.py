@@ -6,12 +6,14 @@ S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -35,6 +37,17 @@ from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
 from efficientbench.model.layers import RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
+
+
+class OutputLayer(ColumnParallelLinear):
+    """The output projection's table, which its caller multiplies by.
+
+    A call of the module, since Megatron waits there for weights that it gathers during the forward pass.
+    """
+
+    def forward(self, use: Callable[[torch.Tensor], torch.Tensor], table: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what `use` makes of the module's own table, or of another module's."""
+        return use(self.weight if table is None else table)
 
 
 class GPT(GPTModel):
@@ -66,6 +79,9 @@ class GPT(GPTModel):
         self.register_parameter("position_table", position.table)
         self.unpadded_vocab_size, self.embedding_multiplier = model.vocab_size, model.embedding_multiplier
         self.logit_softcap = model.logit_softcap
+        if self.post_process:
+            # Megatron names the class itself.
+            self.output_layer.__class__ = OutputLayer
         normed = model.embedding_norm and self.pre_process
         self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
@@ -94,8 +110,20 @@ class GPT(GPTModel):
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
             hidden = copy_to_tensor_model_parallel_region(hidden, group=self.tp_group)
-        shared = self.share_embeddings_and_output_weights
-        table = self.shared_embedding_or_output_weight() if shared else self.output_layer.weight
+        looked_up = self.share_embeddings_and_output_weights and self.pre_process
+        table = self.shared_embedding_or_output_weight() if looked_up else None
+        output: torch.Tensor = self.output_layer(partial(self._output, hidden, labels, loss_mask, looked_up), table)
+        return output
+
+    def _output(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.Tensor | None,
+        loss_mask: torch.Tensor | None,
+        looked_up: bool,
+        table: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what `forward` does on the last stage, by the output projection's `table` [rows, H]."""
         first_token = self.tp_group.rank() * table.shape[0]
         vocabulary = min(max(self.unpadded_vocab_size - first_token, 0), table.shape[0])
         softcap = self.logit_softcap
@@ -113,6 +141,7 @@ class GPT(GPTModel):
                 self.tp_group,
                 self.config.loss_kernel,
                 softcap,
+                looked_up,
             )
 
         if self.training:

@@ -21,6 +21,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm
+from efficientbench.model.kernels.weight_gradient import added_to_main_grad
 from efficientbench.model.layers import activate
 
 
@@ -81,13 +82,14 @@ class GroupedLinearFunction(torch.autograd.Function):
         return grouped_mm(x, weight.transpose(1, 2), groups)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad_x = grouped_mm(grad_outputs[0], weight, ctx.groups) if ctx.needs_input_grad[0] else None
+        grad_weight = None
         if ctx.needs_input_grad[1]:
             accumulate_weight_gradient(x, grad_outputs[0], ctx.groups, ctx.parameter.main_grad)
-            ctx.parameter.grad_added_to_main_grad = True
-        return grad_x, None, None
+            grad_weight = added_to_main_grad(ctx.parameter)
+        return grad_x, grad_weight, None
 
 
 class GroupedLinear(torch.nn.Module):

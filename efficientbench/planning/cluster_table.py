@@ -123,6 +123,10 @@ def _projection(cluster: ClusterPlan) -> Table | None:
         parts["pipeline bubble"] = projection.bubble_s
     for name, time_s in sorted(parts.items(), key=lambda part: -part[1]):
         table.add_row(name, f"{time_s * 1e3:,.1f}", f"{time_s / total_s:.1%}")
+    if projection.hidden_s:
+        table.add_row(
+            "hidden behind computing", f"−{projection.hidden_s * 1e3:,.1f}", f"−{projection.hidden_s / total_s:.1%}"
+        )
     table.add_row("step", f"{total_s * 1e3:,.1f}", "", style="bold")
     return table
 
@@ -151,8 +155,9 @@ def _notes(cluster: ClusterPlan) -> list[str]:
         *lines,
         f"assumed, not measured: {ASSUMED.matmul:.0%} of {rates.peak_flops / 1e12:g} TFLOP/s in matmuls, "
         f"{ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of {rates.memory_bytes_s / 1e12:g} TB/s of "
-        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; no transfer hides "
-        "behind computing, none has a latency; experts get equal shares; loading, evaluation and checkpoints left out",
+        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; only "
+        "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
+        "loading, evaluation and checkpoints left out",
         f"rates: {'; '.join(rates.sources)}",
     ]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
+from efficientbench.costs.communication import GRADIENTS, WEIGHTS, Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.compute import Works, micro_batch_work, optimizer_work
+from efficientbench.costs.memory import rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.metrics.hardware import DeviceRates
 
@@ -32,21 +33,23 @@ class Projection:
     compute_s: dict[str, float]
     """Kind of work → its time in seconds."""
     communication_s: dict[str, float]
-    """Purpose → time of its transfers in seconds; none of them overlaps with computing."""
+    """Purpose → time of its transfers in seconds."""
+    hidden_s: float
+    """Part of those seconds in which the device computes."""
     bubble_s: float
     """Seconds that the pipeline waits while it fills and drains."""
 
     @property
     def step_time_s(self) -> float:
-        return sum(self.compute_s.values()) + sum(self.communication_s.values()) + self.bubble_s
+        return sum(self.compute_s.values()) + sum(self.communication_s.values()) - self.hidden_s + self.bubble_s
 
 
 def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: Efficiency = ASSUMED) -> Projection:
     """Project a step's time.
 
     Operations run one after another; each takes the longer of computing and moving its bytes. A transfer takes the rate
-    of the slowest link that its group crosses, without latency, and nothing is computed meanwhile. Stages may be
-    unequal; in 1F1B the slowest sets the pace of the micro-batches.
+    of the slowest link that its group crosses, without latency; `_hidden_s` says which hide behind computing. Stages
+    may be unequal; in 1F1B the slowest sets the pace of the micro-batches.
 
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
@@ -68,8 +71,25 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     return Projection(
         compute_s=compute_s | _compute_times(optimizer, rates, efficiency),
         communication_s=communication_s,
+        hidden_s=_hidden_s(config, layout, slowest, once, sum(compute[slowest].values())),
         bubble_s=(sum(lengths) - lengths[slowest]) / layout.vpp,
     )
+
+
+def _hidden_s(config: RunConfig, layout: Layout, stage: int, once: dict[str, float], micro_batch_s: float) -> float:
+    """Return the seconds of the step's transfers between replicas that hide behind computing.
+
+    Gradients can go during the last micro-batch's backward pass, two thirds of its `micro_batch_s`, and weights come
+    during the first one's forward pass; but for the last bucket of gradients and the first of weights, which have
+    nothing left to hide behind. Megatron cuts no buckets on stages after the first.
+    """
+    if not config.parallel.overlap or stage > 0:
+        return 0.0
+    replicas = layout.cp * layout.dp
+    buckets = -(-rank_parameters(config, layout, stage) // config.parallel.bucket(replicas))
+    share = 1 - 1 / buckets
+    gradients = min(once.get(GRADIENTS, 0.0) * share, micro_batch_s * 2 / 3)
+    return gradients + min(once.get(WEIGHTS, 0.0) * share, micro_batch_s / 3)
 
 
 def bubble_fraction(layout: Layout) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
-from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure, read_failure
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, USER_MISTAKE, Failure, ended_by, read_failure
 from efficientbench.running.output_folder import OutputFolder
 
 STOPPED = Failure("stopped", "stopped by a signal; it goes on when the sweep is started again")
@@ -28,8 +27,7 @@ def failure_of(folder: OutputFolder, exit_code: int, log: Path, since_s: float) 
     if failure is not None and folder.failure.stat().st_mtime >= since_s - 1:
         return failure
     if exit_code < 0:
-        by_kernel = " (the kernel does so when memory runs out)" if -exit_code == signal.SIGKILL else ""
-        return Failure("crash", f"ended by {signal.Signals(-exit_code).name}{by_kernel}")
+        return Failure("crash", ended_by(-exit_code))
     if exit_code == 0:
         return Failure("crash", f"ended without an error and left no complete record of this run; its output: {log}")
     # A command that is refused before it has a folder leaves only what it printed.

@@ -7,11 +7,13 @@ The checks travel with the step's other sums, and the device decides on them: th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 
 from efficientbench.training.errors import NonFiniteError
 
@@ -34,25 +36,31 @@ class NonFinite:
 class FiniteCheck:
     """Checks one rank's own loss and gradients."""
 
-    def __init__(self, device: torch.device, gradients_may_overflow: bool) -> None:
-        """`gradients_may_overflow`: fp16 gradients do, and the loss scaler handles them."""
-        self.device, self.gradients_may_overflow = device, gradients_may_overflow
-        self._norms: list[torch.Tensor] = []
-
-    def finalize_gradients(
-        self,
-        stages: list[DistributedDataParallel],
-        num_tokens: torch.Tensor | None = None,
-        pg_collection: Any = None,
-        force_all_reduce: bool | None = False,
+    def __init__(
+        self, stages: list[DistributedDataParallel], device: torch.device, gradients_may_overflow: bool
     ) -> None:
-        """Measure this rank's gradients, then let Megatron reduce them; replaces Megatron's `finalize_model_grads`."""
-        self._norms = []
-        if not self.gradients_may_overflow:
-            for stage in stages:
-                for buffer in [*stage.buffers, *stage.expert_parallel_buffers]:
-                    self._norms.append(torch.linalg.vector_norm(buffer.grad_data))
-        finalize_model_grads(stages, num_tokens, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
+        """Look at the gradients of `stages` from now on.
+
+        Args:
+            stages: of this rank.
+            device: of this rank.
+            gradients_may_overflow: fp16 gradients do, and the loss scaler handles them.
+        """
+        self.device = device
+        self._norms: list[torch.Tensor] = []
+        """Of each bucket of gradients in the step, before its reduction."""
+        if gradients_may_overflow:
+            return
+        for stage in stages:
+            for group in (*stage.bucket_groups, *stage.expert_parallel_bucket_groups):
+                # Each step calls it once for each group, as soon as its gradients are complete.
+                group.start_grad_sync = partial(self._measured, group, group.start_grad_sync)
+
+    def _measured(
+        self, group: _ParamAndGradBucketGroup, start: Callable[..., None], force_all_reduce: bool | None = False
+    ) -> None:
+        self._norms += [torch.linalg.vector_norm(bucket.grad_data) for bucket in group.buckets]
+        start(force_all_reduce=force_all_reduce)
 
     def row(self, loss: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Return this rank's row of the checks, [3] float32 on the device.
@@ -64,7 +72,8 @@ class FiniteCheck:
         zero = torch.zeros((), device=self.device)
         # The sum of the buffers' norms and not their maximum, which some devices compute wrongly with a NaN among them.
         # Gradients that may overflow have size 0: they are no reason to skip the step here.
-        size = torch.stack(self._norms).sum() if self._norms else zero
+        norms, self._norms = self._norms, []
+        size = torch.stack(norms).sum() if norms else zero
         return torch.stack([(~torch.isfinite(loss)).float(), size, zero if norm is None else norm])
 
 

@@ -11,6 +11,7 @@ import re
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -47,15 +48,33 @@ _UNDECAYED = ParamKey(predicate=ParamPredicate("does not decay", lambda paramete
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
     """Return the stage with float32 gradient buffers, which are reduced over the data-parallel ranks."""
+    parallel = config.parallel
+    replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+    overlaps = parallel.overlap and replicas > 1
     ddp = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=config.parallel.distributed_optimizer
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=parallel.distributed_optimizer,
+            overlap_grad_reduce=overlaps,
+            overlap_param_gather=overlaps and parallel.distributed_optimizer,
+            bucket_size=parallel.bucket(replicas),
         ),
         model,
     )
     ddp.broadcast_params()
     return ddp
+
+
+def gather_weights(stages: list[DistributedDataParallel]) -> None:
+    """Wait until all weights are those of the last update; all data-parallel ranks call it together.
+
+    Where weights are gathered during the forward pass, only modules that are called wait for theirs: whatever else
+    reads weights would read those of an earlier step.
+    """
+    for stage in stages:
+        if stage.ddp_config.overlap_param_gather:
+            stage.start_param_sync(force_sync=True)
 
 
 def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:

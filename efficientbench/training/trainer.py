@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -29,7 +29,7 @@ from efficientbench.training.events import (
     TrainingEnded,
     ValidationStarted,
 )
-from efficientbench.training.optimizer import QueuedUpdate, can_queue, set_rates
+from efficientbench.training.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
 from efficientbench.training.schedule import learning_rate
 from efficientbench.training.validation import ended, row_losses
 
@@ -89,16 +89,19 @@ class Trainer:
         self.validation_owed = resumed_from is not None and resumed_from.stopped
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
-        self.finite = finite.FiniteCheck(batches.device, config.training.dtype == "fp16")
+        self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
         self.skipped = resumed_from.steps_left_out if resumed_from is not None else 0
         """Steps skipped because loss or gradients were not finite."""
         device = batches.device
         self.queued = QueuedUpdate(optimizer, device) if can_queue(optimizer, device) else None
         """None where the host has to decide on each update, and waits for the device before."""
-        # Megatron's schedules call both: the first before each backward pass, the second after the last one.
+        # What Megatron's schedules call: the first before each backward pass, the second after the last one, and around
+        # all micro-batches but the last what keeps gradients from being sent before they are complete.
+        unsent = [stage.no_sync for stage in stages]
         for stage in stages:
             stage.config.grad_scale_func = optimizer.scale_loss
-            stage.config.finalize_model_grads_func = self.finite.finalize_gradients
+            stage.config.finalize_model_grads_func = finalize_model_grads
+            stage.config.no_sync_func = unsent if len(unsent) > 1 else unsent[0]
 
     def train(self, stop_requested: Callable[[], bool]) -> bool:
         """Train the steps that are left, with validation and checkpoints at intervals and at the end.
@@ -115,6 +118,7 @@ class Trainer:
             if not stopped and self._is_validated(step):
                 self.validate(step)
             self._checkpoint(step, stopped)
+        gather_weights(self.stages)
         self._emit(TrainingEnded(step, stopped))
         return stopped
 
@@ -128,6 +132,7 @@ class Trainer:
         self._emit(CheckpointStarted(step))
         saver.finish()
         if due:
+            gather_weights(self.stages)
             self.checkpoints.save(step, stopped, self.skipped)
         if step == self.steps or stopped:
             saver.finish()

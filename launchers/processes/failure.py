@@ -26,6 +26,12 @@ USER_MISTAKE = 2
 STOP_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit code of a run that a signal stopped."""
 
+SENT_WHEN = {
+    signal.SIGKILL: " (the kernel does so when memory runs out)",
+    signal.SIGBUS: " (a file that it had open was cut short, or shared memory is full)",
+}
+"""Signal → what its name alone does not tell."""
+
 REPORT_VARIABLE = "EFFICIENTBENCH_FAILURE_FILE"
 """Environment variable that names the file in which a rank reports its failure."""
 
@@ -60,6 +66,14 @@ class Failure:
         if self.silent:
             return (1, self.time_s)
         return (3 if self.kind == "lost_rank" else 2, self.time_s)
+
+
+def ended_by(number: int) -> str:
+    """Return in words that a signal ended a process; most real-time signals have a number alone."""
+    try:
+        return f"ended by {signal.Signals(number).name}{SENT_WHEN.get(signal.Signals(number), '')}"
+    except ValueError:
+        return f"ended by signal {number}"
 
 
 _FAILURE = TypeAdapter(Failure)

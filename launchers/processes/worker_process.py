@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from efficientbench.launchers.files import no_link
-from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, read_failure
+from efficientbench.launchers.processes.failure import REPORT_VARIABLE, Failure, Kind, ended_by, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, heartbeat_file, read_beat
 
 PR_SET_PDEATHSIG = 1
@@ -135,9 +135,7 @@ class WorkerProcess:
         if killed:
             cause = "killed by the kernel, which had run out of memory for it (the oom_kill counter of its cgroup rose)"
         elif code is not None and code < 0:
-            cause = f"ended by {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
-                cause += " (the kernel does so when memory runs out)"
+            cause = ended_by(-code)
         else:
             cause = f"ended with exit status {code}"
         last_line = self._last_output_line()

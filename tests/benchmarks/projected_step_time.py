@@ -50,7 +50,8 @@ SHAPE = [
 ]
 LAYOUTS = {
     "one rank": ["parallel.dp=1"],
-    "DP 2": ["parallel.dp=2"],
+    # Ranks that share cores have nothing to hide a transfer behind.
+    "DP 2": ["parallel.dp=2", "parallel.overlap=false"],
     "TP 2": ["parallel.dp=1", "parallel.tp=2"],
     "PP 2": ["parallel.dp=1", "parallel.pp=2"],
 }

@@ -38,6 +38,8 @@ MORE_CELLS = {
     "NSA, TP 2": ("nsa_1.5B", ["parallel.tp=2"]),
     "experts, TP 2 with SP": ("moe_1.5Bx8", TP_SP),
     "experts, CP 2": ("moe_1.5Bx8", ["parallel.cp=2"]),
+    "DP 2, no overlap": ("gqa_1.5B", ["parallel.dp=2", "parallel.overlap=false"]),
+    "EP 2, no overlap": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "parallel.overlap=false"]),
     "EP 2 x TP 2 with SP": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", *TP_SP]),
     "a table on every stage": ("relative_1.5B", ["parallel.pp=2"]),
     "a table on every tp rank": ("learnable_absolute_1.5B", TP_SP),
@@ -70,7 +72,7 @@ def padding(rank: Sent, config: RunConfig, layout: Layout) -> Counter[str]:
     """The buffers' padding, which the formulas leave out, as the real buffers have it."""
     if not config.parallel.distributed_optimizer:
         return Counter()
-    gathers = 2 if layout.ep > 1 else 1
+    gathers = 2 if layout.ep > 1 and not config.parallel.overlap else 1
     return Counter(
         {
             "reduce-scatter": 4 * rank.padding_elements,

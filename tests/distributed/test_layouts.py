@@ -31,6 +31,8 @@ LAYOUTS = {
     "CP 2 x DP 2": (4, ["parallel.cp=2", "parallel.dp=2"]),
     "TP 2 x DP 2": (4, ["parallel.tp=2", "parallel.dp=2"]),
     "PP 2 x DP 2": (4, ["parallel.pp=2", "parallel.dp=2"]),
+    "DP 2, no overlap": (2, ["parallel.dp=2", "parallel.overlap=false"]),
+    "PP 2 interleaved x DP 2": (4, ["parallel.pp=2", "parallel.vpp=2", "parallel.dp=2", "model.layers=4"]),
 }
 RECOMPUTATION = {
     "selective recomputation": (1, ["training.recompute=selective"]),

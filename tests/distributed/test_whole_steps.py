@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import Resumed, train
-from support.configs import tiny
+from support.configs import BACKBONE, tiny
 from support.ranks import Ranks
 from support.whole_steps import Expected, expected, renamed, uneven_vectors
 
@@ -39,6 +39,8 @@ MODELS = {
     "NSA": ("nsa_1.5B", [TURNS]),
     "learned": ("learnable_absolute_1.5B", ["model.position.max_seq_len=16"]),
     "relative": ("relative_1.5B", ["model.position.buckets=8", "model.position.max_distance=12"]),
+    # Smaller weights, for a norm of the same size.
+    "backbone": ("gqa_1.5B", [TURNS, *BACKBONE, "model.init_std=0.1"]),
 }
 LAYOUTS = {
     "single": (1, []),
@@ -59,6 +61,7 @@ CASES = [
     ("NSA", "DP 2", "TP 2 with SP"),
     ("learned", "TP 2 with SP", "PP 2"),
     ("relative", "PP 2", "DP 2, plain optimizer"),
+    ("backbone", "TP 2 with SP", "PP 2"),
 ]
 QUICK = [("GQA", "DP 2", "DP 2"), ("NSA", "DP 2", "TP 2 with SP")]
 

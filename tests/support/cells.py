@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ class Outcome(Observed):
     """A few steps on one rank."""
 
     gradients: dict[str, Part] = field(default_factory=dict)
-    """Of the first step, by global names."""
+    """Of the second step where there is one, by global names: in the first Megatron sends nothing early."""
     pp_rank: int = 0
 
 
@@ -51,16 +52,16 @@ def write_tokens(prefix: Path, documents: Iterable[np.ndarray]) -> None:
 
 
 def train(config: RunConfig, prefix: Path, steps: int, device_name: str = "cpu") -> Outcome:
-    """Train `steps` steps and validate, keeping losses, gradient norms and the first step's gradients."""
+    """Train `steps` steps and validate, keeping losses, gradient norms and the second step's gradients."""
     from megatron.core import parallel_state
 
     outcome = Outcome()
     with tiny_training(config, prefix, steps, outcome.listen, device_name=device_name) as trainer:
         outcome.pp_rank = parallel_state.get_pipeline_model_parallel_rank()
-        prepare = trainer.optimizer.prepare_grads
+        prepare, prepared = trainer.optimizer.prepare_grads, itertools.count(1)
 
         def prepare_after_keeping_gradients() -> object:
-            if not outcome.gradients:
+            if next(prepared) == min(2, steps):
                 for stage in trainer.stages:
                     outcome.gradients |= _gradients(stage)
             return prepare()
@@ -140,4 +141,5 @@ def assert_equals_single_rank(outcomes: list[Outcome], expected: Outcome, vocab_
     for key, gradient in gradients.items():
         # An expert that no token reaches has a gradient of zero.
         error = (gradient - oracle[key]).abs().max() / oracle[key].abs().max().clamp_min(1e-30)
-        assert error < relative, f"{key}: relative error {error:.1e}"
+        # AdamW's first update follows the signs of gradients, also of those that are rounding alone.
+        assert error < 3 * relative, f"{key}: relative error {error:.1e}"

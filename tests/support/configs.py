@@ -19,6 +19,8 @@ TINY = [
     "training.steps=10",
     "measurement.warmup_steps=0",
     "parallel.dp=1",
+    # Several buckets even here: gradients of one are sent while others are computed.
+    "parallel.bucket_size=5000",
 ]
 
 TINY_VARIANTS = {

@@ -14,14 +14,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 class PlainDecoder(torch.nn.Module):
-    """GQA with RoPE or without positions; its parameters have the names and shapes of our whole model's."""
+    """GQA with RoPE or without positions; its weights have the names and shapes of our whole model's."""
 
     def __init__(self, weights: Tensors, model: ModelConfig) -> None:
         super().__init__()
         self.model = model
-        self.weights: Tensors = {
-            name: weight.detach().double().requires_grad_(True) for name, weight in weights.items()
-        }
+        self.weights: Tensors = {name: torch.nn.Parameter(weight.double()) for name, weight in weights.items()}
+        for name, weight in named_for_torch(self.weights).items():
+            self.register_parameter(name, weight)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """From tokens [B, S] to logits [B, S, V]."""
@@ -84,6 +84,11 @@ class PlainDecoder(torch.nn.Module):
             gate, up = projected.chunk(2, dim=-1)
             activated = gate * torch.sigmoid(gate) * up
         return activated @ second.T
+
+
+def named_for_torch(weights: Tensors) -> Tensors:
+    """Weights by names that torch lets a module have."""
+    return {name.replace(".", "/"): weight for name, weight in weights.items()}
 
 
 def rotated(x: torch.Tensor, base: float) -> torch.Tensor:

@@ -74,10 +74,11 @@ def train_poisoned(
         if what == "loss":
             stages[-1].register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
         else:
-            for stage in stages:
-                finalize = stage.config.finalize_model_grads_func
-                large = 1.2 * LARGE if dist.get_rank() == rank else LARGE
-                stage.config.finalize_model_grads_func = _poison(finalize, poisoned, what, large)
+            experts = what == "experts' gradients"
+            [group, *_] = stages[0].expert_parallel_bucket_groups if experts else stages[0].bucket_groups
+            large = 1.2 * LARGE if dist.get_rank() == rank else LARGE
+            # When its gradients are complete, and before anything looks at them or sends them.
+            group.start_grad_sync = _poison(group, group.start_grad_sync, poisoned, what, large)
         try:
             trainer.train(lambda: False)
         except NonFiniteError as error:
@@ -87,19 +88,21 @@ def train_poisoned(
 
 
 def _poison(
-    finalize: Callable[..., None], poisoned: Callable[[], bool], what: What, large: float
+    group: Any, start: Callable[..., None], poisoned: Callable[[], bool], what: What, large: float
 ) -> Callable[..., None]:
-    def finalize_poisoned(stages: list[Any], *rest: Any, **named: Any) -> None:
+    def start_poisoned(force_all_reduce: bool | None = False) -> None:
         if poisoned():
-            buffers = stages[0].expert_parallel_buffers if what == "experts' gradients" else stages[0].buffers
-            buffers[0].grad_data[7] = large if what == "norm" else float("inf")
-        finalize(stages, *rest, **named)
+            group.buckets[0].grad_data[7] = large if what == "norm" else float("inf")
+        start(force_all_reduce=force_all_reduce)
 
-    return finalize_poisoned
+    return start_poisoned
 
 
 def _state(stages: list[Any], optimizer: Any) -> list[torch.Tensor]:
     """Weights, float32 masters and all that AdamW keeps of them."""
+    from efficientbench.training.optimizer import gather_weights
+
+    gather_weights(stages)
     kept = [parameter.detach() for stage in stages for parameter in stage.parameters()]
     for part in optimizer.chained_optimizers:
         for group in part.optimizer.param_groups:

@@ -10,10 +10,11 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from support import deepseek, mixtral, nsa, positions, qwen2
+from support import deepseek, mixtral, nsa, plain_decoder, positions, qwen2
 from support.oracle import weights_of
 from support.tiny_training import tiny_training
 
+from efficientbench.config.backbone import CHOICES
 from efficientbench.config.model import LearnableAbsoluteConfig, MLAConfig, ModelConfig, NSAConfig, RelativeConfig
 from efficientbench.config.schema import RunConfig, TrainingConfig
 
@@ -82,6 +83,8 @@ def expected(config: RunConfig, prefix: Path, steps: int) -> Expected:
 
 def renamed(weights: Tensors, model: ModelConfig) -> Tensors:
     """Return whole tensors by our global names, each expert's apart, by the names of the other model."""
+    if _has_another_backbone(model):
+        return plain_decoder.named_for_torch(weights)
     if model.moe:
         return mixtral.to_mixtral(_joined(weights, model.moe.experts), model)
     if isinstance(model.attention, MLAConfig):
@@ -93,6 +96,10 @@ def renamed(weights: Tensors, model: ModelConfig) -> Tensors:
         table = weights.pop("position_table")
         return {"table": table} | {f"qwen2.{name}": each for name, each in qwen2.to_qwen2(weights, model).items()}
     return qwen2.to_qwen2(weights, model)
+
+
+def _has_another_backbone(model: ModelConfig) -> bool:
+    return any(getattr(model, key) != type(model).model_fields[key].default for key in CHOICES)
 
 
 def _joined(weights: Tensors, experts: int) -> Tensors:
@@ -115,6 +122,9 @@ Logits = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | float]]
 
 def _other_model(weights: Tensors, model: ModelConfig) -> tuple[torch.nn.Module, Logits]:
     """Return a float64 model with our weights, and tokens [B, S] → logits [B, S, V] and what is added to the loss."""
+    if _has_another_backbone(model):
+        decoder = plain_decoder.PlainDecoder(weights, model)
+        return decoder, lambda tokens: (decoder(tokens), 0.0)
     if isinstance(model.position, LearnableAbsoluteConfig | RelativeConfig):
         oracle = positions.Oracle(weights, model).double()
         return oracle, lambda tokens: (oracle(tokens), 0.0)

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 from efficientbench.model.kernels.fusion import fused
-from efficientbench.model.kernels.weight_gradient import add_product
+from efficientbench.model.kernels.weight_gradient import add_product, added_to_main_grad
 
 NAME = "linear + cross-entropy over blocks of tokens, gradient in the forward pass"
 FUSED = f"{NAME}, softmax and gradient by torch.compile"
@@ -50,6 +50,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         group: ProcessGroup,
         kernel: LossKernel,
         softcap: float | None,
+        looked_up: bool,
     ) -> torch.Tensor:
         weight = embedding[:vocabulary]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -69,7 +70,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             torch.mm(grad_logits, weight, out=grad_hidden[block])
             add_product(grad_weight, grad_logits, hidden[block])
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.embedding = embedding
+        ctx.embedding, ctx.looked_up = embedding, looked_up
         return loss
 
     @staticmethod
@@ -81,10 +82,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         if hasattr(embedding, "main_grad"):
             # As the linear layers do: no second copy of the vocabulary's gradient, and no rounding of it.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
-            return grad_hidden, None, None, None, None, None, None, None
+            grad_embedding = None if ctx.looked_up else added_to_main_grad(embedding)
+            return grad_hidden, grad_embedding, *[None] * 7
         padding = embedding.shape[0] - grad_weight.shape[0]
         grad_embedding = torch.nn.functional.pad(grad_weight, (0, 0, 0, padding)).to(embedding.dtype)
-        return grad_hidden, grad_embedding, None, None, None, None, None, None
+        return grad_hidden, grad_embedding, *[None] * 7
 
 
 def _loss(
@@ -199,6 +201,7 @@ def linear_cross_entropy(
     group: ProcessGroup,
     kernel: LossKernel,
     softcap: float | None = None,
+    looked_up: bool = False,
 ) -> torch.Tensor:
     """Return Σ_n token_weights[n] · cross-entropy of token n, a float32 scalar, equal on all tensor-parallel ranks.
 
@@ -212,8 +215,10 @@ def linear_cross_entropy(
         group: the tensor-parallel ranks.
         kernel: block size and kernels.
         softcap: bound on the logits; None: they have none.
+        looked_up: whether the same table embeds on this stage. Its gradient is complete with that of the lookup, which
+            autograd adds.
     """
     loss: torch.Tensor = LinearCrossEntropy.apply(
-        hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap
+        hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up
     )
     return loss

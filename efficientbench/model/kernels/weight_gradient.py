@@ -42,6 +42,16 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
             total[rows : rows + ROWS_AT_ONCE] += left[:, rows : rows + ROWS_AT_ONCE].t() @ right
 
 
+def added_to_main_grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Mark a parameter whose gradient was added to its `main_grad`, and return what autograd gets: without values.
+
+    Megatron's hook on the parameter needs some gradient to notice that this one is complete and can be sent; by the
+    mark it does not add it.
+    """
+    parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+    return torch.empty_like(parameter)
+
+
 @functools.cache
 def widens(device_type: str, dtype: torch.dtype) -> bool:
     """Return whether factors are widened first.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,6 @@ from support.command_line import is_alive, until
 from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
-from efficientbench.launchers.network.cluster_env import Cluster
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 
@@ -287,13 +285,6 @@ def test_a_lone_rank_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
     assert time.monotonic() - begin_s > 2
     assert (seen[0].kind, seen[0].rank, seen[0].step) == ("hung", 0, 3)
     assert "error: rank 0: hung: made no progress for 2 s (in step 3, training" in capfd.readouterr().err
-
-
-def test_a_node_alone_needs_neither_its_address_nor_its_port(tmp_path: Path) -> None:
-    with socket.create_server(("", 0)) as taken:
-        cluster = Cluster(1, 0, "10.0.0.1", taken.getsockname()[1])
-        assert launch(worker(tmp_path, "note(os.environ['MASTER_ADDR'])"), 1, cluster, tmp_path) == 0
-    assert (tmp_path / "notes_0").read_text() == "127.0.0.1"
 
 
 def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> None:

@@ -128,6 +128,21 @@ def test_projection_by_hand() -> None:
     assert projection.communication_s == {}
 
 
+def test_what_replicas_send_hides_behind_a_micro_batch() -> None:
+    config, layout = laid_out("gqa_1.5B", 8)
+    exposed = config.model_copy(update={"parallel": config.parallel.model_copy(update={"overlap": False})})
+    hidden, open_ = project(config, layout, H100), project(exposed, layout, H100)
+    assert hidden.communication_s == open_.communication_s
+    assert (open_.hidden_s, hidden.step_time_s) == (0, open_.step_time_s - hidden.hidden_s)
+    # 1,543,714,304 parameters are 39 buckets of 40 million; the last one's gradients and the first one's weights wait.
+    sent_s = hidden.communication_s["gradients of replicas"] + hidden.communication_s["weights of replicas"]
+    assert hidden.hidden_s == pytest.approx(sent_s * 38 / 39)
+    # A slow network cannot hide behind one backward pass and one forward pass.
+    far = project(config, layout, replace(H100, in_node_bytes_s=1e9))
+    micro_batch_s = sum(far.compute_s.values()) - far.compute_s["optimizer"]
+    assert far.hidden_s == pytest.approx(micro_batch_s / layout.micro_batches)
+
+
 def test_what_is_fused_moves_its_inputs_and_outputs() -> None:
     """Nobody reads or writes a copy that the fused kernels do not make: no bound would lie above what they take."""
     plain, layout = laid_out("gqa_1.5B", 1, "training.micro_batch_size=1", "kernels.loss_block_logits=16777216")

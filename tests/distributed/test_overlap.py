@@ -1,0 +1,68 @@
+"""Gradients are sent during the backward pass, weights during the forward pass, and nobody reads stale ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.configs import tiny
+from support.ranks import Ranks
+from support.tiny_training import tiny_training
+
+from efficientbench.config.schema import RunConfig
+
+LAYOUTS = {
+    "DP 2": (2, ["parallel.dp=2"]),
+    "DP 2, plain optimizer": (2, ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "PP 2 x DP 2": (4, ["parallel.dp=2", "parallel.pp=2"]),
+}
+
+
+def sent_early(config: RunConfig, prefix: Path) -> int:
+    """How many buckets of the first stage were on their way in the second step when its last one was complete."""
+    with tiny_training(config, prefix, 2) as trainer:
+        groups = trainer.stages[0].bucket_groups
+        last, underway = groups[-1].start_grad_sync, []
+
+        def start(force_all_reduce: bool | None = False) -> None:
+            underway.append(sum(group.grad_reduce_handle is not None for group in groups))
+            last(force_all_reduce=force_all_reduce)
+
+        groups[-1].start_grad_sync = start
+        for step in (1, 2):
+            trainer.train_step(step)
+    assert len(underway) == 2
+    return underway[1]
+
+
+def weights_after(config: RunConfig, prefix: Path, steps: int) -> dict[str, torch.Tensor]:
+    """The weights of this rank's stage where training was asked to stop, which no validation follows."""
+    asked = itertools.count(1)
+    with tiny_training(config, prefix, steps + 1) as trainer:
+        assert trainer.train(lambda: next(asked) == steps)
+        return {name: each.detach().clone() for name, each in trainer.stages[0].module.named_parameters()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("overlap", ["true", "false"])
+def test_buckets_are_sent_before_the_backward_pass_ends(
+    layout: str, overlap: str, ranks: Callable[[int], Ranks], corpus: Path
+) -> None:
+    size, words = LAYOUTS[layout]
+    config = tiny("gqa_1.5B", "training.global_batch_size=8", *words, f"parallel.overlap={overlap}")
+    found = ranks(size).call(sent_early, config, corpus)
+    assert (found[0] > 0) == (overlap == "true")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_replicas_end_with_the_same_weights(layout: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
+    """Each rank updates its shard alone: without a last wait it would keep the others' of a step before."""
+    size, words = LAYOUTS[layout]
+    found = ranks(size).call(weights_after, tiny("gqa_1.5B", *words), corpus, 3)
+    # Neighbouring ranks are replicas of a stage.
+    for one, other in zip(found[::2], found[1::2], strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(weight, other[name]) for name, weight in one.items())
