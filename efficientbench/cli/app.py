@@ -22,6 +22,7 @@ from efficientbench.cli.options import (
     resolve_arguments,
 )
 from efficientbench.cli.sweep import sweep as sweep_command
+from efficientbench.cli.variant import check_variant, new_variant
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -246,6 +247,8 @@ def profile(
 
 
 app.command()(launch)
+app.command("check-variant")(check_variant)
+app.command("new-variant")(new_variant)
 
 
 def run_command() -> None:

@@ -30,7 +30,8 @@ Data = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option("--tokenizer", metavar="PATH", help="folder or name for AutoTokenizer")]
 MatrixFile = Annotated[
-    Path | None, typer.Option("--matrix", metavar="FILE", help="the matrix that names the run, if not the shipped one")
+    Path | None,
+    typer.Option("--matrix", metavar="FILE", help="a matrix that names the run, added to the shipped one"),
 ]
 
 Only = Annotated[

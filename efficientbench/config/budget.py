@@ -24,8 +24,8 @@ class Budget:
     """Steps in the measured window."""
     tokens_per_step: int
     """Tokens of a global batch."""
-    parameters: int
-    """All parameters of the model."""
+    parameters: int | None
+    """All parameters of the model; None where they are not known before it is built."""
     extended: str | None = None
     """Message for the user where the default length was too short to measure."""
 
@@ -35,18 +35,19 @@ class Budget:
         return self.steps * self.tokens_per_step
 
     @property
-    def tokens_per_parameter(self) -> float:
-        return self.tokens / self.parameters
+    def tokens_per_parameter(self) -> float | None:
+        return None if self.parameters is None else self.tokens / self.parameters
 
 
-def plan_budget(config: RunConfig, parameters: int) -> Budget:
+def plan_budget(config: RunConfig, parameters: int | None) -> Budget:
     """Return the length of a run: the fewest steps that train on the wanted tokens.
 
     Args:
         config: the run.
-        parameters: all parameters of its model, which tokens like `20x` are counted by.
+        parameters: all parameters of its model, which tokens like `20x` are counted by; None: they are not known.
 
-    Raises ConfigError: tokens and steps are both set, or the one set is less than warm-up and measurement need.
+    Raises ConfigError: tokens and steps are both set, or the one set is less than warm-up and measurement need; or
+    tokens are counted by parameters that are not known.
     """
     training, measurement = config.training, config.measurement
     tokens_per_step = training.global_batch_size * training.seq_len
@@ -73,9 +74,16 @@ def plan_budget(config: RunConfig, parameters: int) -> Budget:
     return Budget(steps, measurement.warmup_steps, measured, tokens_per_step, parameters, extended)
 
 
-def wanted_tokens(tokens: int | str, parameters: int) -> int:
-    """Return `training.tokens` as a number of tokens."""
-    return tokens if isinstance(tokens, int) else math.ceil(float(tokens.removesuffix("x")) * parameters)
+def wanted_tokens(tokens: int | str, parameters: int | None) -> int:
+    """Return `training.tokens` as a number of tokens. Raises ConfigError: the parameters it needs are not known."""
+    if isinstance(tokens, int):
+        return tokens
+    if parameters is None:
+        raise ConfigError(
+            f"training.tokens: {tokens} is counted by the model's parameters, for which a variant of it declares no "
+            "formula: give a number of tokens, or training.steps"
+        )
+    return math.ceil(float(tokens.removesuffix("x")) * parameters)
 
 
 def _text(tokens: int | str) -> str:

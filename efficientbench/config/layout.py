@@ -6,13 +6,8 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import LearnableAbsoluteConfig
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-
-CONTEXT_PARALLEL_ATTENTION = ("gqa", "mla")
-"""Attention variants that work on a sequence shared by context-parallel ranks."""
-CONTEXT_PARALLEL_POSITIONS = ("rope", "none", "absolute", "learnable_absolute")
-"""Positional encodings that work on a sequence shared by context-parallel ranks."""
 
 
 @dataclass(frozen=True)
@@ -141,44 +136,50 @@ def _ranks_problems(world_size: int, devices: int, nodes: int, oversubscribe: bo
 
 def _shape_problems(config: RunConfig) -> list[str]:
     model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
-    tp, groups, nsa = parallel.tp, model.key_value_heads, model.attention.kind == "nsa"
-    grouped = not nsa and groups != model.heads
-    uneven = groups % tp and tp % groups
-    rows = model.position.max_seq_len if isinstance(model.position, LearnableAbsoluteConfig) else seq_len
-    return _messages(
-        (model.heads % tp, f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)"),
-        (
-            nsa and groups % tp,
-            f"parallel.tp: {tp} does not divide the {groups} query groups (model.attention.query_groups): "
-            "tensor-parallel ranks of NSA hold whole groups",
+    tp, rows = parallel.tp, seq_len if model.position.longest is None else model.position.longest
+    return [
+        *_messages((model.heads % tp, f"parallel.tp: {tp} does not divide the {model.heads} heads (model.heads)")),
+        *_attention_problems(config),
+        *_messages(
+            (
+                model.ffn_hidden_size % tp and parallel.ep == 1,
+                f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}",
+            ),
+            (
+                parallel.sp and tp == 1,
+                "parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1",
+            ),
+            (
+                parallel.sp and seq_len % tp,
+                f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)",
+            ),
+            (
+                seq_len > rows,
+                f"training.seq_len: {seq_len} tokens are more than the {rows} positions that the model has rows for "
+                "(model.position.max_seq_len)",
+            ),
         ),
-        (
-            grouped and uneven,
-            f"parallel.tp: {tp} is neither a divisor nor a multiple of the {groups} query groups "
-            "(model.attention.query_groups)",
+    ]
+
+
+def _attention_problems(config: RunConfig) -> list[str]:
+    """Return what the model's attention cannot do in this layout, or does not declare that it can."""
+    attention, kind, tp = attention_of(config.model), config.model.attention.kind, config.parallel.tp
+    shared = attention.tensor_parallel
+    return [
+        *(shared(config.model, tp) if shared else []),
+        *_messages(
+            (
+                tp > 1 and shared is None,
+                f"parallel.tp: attention {kind!r} does not declare that ranks can share it: set parallel.tp=1",
+            ),
+            (
+                config.training.recompute == "selective" and not attention.selective_recomputation,
+                f"training.recompute: attention {kind!r} does not declare that it can be computed again by itself: set "
+                "training.recompute to none or full",
+            ),
         ),
-        (
-            grouped and not uneven and 2 * groups * model.head_dim % tp,
-            f"parallel.tp: {tp} does not divide the key and value widths 2 × {groups} × {model.head_dim}",
-        ),
-        (
-            model.ffn_hidden_size % tp and parallel.ep == 1,
-            f"parallel.tp: {tp} does not divide the feed-forward width {model.ffn_hidden_size}",
-        ),
-        (
-            parallel.sp and tp == 1,
-            "parallel.sp: sequence parallelism splits over tensor-parallel ranks: set parallel.tp above 1",
-        ),
-        (
-            parallel.sp and seq_len % tp,
-            f"parallel.sp: tp {tp} does not divide the sequence of {seq_len} tokens (training.seq_len)",
-        ),
-        (
-            seq_len > rows,
-            f"training.seq_len: {seq_len} tokens are more than the {rows} positions that the model has rows for "
-            "(model.position.max_seq_len)",
-        ),
-    )
+    ]
 
 
 def _pipeline_problems(config: RunConfig) -> list[str]:
@@ -197,20 +198,20 @@ def _pipeline_problems(config: RunConfig) -> list[str]:
 
 
 def _context_problems(config: RunConfig) -> list[str]:
-    attention, position = config.model.attention.kind, config.model.position.kind
-    parallel, seq_len = config.parallel, config.training.seq_len
-    cp = parallel.cp
+    model, parallel, seq_len = config.model, config.parallel, config.training.seq_len
+    cp, kind = parallel.cp, model.position.kind
     if cp == 1:
         return []
+    biased = position_of(model).place == "scores"
+    positions = f"the scores' bias of {kind!r} positions" if biased else f"the encoding {kind!r}"
     return _messages(
         (
-            attention not in CONTEXT_PARALLEL_ATTENTION,
-            f"parallel.cp: attention {attention!r} does not share a sequence over ranks: set parallel.cp=1",
+            not attention_of(model).context_parallel,
+            f"parallel.cp: attention {model.attention.kind!r} does not share a sequence over ranks: set parallel.cp=1",
         ),
         (
-            position not in CONTEXT_PARALLEL_POSITIONS,
-            f"parallel.cp: the scores' bias of {position!r} positions does not share a sequence over ranks: "
-            "set parallel.cp=1",
+            not position_of(model).context_parallel,
+            f"parallel.cp: {positions} does not share a sequence over ranks: set parallel.cp=1",
         ),
         (
             seq_len % (2 * cp),

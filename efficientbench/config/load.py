@@ -17,10 +17,13 @@ from pydantic.fields import FieldInfo
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke, load_matrix, load_smoke
 from efficientbench.config.part import Part
+from efficientbench.config.registry import OWN, SECTIONS, load_named, named_kind
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import AttentionConfig, PositionConfig
 
 _DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
 """Keys that no override may set → what decides them."""
+_OWN_KINDS = {kind for variants in OWN.values() for kind in variants}
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
 
 
@@ -35,6 +38,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     matrix = load_matrix(matrix_file)
     run = matrix.run(name)
     tree = _named(run, matrix, load_smoke() if smoke else None)
+    tree = _with_kinds(tree, overrides)
     keys = settable_keys()
     values: Overlay = {}
     problems: list[str] = []
@@ -63,19 +67,40 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     return config
 
 
+def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
+    """Return the files' part of a run with the kinds of its overrides, and load those from outside this project.
+
+    Another kind takes the place of a whole section, whose keys it does not have.
+    """
+    for section in SECTIONS:
+        key = f"model.{section}.kind="
+        for kind in [text.removeprefix(key) for text in overrides if text.startswith(key)][-1:]:
+            if named_kind(tree, section) not in (None, kind):
+                tree = {**tree, "model": {**tree["model"], section: {}}}
+            tree = _merged(tree, {"model": {section: {"kind": kind}}})
+    load_named(tree)
+    return tree
+
+
 def settable_keys() -> dict[str, FieldInfo]:
-    """Return every dotted key that an override may set, with its field."""
+    """Return every dotted key that an override may set, with its field; those of loaded variants too."""
     return {key: field for key, field in _leaves(RunConfig, "") if key not in _DECIDED}
 
 
 def _leaves(part: type[Part], prefix: str) -> Iterable[tuple[str, FieldInfo]]:
     for name, field in part.model_fields.items():
         inner = [kind for kind in _alternatives(field) if isinstance(kind, type) and issubclass(kind, Part)]
+        for base in (AttentionConfig, PositionConfig):
+            inner = _subclasses(base) if inner and issubclass(inner[0], base) else inner
         if inner:
             for kind in inner:
                 yield from _leaves(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def _subclasses(part: type[Part]) -> list[type[Part]]:
+    return [each for direct in part.__subclasses__() for each in (direct, *_subclasses(direct))]
 
 
 def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
@@ -87,7 +112,9 @@ def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
     tree: Overlay = {"variant": run.variant, "size": run.size, "smoke": smoke is not None}
     layers = [matrix.sizes[run.size], matrix.variants[run.variant]]
     if smoke is not None:
-        layers += [smoke.all, smoke.sizes.get(run.size, {}), smoke.variants.get(run.variant, {})]
+        layers.append(smoke.all)
+        for shapes in (smoke, matrix.smoke):
+            layers += [shapes.sizes.get(run.size, {}), shapes.variants.get(run.variant, {})]
     for layer in layers:
         tree = _merged(tree, layer)
     return tree
@@ -131,10 +158,13 @@ def _problems(error: ValidationError) -> list[str]:
         path, kind = _without_kind(each["loc"], keys)
         key = ".".join(path) or "the configuration"
         if each["type"] == "extra_forbidden":
-            lines.append(f"{key}: is no key of kind {kind}" if key in keys else unknown_key(key, keys))
+            lines.append(f"{key}: is no key of {kind or 'this kind'}" if key in keys else unknown_key(key, keys))
             continue
         if each["type"] == "union_tag_invalid":
-            lines.append(f"{key}.kind: {_shown(each['ctx']['tag'])} is not one of {each['ctx']['expected_tags']}")
+            tag, known = each["ctx"]["tag"], each["ctx"]["expected_tags"]
+            near = nearest(str(tag), re.findall(r"\w+", known))
+            hint = f"did you mean {near}?" if near else "a variant of your own is package.module:VARIANT"
+            lines.append(f"{key}.kind: {_shown(tag)} is not one of {known}; {hint}")
             continue
         message = each["msg"].removeprefix("Value error, ")
         if each["type"] == "value_error":
@@ -151,8 +181,8 @@ def _without_kind(location: tuple[int | str, ...], keys: Mapping[str, FieldInfo]
     path = [str(step) for step in location]
     for length in range(1, len(path)):
         section = ".".join(path[:length])
-        if f"{section}.kind" in keys:
-            return path[:length] + path[length + 1 :], path[length]
+        if f"{section}.kind" in keys and path[length] in _OWN_KINDS:
+            return path[:length] + path[length + 1 :], f"kind {path[length]}"
     return path, None
 
 

@@ -39,19 +39,26 @@ class SuiteBlock(Part):
     sizes: tuple[Name, ...]
 
 
-class Smoke(Part):
+class SmokeShapes(Part):
+    """The changes of `--smoke` by size and by variant."""
+
+    sizes: dict[Name, Overlay] = {}
+    variants: dict[Name, Overlay] = {}
+
+
+class Smoke(SmokeShapes):
     """The changes of `--smoke`: for all runs, by size, and by variant."""
 
     all: Overlay
-    sizes: dict[Name, Overlay]
-    variants: dict[Name, Overlay] = {}
 
 
 class Matrix(Part):
     """The content of matrix.yaml."""
 
-    sizes: dict[Name, Overlay]
-    variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
+    sizes: dict[Name, Overlay] = {}
+    variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]] = {}
+    smoke: SmokeShapes = SmokeShapes()
+    """Beside those of smoke.yaml."""
     suites: dict[Name, tuple[SuiteBlock, ...]]
     further: dict[Name, tuple[SuiteBlock, ...]] = {}
     """Suites whose runs have names and scripts, but are in no sweep or table that names none of them."""
@@ -90,11 +97,15 @@ def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
-    """Read the named runs.
+    """Read the named runs of a file; one beside the shipped matrix can use the sizes and variants of that, too.
 
     Raises ConfigError: the file is missing or no matrix.
     """
-    matrix = _load(path, Matrix)
+    matrix: Matrix = _load(path, Matrix)
+    if path != MATRIX:
+        ours: Matrix = _load(MATRIX, Matrix)
+        shared = {"sizes": {**ours.sizes, **matrix.sizes}, "variants": {**ours.variants, **matrix.variants}}
+        matrix = matrix.model_copy(update=shared)
     problems = [
         f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
         for suite, blocks in (matrix.suites | matrix.further).items()

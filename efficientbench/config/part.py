@@ -47,3 +47,10 @@ class Part(BaseModel):
     """A frozen part of a configuration that refuses unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def require(*rules: tuple[bool, str]) -> None:
+    """Raise ValueError with the message of the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds:
+            raise ValueError(message)

@@ -23,6 +23,7 @@ from efficientbench.config.part import (
     Seconds,
     Tokens,
 )
+from efficientbench.config.registry import attention_of, position_of
 
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -314,11 +315,12 @@ class RunConfig(Part):
 
     @model_validator(mode="after")
     def _kernel_serves(self) -> RunConfig:
-        asked, kind = self.kernels.attention, self.model.position.kind
+        asked, model = self.kernels.attention, self.model
         if asked == "auto":
             return self
-        reason = "attention 'nsa' has kernels of its own" if self.model.attention.kind == "nsa" else None
-        reason = f"{kind!r} positions put a bias on the scores" if kind in ("relative", "alibi") else reason
+        own, biased = attention_of(model).plain_scores is None, position_of(model).place == "scores"
+        reason = f"attention {model.attention.kind!r} has kernels of its own" if own else None
+        reason = f"{model.position.kind!r} positions put a bias on the scores" if biased else reason
         reason = "context-parallel ranks attend to parts of a sequence" if self.parallel.cp > 1 else reason
         if reason is not None:
             raise ValueError(

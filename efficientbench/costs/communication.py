@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from efficientbench.config.layout import Layout
-from efficientbench.config.model import MLAConfig, RelativeConfig
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.attention import ATTENTION_COSTS
 from efficientbench.costs.backbone import head_norm_parameters, layer_norm_parameters, outer_norm_parameters
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
-from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, POSITION_COSTS, router_parameters
+from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, router_parameters
 from efficientbench.costs.rank_grid import Group
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
@@ -83,7 +82,8 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
     model = config.model
     unit = rank_tokens(config, layout) * DTYPE_BYTES[config.training.dtype]
     forwards = 2 if config.training.recompute == "full" else 1
-    columns = sum(ATTENTION_COSTS[model.attention.kind].column_inputs(model))
+    attention = attention_of(model).costs
+    columns = sum(attention.column_inputs(model))
     rows = model.hidden_size
     if model.moe is None:
         columns, rows = columns + model.hidden_size, 2 * model.hidden_size
@@ -91,8 +91,7 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
     # states like a column-parallel layer, and computes its own weight's gradient, so it gathers them once.
     embedded = model.hidden_size if stage == 0 else 0
     projected = model.hidden_size if stage == layout.pp - 1 else 0
-    shared = model.attention.qk_rope_head_dim if isinstance(model.attention, MLAConfig) else 0
-    layers = layout.layers_per_stage
+    shared, layers = attention.read_by_all_heads(model), layout.layers_per_stage
     widths: dict[Operation, int]
     if layout.sp:
         widths = {
@@ -103,28 +102,18 @@ def _tensor_parallel(config: RunConfig, layout: Layout, stage: int) -> Iterator[
         widths = {"all-reduce": layers * (forwards * rows + columns + shared) + embedded + projected}
     for operation, width in widths.items():
         yield Transfer("tensor parallelism: activations", operation, "tp", unit * width)
-    yield from _wide_heads(config, layout, layers * unit, forwards)
+    # Each rank gathers the heads that it shares with others, and keeps its own.
+    wide = layers * unit * attention.gathered_heads(model, layout.tp)
+    yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * wide)
+    yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", wide)
     if projected:
         # Three numbers for each token: the largest logit, the sum of exponentials, and the label's logit.
         yield Transfer(
             "loss over a split vocabulary", "all-reduce", "tp", 3 * rank_tokens(config, layout) * FLOAT32_BYTES
         )
-    if model.attention.kind == "nsa":
-        weights = layers * ATTENTION_COSTS["nsa"].replicated_parameters(model) * DTYPE_BYTES[config.training.dtype]
+    if attention.replicated_summed == "in a micro-batch":
+        weights = layers * attention.replicated_parameters(model) * DTYPE_BYTES[config.training.dtype]
         yield Transfer("gradients of weights on every tp rank", "all-reduce", "tp", weights)
-
-
-def _wide_heads(config: RunConfig, layout: Layout, unit: float, forwards: int) -> Iterator[Transfer]:
-    """Yield queries, keys and values of all heads where there are more ranks than key-value heads.
-
-    Each rank gathers all of them and keeps its own.
-    """
-    model = config.model
-    if model.attention.kind != "gqa" or layout.tp <= model.key_value_heads:
-        return
-    width = (model.heads + 2 * model.key_value_heads) * model.head_dim
-    yield Transfer("tensor parallelism: activations", "all-gather", "tp", forwards * unit * width)
-    yield Transfer("tensor parallelism: activations", "reduce-scatter", "tp", unit * width)
 
 
 def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
@@ -133,7 +122,7 @@ def _context_parallel(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     forwards = 1 if config.training.recompute == "none" else 2
     tokens = rank_tokens(config, layout) * layout.cp
-    elements = ATTENTION_COSTS[config.model.attention.kind].exchanged(config.model, layout.tp)
+    elements = attention_of(config.model).costs.exchanged(config.model, layout.tp)
     size = layout.layers_per_stage * tokens * elements * DTYPE_BYTES[config.training.dtype]
     yield Transfer("context parallelism: keys and values", "all-gather", "cp", forwards * size)
     yield Transfer("context parallelism: keys and values", "reduce-scatter", "cp", size)
@@ -207,13 +196,13 @@ def _shared_weights(config: RunConfig, layout: Layout, stage: int) -> Iterator[T
     These are a tied embedding on the first and the last stage, T5's table on every stage, the norms that each tp rank
     applies to its own heads, and with sequence parallelism the weights that it applies to its own tokens.
     """
-    model = config.model
+    model, position = config.model, position_of(config.model)
     first, last = stage == 0, stage == layout.pp - 1
     if layout.pp > 1 and model.tied and (first or last):
         size = rank_embedding(config, layout) * FLOAT32_BYTES
         yield Transfer("gradient of the tied embedding", "all-reduce", "embedding", size)
-    if layout.pp > 1 and isinstance(model.position, RelativeConfig):
-        table = POSITION_COSTS["relative"].rank_parameters(model, layout.tp, first) * FLOAT32_BYTES
+    if layout.pp > 1 and position.place == "scores":
+        table = position.costs.rank_parameters(model, layout.tp, first) * FLOAT32_BYTES
         yield Transfer("gradient of the shared table", "all-reduce", "pp", table)
     if layout.tp > 1:
         count = _whole_on_tp_ranks(config, layout, stage)
@@ -226,11 +215,12 @@ def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
     if not layout.sp:
         return layout.layers_per_stage * head_norm_parameters(model)
     whole = layer_norm_parameters(model) + router_parameters(model)
-    if model.attention.kind == "mla":
-        whole += ATTENTION_COSTS["mla"].replicated_parameters(model)
+    attention, position = attention_of(model).costs, position_of(model)
+    if attention.replicated_summed == "in a step":
+        whole += attention.replicated_parameters(model)
     count = layout.layers_per_stage * whole + outer_norm_parameters(model, stage == 0, stage == layout.pp - 1)
-    if model.position.kind == "learnable_absolute" and stage == 0:
-        count += POSITION_COSTS["learnable_absolute"].parameters(model)
+    if position.place == "embedding" and stage == 0:
+        count += position.costs.parameters(model)
     return count
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from efficientbench.config.layout import Layout
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.attention import ATTENTION_COSTS
 from efficientbench.costs.backbone import feed_forward_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
 from efficientbench.costs.model import (
     DTYPE_BYTES,
     FLOAT32_BYTES,
-    causal_score_flops,
     feed_forward_parameters,
     router_parameters,
 )
@@ -88,7 +87,7 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
     """
     model, tp = config.model, layout.tp
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
-    attention = ATTENTION_COSTS[model.attention.kind]
+    attention = attention_of(model).costs
     computed = model.moe.top_k if model.moe else 1
     per_token = attention.projection_flops(model) + 2 * (
         computed * feed_forward_parameters(model) + router_parameters(model)
@@ -109,10 +108,10 @@ def _matmuls(config: RunConfig, layout: Layout) -> Works:
 def _attention(config: RunConfig, layout: Layout) -> Work:
     """Return one layer's scores and values; each pass moves queries, keys, values, output or their gradients once."""
     model, training = config.model, config.training
-    per_token = causal_score_flops(model, training.seq_len) / layout.tp
+    costs = attention_of(model).costs
+    per_token = costs.causal_score_flops(model, training.seq_len) / layout.tp
     passes = 3 if training.recompute == "none" else 4
-    saved = ATTENTION_COSTS[model.attention.kind].saved(model, layout.tp)
-    moved = passes * rank_tokens(config, layout) * saved * DTYPE_BYTES[training.dtype]
+    moved = passes * rank_tokens(config, layout) * costs.saved(model, layout.tp) * DTYPE_BYTES[training.dtype]
     return Work(rank_tokens(config, layout) * per_token * passes, moved)
 
 
@@ -148,7 +147,7 @@ def _elementwise(config: RunConfig, layout: Layout) -> Work:
     else:
         activation = (2 * forwards + 3 if config.kernels.fused else 4 * forwards + 7) * width
     rotated = 0.0
-    if model.position.kind == "rope":
+    if position_of(model).place == "queries and keys":
         groups = max(model.key_value_heads / layout.tp, 1)
         once = 2 if config.kernels.fused else 3
         rotated = once * (forwards + 1) * (model.heads / layout.tp + groups) * model.rotated_dim

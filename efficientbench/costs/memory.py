@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from efficientbench.config.layout import Layout, padded_vocab_size
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.attention import ATTENTION_COSTS
 from efficientbench.costs.backbone import (
     feed_forward_matrices,
     head_norm_saved,
@@ -14,13 +14,7 @@ from efficientbench.costs.backbone import (
     outer_norm_parameters,
     vocabulary_tables,
 )
-from efficientbench.costs.model import (
-    DTYPE_BYTES,
-    FLOAT32_BYTES,
-    POSITION_COSTS,
-    feed_forward_parameters,
-    router_parameters,
-)
+from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, feed_forward_parameters, router_parameters
 
 
 @dataclass(frozen=True)
@@ -87,13 +81,13 @@ def rank_parameters(config: RunConfig, layout: Layout, stage: int) -> int:
     """
     model, tp = config.model, layout.tp
     first, last = stage == 0, stage == layout.pp - 1
-    attention = ATTENTION_COSTS[model.attention.kind]
-    whole = attention.replicated_parameters(model)
+    attention = attention_of(model).costs
+    whole = attention.replicated_parameters(model) if tp > 1 else 0
     split = attention.parameters(model) - whole
     if model.moe is None:
         split += feed_forward_parameters(model)
     count = layout.layers_per_stage * (split // tp + whole + router_parameters(model) + layer_norm_parameters(model))
-    count += POSITION_COSTS[model.position.kind].rank_parameters(model, tp, first)
+    count += position_of(model).costs.rank_parameters(model, tp, first)
     count += vocabulary_tables(model, first, last) * rank_embedding(config, layout)
     return count + outer_norm_parameters(model, first, last)
 
@@ -154,12 +148,12 @@ def _layer_elements(config: RunConfig, layout: Layout) -> int:
     """
     model, tp = config.model, layout.tp
     residual = model.hidden_size // tp if layout.sp else model.hidden_size
-    attention = ATTENTION_COSTS[model.attention.kind]
+    attention = attention_of(model).costs
     elements = 4 * residual + attention.saved(model, tp) + _feed_forward_elements(config)
     elements += head_norm_saved(model, tp, config.training.recompute)
     if config.training.recompute == "selective":
         return elements - attention.recomputed(model, tp)
-    return elements + (layout.cp - 1) * attention.gathered(model, tp)
+    return elements + ((layout.cp - 1) * attention.gathered(model, tp) if layout.cp > 1 else 0)
 
 
 def _feed_forward_elements(config: RunConfig) -> int:

@@ -1,16 +1,15 @@
-"""Formulas for a model's parameters, FLOPs and cache, without torch.
+"""Formulas for a model's parameters, FLOPs and cache, without torch; those of a variant are in its declaration.
 
-A new positional encoding adds one entry to POSITION_COSTS, under its `kind`; a new attention one in attention.py.
+Each raises UndeclaredError where the declaration has no formula that it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from efficientbench.config.model import LearnableAbsoluteConfig, ModelConfig, RelativeConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import Recompute
-from efficientbench.costs.attention import ATTENTION_COSTS
 from efficientbench.costs.backbone import (
     feed_forward_matrices,
     layer_norm_parameters,
@@ -20,45 +19,6 @@ from efficientbench.costs.backbone import (
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT32_BYTES = 4
-
-
-@dataclass(frozen=True)
-class PositionCost:
-    """Formulas for one positional encoding."""
-
-    parameters: Callable[[ModelConfig], int]
-    """Parameters of the whole model."""
-    rank_parameters: Callable[[ModelConfig, int, bool], int]
-    """(model, tensor-parallel ranks, whether the stage is the first) → parameters on one rank."""
-
-
-WITHOUT_PARAMETERS = PositionCost(parameters=lambda model: 0, rank_parameters=lambda model, tp, first: 0)
-
-
-def _learnable_absolute_parameters(model: ModelConfig) -> int:
-    assert isinstance(model.position, LearnableAbsoluteConfig)
-    return model.position.max_seq_len * model.hidden_size
-
-
-def _relative_parameters(model: ModelConfig) -> int:
-    assert isinstance(model.position, RelativeConfig)
-    return model.position.buckets * model.heads
-
-
-POSITION_COSTS = {
-    "rope": WITHOUT_PARAMETERS,
-    "absolute": WITHOUT_PARAMETERS,
-    "learnable_absolute": PositionCost(
-        parameters=_learnable_absolute_parameters,
-        rank_parameters=lambda model, tp, first: _learnable_absolute_parameters(model) if first else 0,
-    ),
-    "relative": PositionCost(
-        parameters=_relative_parameters,
-        rank_parameters=lambda model, tp, first: _relative_parameters(model) // tp,
-    ),
-    "alibi": WITHOUT_PARAMETERS,
-    "none": WITHOUT_PARAMETERS,
-}
 
 
 @dataclass(frozen=True)
@@ -91,8 +51,8 @@ def count_parameters(model: ModelConfig) -> Parameters:
     idle = (moe.experts - moe.top_k) * feed_forward_parameters(model) if moe else 0
     return Parameters(
         embedding=vocabulary_tables(model, first=True, last=True) * model.vocab_size * model.hidden_size,
-        position=POSITION_COSTS[model.position.kind].parameters(model),
-        attention=model.layers * ATTENTION_COSTS[model.attention.kind].parameters(model),
+        position=position_of(model).costs.parameters(model),
+        attention=model.layers * attention_of(model).costs.parameters(model),
         feed_forward=model.layers * feed_forward,
         norms=model.layers * layer_norm_parameters(model) + outer_norm_parameters(model, first=True, last=True),
         idle=model.layers * idle,
@@ -143,24 +103,16 @@ class Flops:
 
 def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "none") -> Flops:
     """Count FLOPs per token in sequences of `seq_len` tokens, averaged over their positions."""
-    attention = ATTENTION_COSTS[model.attention.kind]
+    attention = attention_of(model).costs
     computed = model.moe.top_k if model.moe else 1
     feed_forward = 2 * (computed * feed_forward_parameters(model) + router_parameters(model))
     logits = 2 * model.hidden_size * model.vocab_size
     linear = model.layers * (attention.projection_flops(model) + feed_forward) + logits
     square = attention.score_flops(model, seq_len)
-    causal = causal_score_flops(model, seq_len)
+    causal = attention.causal_score_flops(model, seq_len)
     forward = linear + model.layers * causal
     recomputed = {"none": 0, "selective": model.layers * causal, "full": forward - logits}[recompute]
     return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
-
-
-def causal_score_flops(model: ModelConfig, seq_len: int) -> int:
-    """Count one layer's forward FLOPs per token in scores and their product with the values, over the keys in sight."""
-    attention = ATTENTION_COSTS[model.attention.kind]
-    if attention.causal_score_flops:
-        return attention.causal_score_flops(model, seq_len)
-    return attention.score_flops(model, seq_len) // 2
 
 
 def dense_keys_per_query(seq_len: int) -> float:
@@ -170,10 +122,9 @@ def dense_keys_per_query(seq_len: int) -> float:
 
 def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
     """Return the mean number of keys that a query of this model's attention reads."""
-    read = ATTENTION_COSTS[model.attention.kind].keys_read_per_query
-    return read(model, seq_len) if read else dense_keys_per_query(seq_len)
+    return attention_of(model).costs.keys_read_per_query(model, seq_len)
 
 
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Count the bytes that decoding keeps for each token, over all layers."""
-    return model.layers * ATTENTION_COSTS[model.attention.kind].cached(model) * DTYPE_BYTES[dtype]
+    return model.layers * attention_of(model).costs.cached(model) * DTYPE_BYTES[dtype]

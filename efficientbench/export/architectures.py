@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig, NSAConfig, RopeConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import ATTENTION, attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import imported
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig
 
 Architecture = Literal[
@@ -27,12 +32,28 @@ CLASSES: dict[Architecture, str] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
 }
 
-EXPORTABLE = (
-    "what can be exported: GQA and MQA with rope, with experts or without, with qk_norm or without; GQA and MQA "
-    "without positions or experts; MLA without experts; nanochat's backbone"
-)
-ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
-"""Classes with biases on all four projections of attention or on none."""
+
+@dataclass(frozen=True)
+class Exporter:
+    """An attention variant in transformers."""
+
+    architecture: Callable[[ModelConfig, bool], Architecture]
+    """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
+    settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
+    """(model, model type) → the attention's part of transformers' configuration."""
+    norms: Callable[[ModelConfig], dict[str, int]]
+    """Our name in a layer and the width of each norm within the attention."""
+    converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
+    """(our name in a layer, weight, model, model type) → what the weight becomes; nothing for a foreign weight."""
+
+
+def exporter_of(model: ModelConfig) -> Exporter:
+    """Return the exporter of the model's attention. Raises ConfigError: its declaration names none."""
+    variant = attention_of(model)
+    if variant.exporter is None:
+        raise refusal(f"model.attention.kind={model.attention.kind}", variant.not_exported)
+    exporter: Exporter = imported(variant.exporter)
+    return exporter
 
 
 def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -> Architecture:
@@ -44,41 +65,14 @@ def architecture_of(model: ModelConfig, tokenizer_survives_qwen2: bool = True) -
     Raises:
         ConfigError: there is none; the message names what the nearest classes lack.
     """
-    attention, position = model.attention, model.position.kind
-    if _is_nanochats(model):
-        return "nanochat"
-    _refuse_parts_of_nanochat(model)
-    if isinstance(attention, NSAConfig):
-        raise _refusal("model.attention.kind=nsa", "no class of transformers has Native Sparse Attention")
-    if isinstance(attention, MLAConfig):
-        if model.moe:
-            raise _refusal(
-                "model.attention.kind=mla with model.moe",
-                "transformers' DeepseekV2 does not scale the weights of a token's experts to a sum of 1, and its "
-                "DeepseekV3 scores experts by sigmoids where this model takes a softmax",
-            )
-        return "deepseek_v2"
-    if position == "rope":
-        if model.qk_norm:
-            return "qwen3_moe" if model.moe else "qwen3"
-        if model.moe:
-            return "qwen2_moe" if attention.qkv_bias else "mixtral"
-        return "qwen2" if attention.qkv_bias and tokenizer_survives_qwen2 else "llama"
-    if position != "none":
-        raise _refusal(f"model.position.kind={position}", _WITHOUT_A_CLASS[position])
-    if model.moe:
-        raise _refusal(
-            "model.position.kind=none with model.moe", "no class of transformers has such experts without RoPE"
-        )
-    if model.qk_norm:
-        raise _refusal(
-            "model.position.kind=none with model.qk_norm", "no class of transformers has norms on queries without RoPE"
-        )
-    return "smollm3"
+    if not is_nanochats(model):
+        _refuse_parts_of_nanochat(model)
+    return exporter_of(model).architecture(model, tokenizer_survives_qwen2)
 
 
-def _is_nanochats(model: ModelConfig) -> bool:
-    plain = isinstance(model.attention, GQAConfig) and model.position.kind == "rope" and model.moe is None
+def is_nanochats(model: ModelConfig) -> bool:
+    """Return whether the backbone is nanochat's, where its attention takes norms on queries and keys."""
+    plain = model.position.rope_base is not None and model.moe is None
     normed = model.qk_norm and model.embedding_norm and not model.norm_weights
     return plain and normed and model.activation == "relu2"
 
@@ -92,25 +86,19 @@ def _refuse_parts_of_nanochat(model: ModelConfig) -> None:
     }
     found = [f"model.{key}" for key, there in keys.items() if there]
     if found:
-        raise _refusal(
+        raise refusal(
             ", ".join(found),
             "of transformers' classes NanoChat has this, and it has GQA, rope, activation=relu2, embedding_norm=true, "
             "qk_norm=true and norm_weights=false together, and no experts",
         )
 
 
-_WITHOUT_A_CLASS = {
-    "absolute": "transformers' classes that add sinusoids to the embedding (XGLM, …) have LayerNorm and no SwiGLU",
-    "learnable_absolute": "transformers' classes with a trained row for each position (GPT-2, OPT, …) have LayerNorm "
-    "and no SwiGLU",
-    "relative": "transformers' classes with T5's bias on the scores (T5, …) are encoders with decoders, with no SwiGLU "
-    "of this kind",
-    "alibi": "transformers' classes with ALiBi (Bloom, MPT, Falcon) have LayerNorm and no SwiGLU",
-}
-
-
-def _refusal(keys: str, reason: str) -> ConfigError:
-    return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; {EXPORTABLE}")
+def refusal(keys: str, reason: str) -> ConfigError:
+    """Return the error for a model without an exact counterpart, which lists the models that have one."""
+    exportable = "; ".join(
+        [*(each.exportable for each in ATTENTION.values() if each.exportable), "nanochat's backbone"]
+    )
+    return ConfigError(f"{keys}: this model has no exact counterpart: {reason}; what can be exported: {exportable}")
 
 
 def transformers_config(config: RunConfig, architecture: Architecture, eos_token_id: int) -> PretrainedConfig:
@@ -154,22 +142,10 @@ def _settings(config: RunConfig, architecture: Architecture, eos_token_id: int) 
         "eos_token_id": eos_token_id,
         "pad_token_id": None,
     }
-    if isinstance(model.position, RopeConfig):
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.base}
-    attention = model.attention
-    if isinstance(attention, MLAConfig):
-        return settings | attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
-    assert isinstance(attention, GQAConfig)
-    settings["head_dim"] = model.head_dim
-    if architecture in ONE_BIAS_FOR_ALL:
-        settings["attention_bias"] = attention.qkv_bias
-    if architecture == "llama":
-        settings["mlp_bias"] = False
-    elif architecture == "smollm3":
-        settings["no_rope_layers"] = [0] * model.layers
-    elif architecture == "nanochat":
-        settings |= {"hidden_act": "relu2", "final_logit_softcapping": model.logit_softcap}
-    elif architecture == "mixtral":
+    if model.position.rope_base is not None:
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": model.position.rope_base}
+    settings |= exporter_of(model).settings(model, architecture)
+    if architecture == "mixtral":
         assert model.moe is not None
         settings |= {"num_local_experts": model.moe.experts, "sliding_window": None}
     elif model.moe:

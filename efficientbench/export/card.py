@@ -82,7 +82,7 @@ def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:
     layout = f"tp {record.tp}, cp {record.cp}, pp {record.pp}, ep {record.ep}, dp {record.dp}"
     facts = [
         ("validation loss of these weights, nats", f"{loss!r}" if loss is not None else _no_loss(record, step)),
-        ("parameters", f"{record.parameters:,} ({record.parameters_active:,} active)"),
+        ("parameters", _parameters(record)),
         ("trained on", f"{record.devices} × {record.device_name} ({layout})"),
         ("data", _data(record)),
         ("status of the run", record.status),
@@ -92,6 +92,12 @@ def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:
         reason = f": {record.unavailable[figure]}" if getattr(record, figure) is None else ""
         facts.append((f"whole run: {column.title}", cell(figure, record) + reason))
     return facts
+
+
+def _parameters(record: RunRecord) -> str:
+    if record.parameters is None:
+        return f"{ABSENT}: {record.unavailable.get('parameters', 'the record does not say why')}"
+    return f"{record.parameters:,} ({record.parameters_active:,} active)"
 
 
 def _no_loss(record: RunRecord, step: int) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import RopeConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.files import write_file
@@ -161,8 +162,8 @@ def _read_job(run: Path) -> Job:
         raise ConfigError(f"{run} is not the folder of a run: {helps}")
     try:
         return Job.read(path)
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{path}: not the configuration of a run ({reason})") from None
 
 
@@ -223,10 +224,10 @@ def _write_configuration(model: Model, folder: Path) -> None:
 
     eos_token_id = model.tokenizer.eod_id
     transformers_config(model.config, model.architecture, eos_token_id).save_pretrained(folder)
-    position = model.config.model.position
-    if isinstance(position, RopeConfig):
+    base = model.config.model.position.rope_base
+    if base is not None:
         # Releases before 5 read the base from this key; without it they use a default of their own.
         path = folder / "config.json"
-        content = json.loads(path.read_bytes()) | {"rope_theta": position.base}
+        content = json.loads(path.read_bytes()) | {"rope_theta": base}
         write_file(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
     GenerationConfig(eos_token_id=eos_token_id, pad_token_id=eos_token_id).save_pretrained(folder)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import GQAConfig, MLAConfig, ModelConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.costs.model import count_parameters
-from efficientbench.export.architectures import ONE_BIAS_FOR_ALL, Architecture
+from efficientbench.export.architectures import Architecture, exporter_of
 
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
@@ -25,25 +25,9 @@ RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
-    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
-    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
-    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
 """Tensors that are only renamed: ours → transformers'."""
-
-HEAD_NORMS = {
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
-}
-"""Norms on the heads' queries and keys; the first name is also that of the norm on MLA's latent queries."""
-
-ROTATED_QUERIES = {
-    "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
-    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
-}
-"""MLA's query projections, whose rotated rows are reordered."""
 
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -89,12 +73,7 @@ def exported(
 def _norms(model: ModelConfig) -> Iterator[tuple[str, int]]:
     """Yield our name and the width of every norm that the classes with norm weights have."""
     widths = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
-    if isinstance(model.attention, MLAConfig):
-        widths["self_attention.kv_layernorm"] = model.attention.kv_lora_rank
-        if model.attention.q_lora_rank:
-            widths["self_attention.q_layernorm"] = model.attention.q_lora_rank
-    if model.qk_norm:
-        widths |= {"self_attention.q_layernorm": model.head_dim, "self_attention.k_layernorm": model.head_dim}
+    widths |= exporter_of(model).norms(model)
     for layer in range(model.layers):
         for norm, width in widths.items():
             yield f"decoder.layers.{layer}.{norm}.weight", width
@@ -128,8 +107,6 @@ def _converted(
         tensors = _expert(expert[1], expert[2], weight, architecture)
     elif part == "mlp.router.weight":
         tensors = _router(weight, architecture)
-    elif model.qk_norm and part in HEAD_NORMS:
-        tensors = {HEAD_NORMS[part]: weight}
     elif architecture == "nanochat" and part.startswith("mlp.linear_fc"):
         tensors = {part.replace("linear_", ""): weight}
     elif part in RENAMED:
@@ -137,44 +114,11 @@ def _converted(
     elif part == "mlp.linear_fc1.weight":
         gate, up = weight.chunk(2)
         tensors = {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
-    elif part.startswith("self_attention.linear_qkv."):
-        tensors = _query_key_value(part.rpartition(".")[2], weight, model, architecture)
-    elif part in ROTATED_QUERIES:
-        heads = weight.unflatten(0, (model.heads, -1))
-        tensors = {ROTATED_QUERIES[part]: _pairs_side_by_side(heads, model).flatten(0, 1)}
-    elif part == "self_attention.linear_kv_down_proj.weight":
-        tensors = {"self_attn.kv_a_proj_with_mqa.weight": _pairs_side_by_side(weight[None], model)[0]}
     else:
+        tensors = exporter_of(model).converted(part, weight, model, architecture)
+    if not tensors:
         raise ConfigError(f"the checkpoint holds {name}, which this model does not have")
     return {f"model.layers.{found[1]}.{key}": tensor for key, tensor in tensors.items()}
-
-
-def _query_key_value(
-    kind: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
-) -> dict[str, torch.Tensor]:
-    """Split `weight` or `bias`, which has query heads, key and value of each group together, into q, k and v."""
-    attention = model.attention
-    assert isinstance(attention, GQAConfig)
-    groups = weight.unflatten(0, (attention.query_groups, -1, model.head_dim))
-    query, key, value = groups.split([model.heads // attention.query_groups, 1, 1], dim=1)
-    if architecture == "nanochat":
-        # It turns pairs the other way round, which is to exchange their halves.
-        query, key = (torch.cat(each.chunk(2, dim=2)[::-1], dim=2) for each in (query, key))
-    parts = query, key, value
-    tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
-    if architecture in ONE_BIAS_FOR_ALL and kind == "bias":
-        # A bias of zeros is none.
-        tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
-    return tensors
-
-
-def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
-    attention = model.attention
-    assert isinstance(attention, MLAConfig)
-    rotated = attention.qk_rope_head_dim
-    halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
-    return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
 def _router(weight: torch.Tensor, architecture: Architecture) -> dict[str, torch.Tensor]:

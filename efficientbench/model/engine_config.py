@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.config.model import GQAConfig
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES
 from efficientbench.model.kernels.causal_attention import AttentionKernel, causal_attention
@@ -43,7 +42,7 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         kv_channels=model.head_dim,
         ffn_hidden_size=model.ffn_hidden_size,
         add_bias_linear=False,
-        add_qkv_bias=isinstance(model.attention, GQAConfig) and model.attention.qkv_bias,
+        add_qkv_bias=model.attention.engine_qkv_bias,
         gated_linear_unit=model.activation == "swiglu",
         activation_func=F.silu if model.activation == "swiglu" else squared_relu,
         normalization="RMSNorm",

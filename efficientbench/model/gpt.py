@@ -26,10 +26,11 @@ from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
 from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import imported
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
-from efficientbench.model.attention import attention_spec
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
@@ -232,7 +233,7 @@ def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmod
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
-            self_attention=attention_spec(model, position),
+            self_attention=imported(attention_of(model).layer)(model, position),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
             mlp=moe.spec() if model.moe else feed_forward_spec(),

@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
 from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import position_of
 
 EXPERTS = "mlp.experts."
 """In the names of parameters that hold the weights of a layer's experts side by side."""
@@ -133,5 +134,4 @@ def _draw(name: str, shape: list[int], config: ModelConfig, seed: int, device: t
 def _divisor(name: str, config: ModelConfig) -> float:
     if name.endswith(OUTPUT_PROJECTIONS):
         return math.sqrt(2 * config.layers)
-    # The spread of the sinusoids of `model.position.Absolute`.
-    return math.sqrt(2) if name == "position_table" and config.position.kind == "learnable_absolute" else 1.0
+    return position_of(config).table_divisor if name == "position_table" else 1.0

@@ -1,6 +1,6 @@
 """Positional encodings: what each of them does to embeddings, to queries and keys, and to scores.
 
-A new one needs a class and a case of `build_position` here, its configuration, and its formulas in `costs`.
+Declarations in position_variants.py name the method `of` of each.
 S = sequence, B = micro-batch, H = hidden size, D = head dimension.
 """
 
@@ -13,18 +13,13 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.transformer import TransformerConfig
 
-from efficientbench.config.model import (
-    AbsoluteConfig,
-    AlibiConfig,
-    LearnableAbsoluteConfig,
-    ModelConfig,
-    NoPositionConfig,
-    RelativeConfig,
-    RopeConfig,
-)
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import position_of
+from efficientbench.config.variant import imported
 from efficientbench.model import context_parallel
 from efficientbench.model.engine_config import EngineConfig
 from efficientbench.model.kernels.rope import rotate
+from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig, RopeConfig
 
 WAVELENGTH = 10_000.0
 """Wavelengths of sinusoids rise from 2π to this times 2π."""
@@ -41,6 +36,11 @@ class Position:
 
     table: torch.nn.Parameter | None = None
     """The encoding's trained parameter on this stage. The model registers it, and no layer does: it has one name."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        """Make the encoding of one pipeline stage."""
+        return cls()
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Encode embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only.
@@ -77,6 +77,11 @@ class Rope(Position):
         self.fuse = fuse
         self._angles: dict[tuple[int, int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        assert isinstance(model.position, RopeConfig)
+        return cls(model.position.base, model.rotated_dim, config.fuse)
+
     def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
         cos, sin = self.angles(x, stride)
         return rotate(x, cos, sin, self.fuse)
@@ -103,6 +108,10 @@ class Absolute(Position):
     def __init__(self, init_std: float) -> None:
         self.amplitude = init_std
 
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        return cls(model.init_std)
+
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         width = embedded.shape[-1]
         exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
@@ -121,6 +130,11 @@ class LearnableAbsolute(Position):
         self.table = position_table(rows, config.hidden_size, config)
         # Each rank adds only the rows of its part of the sequence: Megatron sums gradients of parameters marked so.
         self.table.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        assert isinstance(model.position, LearnableAbsoluteConfig)
+        return cls(model.position.max_seq_len, config) if first_stage else Position()
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return embedded + F.embedding(positions, self.table)[:, None, :]
@@ -156,6 +170,11 @@ class Relative(Position):
             setattr(self.table, name, value)
         config.has_cond_embedder = True  # type: ignore[attr-defined]
 
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        assert isinstance(model.position, RelativeConfig)
+        return cls(model.position, config, first_stage)
+
     def bias(self, sequence: int) -> torch.Tensor:
         distances = torch.arange(sequence, device=self.table.device)
         return F.embedding(bucket(distances, self.buckets, self.max_distance), self.table).t()
@@ -182,6 +201,10 @@ class Alibi(Position):
         first = parallel_state.get_tensor_model_parallel_rank() * heads
         self.slopes = torch.tensor(every[first : first + heads], device=torch.get_default_device())
 
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
+        return cls(config)
+
     def bias(self, sequence: int) -> torch.Tensor:
         return -torch.outer(self.slopes, torch.arange(sequence, dtype=torch.float32, device=self.slopes.device))
 
@@ -199,19 +222,8 @@ def slopes(heads: int) -> list[float]:
 
 def build_position(model: ModelConfig, config: EngineConfig, first_stage: bool) -> Position:
     """Return the positional encoding that the configuration names, for one pipeline stage."""
-    match model.position:
-        case RopeConfig(base=base):
-            return Rope(base, model.rotated_dim, config.fuse)
-        case AbsoluteConfig():
-            return Absolute(model.init_std)
-        case LearnableAbsoluteConfig(max_seq_len=rows):
-            return LearnableAbsolute(rows, config) if first_stage else Position()
-        case RelativeConfig() as relative:
-            return Relative(relative, config, first_stage)
-        case AlibiConfig():
-            return Alibi(config)
-        case NoPositionConfig():
-            return Position()
+    position: Position = imported(position_of(model).layer)(model, config, first_stage)
+    return position
 
 
 def position_table(rows: int, columns: int, config: TransformerConfig) -> torch.nn.Parameter:

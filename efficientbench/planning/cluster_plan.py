@@ -10,6 +10,7 @@ from math import gcd
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import UndeclaredError, known
 from efficientbench.costs.rank_grid import RankGrid
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.registry import all_devices, device_called
@@ -35,7 +36,9 @@ class ClusterPlan:
 
     @property
     def fullest_stage(self) -> int:
-        """The stage whose ranks need most memory."""
+        """The stage whose ranks need most memory; the first where no formula gives it."""
+        if known(lambda: self.plan.memory) is None:
+            return 0
         return max(range(self.plan.layout.pp), key=lambda stage: self.plan.memory[stage].total)
 
 
@@ -67,7 +70,10 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
     elif layout.nodes > 1 and rates.between_nodes_bytes_s is None:
         not_projected = f"what the network of a node of {rates.name} carries is not in the table of devices"
     else:
-        projection = project(config, layout, rates)
+        try:
+            projection = project(config, layout, rates)
+        except UndeclaredError as error:
+            not_projected = str(error)
     return ClusterPlan(
         plan=make_plan(config, layout, chosen.runtime_bytes),
         grid=RankGrid(layout),

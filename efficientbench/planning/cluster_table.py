@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from efficientbench.config.variant import known, missing
 from efficientbench.costs.communication import Transfer, micro_batch_transfers, step_transfers
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.definitions import flops_utilization
@@ -30,7 +31,8 @@ _GROUPS: tuple[tuple[Group, str], ...] = (
 
 def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
     """Print the grid, the stages, what a rank sends, and the projected step with its assumptions."""
-    for table in (_grid(cluster), _stages(cluster), _communication(cluster), _projection(cluster)):
+    communication = known(lambda: _communication(cluster))
+    for table in (_grid(cluster), _stages(cluster), communication, _projection(cluster)):
         if table is not None:
             console.print(table)
             console.print()
@@ -58,7 +60,12 @@ def _grid(cluster: ClusterPlan) -> Table:
 
 
 def _stages(cluster: ClusterPlan) -> Table:
-    memory = cluster.plan.memory
+    memory = known(lambda: cluster.plan.memory)
+    if memory is None:
+        table = plain_table("stage", ("parameters",), "a rank of each stage")
+        for stage, parameters in enumerate(cluster.stage_parameters):
+            table.add_row(f"{stage}", f"{parameters:,}")
+        return table
     parts = [name for name, _ in memory_parts(memory[0])]
     table = plain_table("stage", ("parameters", *parts, "total"), "a rank of each stage; memory at its peak, GB")
     for stage, each in enumerate(memory):
@@ -133,14 +140,18 @@ def _projection(cluster: ClusterPlan) -> Table | None:
 
 def _notes(cluster: ClusterPlan) -> list[str]:
     plan, rates = cluster.plan, cluster.rates
-    layout, fullest = plan.layout, plan.memory[cluster.fullest_stage].total
+    layout = plan.layout
     lines = [
         f"tokens per step: {plan.budget.tokens_per_step:,} in {layout.micro_batches:,} micro-batches of each replica"
     ]
     if layout.pp > 1:
         bubble = f"{layout.pp - 1} / ({layout.vpp} × {layout.micro_batches}) = {bubble_fraction(layout):.1%}"
         lines.append(f"pipeline bubble, of computing, were all stages equal (arXiv 2104.04473): {bubble}")
-    if rates is not None and rates.memory_bytes is not None:
+    for name, formula in (("memory", lambda: plan.memory), ("communication", lambda: _communication(cluster))):
+        if reason := missing(formula):
+            lines.append(f"{name}: n/a; {reason}")
+    if rates is not None and rates.memory_bytes is not None and known(lambda: plan.memory) is not None:
+        fullest = plan.memory[cluster.fullest_stage].total
         verdict = "fits" if fullest <= rates.memory_bytes else "does NOT fit"
         lines.append(f"memory: {gigabytes(fullest)} of {gigabytes(rates.memory_bytes)} on the fullest rank: {verdict}")
     if cluster.projection is None or rates is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import lcm
 from typing import Protocol
 
@@ -12,7 +13,9 @@ from efficientbench.config.budget import Budget, plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known
 from efficientbench.costs.memory import RankMemory, memory_by_stage
 from efficientbench.costs.model import Flops, Parameters, count_parameters, flops_per_token
 from efficientbench.devices.base import Device
@@ -47,10 +50,24 @@ class Plan:
     config: RunConfig
     layout: Layout
     budget: Budget
-    parameters: Parameters
-    flops: Flops
-    memory: tuple[RankMemory, ...]
-    """Peak memory of a rank of each pipeline stage."""
+    runtime_bytes: int
+    """Memory that a rank takes beside its tensors."""
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Parameters of the model. Raises UndeclaredError where a variant declares no formula; so do the others."""
+        return count_parameters(self.config.model)
+
+    @cached_property
+    def flops(self) -> Flops:
+        """FLOPs of a token."""
+        training = self.config.training
+        return flops_per_token(self.config.model, training.seq_len, training.recompute)
+
+    @cached_property
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Peak memory of a rank of each pipeline stage."""
+        return memory_by_stage(self.config, self.layout, self.runtime_bytes)
 
     def node_memory_bytes(self) -> int:
         """Return the peak memory of all ranks of a node, on the node that needs most."""
@@ -70,15 +87,8 @@ def make_plan(config: RunConfig, layout: Layout, runtime_bytes: int) -> Plan:
 
     Raises ConfigError: the run is too short to be measured.
     """
-    parameters = count_parameters(config.model)
-    return Plan(
-        config=config,
-        layout=layout,
-        budget=plan_budget(config, parameters.total),
-        parameters=parameters,
-        flops=flops_per_token(config.model, config.training.seq_len, config.training.recompute),
-        memory=memory_by_stage(config, layout, runtime_bytes),
-    )
+    parameters = known(lambda: count_parameters(config.model).total)
+    return Plan(config, layout, plan_budget(config, parameters), runtime_bytes)
 
 
 def plan_anywhere(config: RunConfig) -> Plan:
@@ -108,7 +118,7 @@ def with_kernels(config: RunConfig, device: Hardware) -> RunConfig:
 
 
 def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
-    """Check that a run fits into memory.
+    """Check that a run fits into memory; a run whose memory no formula gives is left to try.
 
     Args:
         plan: the plan of the run.
@@ -118,8 +128,8 @@ def check_fits(plan: Plan, capacity_bytes: int, shared: bool) -> None:
     Raises:
         DoesNotFitError: it does not fit; the message has estimate, capacity, and changes that would make it fit.
     """
-    needed = _needed(plan, shared)
-    if needed <= capacity_bytes:
+    needed = known(lambda: _needed(plan, shared))
+    if needed is None or needed <= capacity_bytes:
         return
     stage = max(plan.memory, key=lambda each: each.total)
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in memory_parts(stage) if size >= 1e7)
@@ -144,7 +154,7 @@ def _remedies(plan: Plan, capacity_bytes: int, shared: bool) -> Iterator[str]:
         for text, config in changes:
             try:
                 layout = Layout.of(config, plan.layout.world_size, plan.layout.nodes, oversubscribe=True)
-                other = make_plan(config, layout, plan.memory[0].runtime)
+                other = make_plan(config, layout, plan.runtime_bytes)
             except ConfigError:
                 continue
             if _needed(other, shared) <= capacity_bytes:
@@ -220,6 +230,12 @@ def _more_ranks(plan: Plan) -> Changes:
 def _with(plan: Plan, part: str, changes: Mapping[str, object]) -> RunConfig:
     changed = getattr(plan.config, part).model_copy(update=changes)
     return plan.config.model_copy(update={part: changed})
+
+
+def hidden(config: RunConfig) -> str | None:
+    """Return why a run's sequences are too short to show what its attention does; None where they are not."""
+    reason = attention_of(config.model).hidden_at(config.model, config.training.seq_len)
+    return reason and f"attention {config.model.attention.kind!r} does not show in this run: {reason}"
 
 
 def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:

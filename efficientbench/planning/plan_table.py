@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -13,8 +14,9 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
+from efficientbench.config.variant import known, shown
 from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
-from efficientbench.planning.plan import Plan, gigabytes, memory_parts, plan_anywhere, planned_device
+from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
 
 
@@ -40,6 +42,18 @@ def print_plan(plan: Plan, console: Console) -> None:
     for row in _run_rows(plan):
         run.add_row(*row)
     console.print(run)
+    if known(lambda: plan.memory) is not None:
+        console.print(_memory_table(plan))
+    if not_shown := hidden(plan.config):
+        console.print(f"warning: {not_shown}", highlight=False, soft_wrap=True)
+    warning = planned_device(plan.config).dtype_warning(plan.config.training.dtype)
+    if warning is not None:
+        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+    if plan.budget.extended:
+        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
+
+
+def _memory_table(plan: Plan) -> Table:
     memory = Table(title="peak memory of a rank, GB", title_justify="left")
     memory.add_column("part")
     for stage in range(plan.layout.pp):
@@ -48,12 +62,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     for row_index, (name, _) in enumerate(columns[0]):
         memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
     memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
-    console.print(memory)
-    warning = planned_device(plan.config).dtype_warning(plan.config.training.dtype)
-    if warning is not None:
-        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
-    if plan.budget.extended:
-        console.print(plan.budget.extended, highlight=False, soft_wrap=True)
+    return memory
 
 
 def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
@@ -104,19 +113,20 @@ _MATRIX_COLUMNS = (
 
 
 def _matrix_row(plan: Plan) -> tuple[str, ...]:
-    model, training = plan.config.model, plan.config.training
-    return (
-        f"{plan.parameters.total:,}",
-        f"{plan.parameters.active:,}",
-        f"{plan.flops.training:,}",
-        f"{keys_read_per_query(model, training.seq_len):,.1f}",
-        f"{kv_cache_bytes_per_token(model, training.dtype):,}",
-        f"{plan.budget.tokens_per_parameter:.2g}",
-        f"{training.seq_len:,}",
-        f"{training.micro_batch_size}",
-        f"{plan.layout.world_size}",
-        f"{plan.rank_memory_bytes() / 1e9:.2f}",
+    model, training, budget = plan.config.model, plan.config.training, plan.budget
+    figures: tuple[Callable[[], str], ...] = (
+        lambda: f"{plan.parameters.total:,}",
+        lambda: f"{plan.parameters.active:,}",
+        lambda: f"{plan.flops.training:,}",
+        lambda: f"{keys_read_per_query(model, training.seq_len):,.1f}",
+        lambda: f"{kv_cache_bytes_per_token(model, training.dtype):,}",
+        lambda: f"{budget.tokens / plan.parameters.total:.2g}",
+        lambda: f"{training.seq_len:,}",
+        lambda: f"{training.micro_batch_size}",
+        lambda: f"{plan.layout.world_size}",
+        lambda: f"{plan.rank_memory_bytes() / 1e9:.2f}",
     )
+    return tuple(known(figure) or "n/a" for figure in figures)
 
 
 def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
@@ -129,8 +139,9 @@ def _matrix_notes(plans: Sequence[Plan]) -> list[str]:
     ]
     for plan in plans:
         seq_len = plan.config.training.seq_len
-        read, dense = keys_read_per_query(plan.config.model, seq_len), dense_keys_per_query(seq_len)
-        if read > dense:
+        dense, model = dense_keys_per_query(seq_len), plan.config.model
+        read = known(partial(keys_read_per_query, model, seq_len))
+        if read is not None and read > dense:
             notes.append(f"{plan.config.name}: keys read per query are NOT fewer than dense attention's {dense:,.1f}")
     return notes
 
@@ -149,7 +160,7 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     text = text_budget(plan, tokenized(plan.config.data))
     unknown = "n/a: a run counts them once the text is tokenized"
     rows = [
-        ("tokens per parameter", f"{text.tokens_per_parameter:.3g}"),
+        ("tokens per parameter", shown(lambda: f"{plan.budget.tokens / plan.parameters.total:.3g}")),
         ("unique tokens", unknown if text.unique_tokens is None else f"about {text.unique_tokens:,}"),
         ("epochs", unknown if text.epochs is None else f"about {text.epochs:.3g}"),
     ]
@@ -165,21 +176,21 @@ def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
 
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
-    training = config.training
+    training, flops = config.training, known(lambda: plan.flops)
     cp = f" × cp {layout.cp}" if layout.cp > 1 else ""
     grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
     if layout.ep > 1:
         grid += f", experts over ep {layout.ep}"
     batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
     return [
-        ("parameters, total", f"{plan.parameters.total:,}"),
-        ("parameters, active", f"{plan.parameters.active:,}"),
+        ("parameters, total", shown(lambda: f"{plan.parameters.total:,}")),
+        ("parameters, active", shown(lambda: f"{plan.parameters.active:,}")),
         *_backbone_rows(config.model),
-        ("FLOPs per token, training", f"{plan.flops.training:,}"),
-        ("  attention as full square", f"{plan.flops.training_full_square:,}"),
-        *([("  with recomputation", f"{plan.flops.training_hardware:,}")] if plan.flops.recomputed else []),
-        ("keys read per query", _keys_read(plan)),
-        ("KV cache per token", f"{kv_cache_bytes_per_token(config.model, training.dtype):,} B"),
+        ("FLOPs per token, training", shown(lambda: f"{plan.flops.training:,}")),
+        ("  attention as full square", shown(lambda: f"{plan.flops.training_full_square:,}")),
+        *([("  with recomputation", f"{flops.training_hardware:,}")] if flops and flops.recomputed else []),
+        ("keys read per query", shown(lambda: _keys_read(plan))),
+        ("KV cache per token", shown(lambda: f"{kv_cache_bytes_per_token(config.model, training.dtype):,} B")),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         ("tokens per step", f"{budget.tokens_per_step:,}"),
@@ -189,5 +200,5 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
         *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),
         ("layers per stage", f"{layout.layers_per_stage:,}" + (f", {layout.vpp} virtual" if layout.vpp > 1 else "")),
-        ("memory of a node's ranks", gigabytes(plan.node_memory_bytes())),
+        ("memory of a node's ranks", shown(lambda: gigabytes(plan.node_memory_bytes()))),
     ]

@@ -16,7 +16,8 @@ from efficientbench.planning.plan import Plan
 class TextBudget:
     """What a run will read of its text."""
 
-    tokens_per_parameter: float
+    tokens_per_parameter: float | None
+    """None where the model's parameters are not known before it is built."""
     unique_tokens: int | None
     """About; None where a source is not tokenized yet."""
     epochs: float | None
@@ -30,9 +31,8 @@ class TextBudget:
     def __str__(self) -> str:
         epochs = "" if self.epochs is None else f", about {self.epochs:.3g} epochs of the text"
         only = self.speed_only_reason
-        return f"{self.tokens_per_parameter:.3g} tokens per parameter{epochs}" + (
-            f"; speed only: {only}" if only else ""
-        )
+        size = "n/a" if self.tokens_per_parameter is None else f"{self.tokens_per_parameter:.3g}"
+        return f"{size} tokens per parameter{epochs}" + (f"; speed only: {only}" if only else "")
 
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:

@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from efficientbench.config.registry import ATTENTION
 from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.errors import MetricsError
 
@@ -38,12 +39,11 @@ _SCOPES = {
         "scaled_dot_product",
         "ScaledDotProduct",
         "BlockedAttention",
-        "RangeAttention",
-        "SelectedAttention",
         "flex_attention",
         "FlexAttention",
         "FusedAttn",
         "FlashAttn",
+        *(name for variant in ATTENTION.values() for name in variant.profiled_as),
     ),
     "optimizer": (OPTIMIZER, "Optimizer.step"),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known, missing
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
 from efficientbench.metrics.definitions import FORMULAS
@@ -35,7 +37,7 @@ def failed_record(
         status="failed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        unavailable=summary.unavailable,
+        unavailable=summary.unavailable | undeclared(job.config),
         data=recorded_sources(job),
         environment=run_environment(job.config, device),
     )
@@ -50,17 +52,17 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     """Return what was run, on which devices and by which formulas, by the record's field names."""
     config, layout = job.config, job.layout
-    parameters = count_parameters(config.model)
-    flops = flops_per_token(config.model, config.training.seq_len, config.training.recompute)
+    parameters = known(lambda: count_parameters(config.model))
+    flops = known(lambda: flops_per_token(config.model, config.training.seq_len, config.training.recompute))
     return {
         "run": f"{config.variant}_{config.size}" + (f"__{config.label}" if config.label else ""),
         "variant": config.variant,
         "size": config.size,
         "smoke": config.smoke,
         "seed": config.training.seed,
-        "parameters": parameters.total,
-        "parameters_active": parameters.active,
-        "flops_per_token": float(flops.training),
+        "parameters": None if parameters is None else parameters.total,
+        "parameters_active": None if parameters is None else parameters.active,
+        "flops_per_token": None if flops is None else float(flops.training),
         "devices": devices,
         "device_name": device.names()[0],
         "dtype": config.training.dtype,
@@ -68,9 +70,22 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         "micro_batch_size": config.training.micro_batch_size,
         "global_batch_size": config.training.global_batch_size,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
-        "keys_read_per_query": keys_read_per_query(config.model, config.training.seq_len),
+        "keys_read_per_query": known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
         "dense_keys_per_query": dense_keys_per_query(config.training.seq_len),
         "formula_id": FORMULAS,
         "config": config.model_dump(mode="json"),
         "paths": WRITTEN,
     }
+
+
+def undeclared(config: RunConfig) -> dict[str, str]:
+    """Return which figures of a run's model have no formula in the declarations of its variants, and why."""
+    model, seq_len = config.model, config.training.seq_len
+    formulas: dict[str, Callable[[], object]] = {
+        "parameters": lambda: count_parameters(model),
+        "parameters_active": lambda: count_parameters(model),
+        "flops_per_token": lambda: flops_per_token(model, seq_len),
+        "keys_read_per_query": lambda: keys_read_per_query(model, seq_len),
+    }
+    reasons = {name: missing(formula) for name, formula in formulas.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import TypeAdapter
 
 from efficientbench.config.budget import Budget
 from efficientbench.config.layout import Layout
+from efficientbench.config.registry import load_named
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.files import write_whole
 
@@ -31,6 +33,18 @@ class Job:
         write_whole(path, TypeAdapter(Job).dump_json(self, indent=2).decode())
 
     @classmethod
-    def read(cls, path: Path) -> Job:
-        """Read what `write` wrote. Raises ValueError where it is something else."""
-        return TypeAdapter(cls).validate_json(path.read_bytes())
+    def read(cls, path: Path, trusted: bool = False) -> Job:
+        """Read what `write` wrote.
+
+        Args:
+            path: the file.
+            trusted: import variants from outside this project that the job names: it is of this user's command.
+
+        Raises:
+            ValueError: the file is something else, or names a variant that is not loaded.
+            ConfigError: a variant cannot be loaded.
+        """
+        content = path.read_bytes()
+        if trusted:
+            load_named(json.loads(content)["config"])
+        return TypeAdapter(cls).validate_json(content)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known, shown
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
@@ -28,7 +29,7 @@ from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
-from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, make_plan, with_kernels
+from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
@@ -185,15 +186,19 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
             f"micro-batch {training.micro_batch_size} instead of {micro_batch_size}: "
             f"{layout.dp} replicas share a global batch of {training.global_batch_size}"
         )
+    parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
+    memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
     print(
-        f"{plan.config.name}: {plan.parameters.total:,} parameters, {plan.budget.steps:,} steps of "
+        f"{plan.config.name}: {parameters} parameters, {plan.budget.steps:,} steps of "
         f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
         f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
-        f"dp {layout.dp}) on {device.names()[0]}; about {gigabytes(plan.rank_memory_bytes())} each"
+        f"dp {layout.dp}) on {device.names()[0]}; {memory}"
     )
     warning = device.dtype_warning(training.dtype)
     if warning is not None:
         print(f"warning: {warning}")
+    if not_shown := hidden(plan.config):
+        print(f"warning: {not_shown}")
     if plan.budget.extended:
         print(plan.budget.extended)
     sys.stdout.flush()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.config.variant import known
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
@@ -68,7 +69,7 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
         f"{plan.budget.steps:,}",
         f"{plan.budget.tokens:,}",
         f"{used} for {task.asked}" if task.asked else str(used),
-        f"{plan.node_memory_bytes() / 1e9:.2f}",
+        known(lambda: f"{plan.node_memory_bytes() / 1e9:.2f}") or ABSENT,
         ABSENT if estimate.time_s is None else seconds(estimate.time_s),
         ABSENT if estimate.energy_j is None else _energy(estimate.energy_j),
     )

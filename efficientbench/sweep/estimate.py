@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efficientbench.config.schema import Recompute
+from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates, peak_flops
@@ -41,8 +42,11 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         cores: of the host; they count where the device is a CPU.
     """
     same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
-    same = [each for each in same if each.tokens_per_s]
-    return Estimate(*_time_s(plan, machine, same, cores), *_energy_j(plan, machine, same))
+    same = [each for each in same if each.tokens_per_s and each.flops_per_token]
+    try:
+        return Estimate(*_time_s(plan, machine, same, cores), *_energy_j(plan, machine, same))
+    except UndeclaredError as error:
+        return Estimate(None, str(error), None, str(error))
 
 
 def _time_s(plan: Plan, machine: Machine, same: Sequence[RunRecord], cores: float) -> tuple[float | None, str]:
@@ -86,7 +90,7 @@ def _energy_j(plan: Plan, machine: Machine, same: Sequence[RunRecord]) -> tuple[
 
 def _distance(record: RunRecord, plan: Plan) -> float:
     """Return the ratio of the two costs of a token, at least 1."""
-    ratio = record.flops_per_token / plan.flops.training
+    ratio = (record.flops_per_token or 0.0) / plan.flops.training
     return max(ratio, 1 / ratio)
 
 
@@ -98,7 +102,7 @@ def _hardware_flops(record: RunRecord, plan: Plan) -> float:
     training = record.config.get("training", {})
     recompute: Recompute = training.get("recompute", "none") if isinstance(training, dict) else "none"
     flops = flops_per_token(plan.config.model, plan.config.training.seq_len, recompute)
-    return record.flops_per_token * flops.training_hardware / flops.training
+    return (record.flops_per_token or 0.0) * flops.training_hardware / flops.training
 
 
 def _around_s(record: RunRecord) -> float:

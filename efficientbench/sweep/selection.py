@@ -19,6 +19,7 @@ from typing import Any
 from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.load import resolve, settable_keys, unknown_key
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
+from efficientbench.config.registry import SECTIONS, load, load_named
 from efficientbench.config.schema import MOST_LABEL, RunConfig
 
 _NOT_SWEPT = {
@@ -78,7 +79,9 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
         ConfigError: names or axes that mean nothing, or repeats of an axis of seeds. A configuration that is refused is
             returned with its reason.
     """
-    axes, matrix = parse_axes(request.axes), load_matrix(request.matrix)
+    matrix = load_matrix(request.matrix)
+    _load_variants(request, matrix)
+    axes = parse_axes(request.axes)
     if request.repeat is not None and "training.seed" in axes:
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
@@ -89,6 +92,17 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
             # Two texts of one value (1e-3, 0.001) are one run.
             found.setdefault(combination.config.name, combination)
     return list(found.values())
+
+
+def _load_variants(request: Request, matrix: Matrix) -> None:
+    """Load the variants from outside this project that the request or its matrix names: axes may be of their keys."""
+    for variant in matrix.variants.values():
+        load_named(variant)
+    for section in SECTIONS:
+        key = f"model.{section}.kind="
+        for text in (*request.axes, *request.overrides):
+            for kind in text.removeprefix(key).split(",") if text.startswith(key) else ():
+                load(section, kind)
 
 
 def _resolved(request: Request, name: str, values: dict[str, str]) -> Combination:
@@ -210,7 +224,7 @@ def label_of(chosen: Mapping[str, str], config: RunConfig | None, first: str | N
     parts = [first] if first else []
     for key in sorted(chosen):
         text = chosen[key] if config is None else _text(attrgetter(key)(config))
-        parts.append(f"{_short_names()[key]}={_safe(text)}")
+        parts.append(f"{_short_names(tuple(settable_keys()))[key]}={_safe(text)}")
     label = "__".join(parts)
     return label if len(label) <= MOST_LABEL else f"{label[: MOST_LABEL - 9].rstrip('._+=~-')}~{_hash(label)}"
 
@@ -234,13 +248,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]
 
 
-@lru_cache(maxsize=1)
-def _short_names() -> dict[str, str]:
+@lru_cache(maxsize=4)
+def _short_names(keys: tuple[str, ...]) -> dict[str, str]:
     """Map each key to its shortest ending that no other key has: seq_len, but attention.kind."""
 
     def endings(key: str) -> list[str]:
         parts = key.split(".")
         return [".".join(parts[first:]) for first in reversed(range(len(parts)))]
 
-    counts = Counter(ending for key in settable_keys() for ending in endings(key))
-    return {key: next(ending for ending in endings(key) if counts[ending] == 1) for key in settable_keys()}
+    counts = Counter(ending for key in keys for ending in endings(key))
+    return {key: next(ending for ending in endings(key) if counts[ending] == 1) for key in keys}

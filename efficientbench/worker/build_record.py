@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from efficientbench import metrics
+from efficientbench.config.variant import known
 from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
@@ -22,7 +23,7 @@ from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Win
 from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources, what_was_read
-from efficientbench.running.identity import identity, run_environment
+from efficientbench.running.identity import identity, run_environment, undeclared
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
 
@@ -39,21 +40,26 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
-    training, work = config.training, attention_work(config, device.type)
-    parameters = count_parameters(config.model)
-    flops = flops_per_token(config.model, training.seq_len, training.recompute)
+    model, training = config.model, config.training
+    parameters = known(lambda: count_parameters(model))
+    flops = known(lambda: flops_per_token(model, training.seq_len, training.recompute))
+    hardware = known(
+        lambda: hardware_flops_per_token(
+            model, training.seq_len, training.recompute, attention_work(config, device.type)
+        )
+    )
     peak, source = config.measurement.peak_flops, "configuration (measurement.peak_flops)"
     if peak is None:
         peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
     shares_host = device.memory_capacity_bytes() is None
     return RunFacts(
-        parameters=parameters.total,
-        parameters_active=parameters.active,
+        parameters=None if parameters is None else parameters.total,
+        parameters_active=None if parameters is None else parameters.active,
         devices=hosts if shares_host else layout.world_size,
-        flops_per_token=flops.training,
-        flops_per_token_full_square=flops.training_full_square,
-        flops_per_token_hardware=hardware_flops_per_token(config.model, training.seq_len, training.recompute, work),
+        flops_per_token=None if flops is None else flops.training,
+        flops_per_token_full_square=None if flops is None else flops.training_full_square,
+        flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
     )
@@ -90,7 +96,7 @@ def build_record(
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        unavailable=summary.unavailable,
+        unavailable=summary.unavailable | undeclared(config),
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job, batches.duplicates),
         validation_loss_se_values=quality.validation_loss_se_values,

@@ -21,15 +21,16 @@ from efficientbench.metrics.records.record_parts import Outlier
 class RunFacts:
     """Facts of a run that are known before it starts."""
 
-    parameters: int
-    parameters_active: int
+    parameters: int | None
+    """None, as the figures below, where no formula gives it."""
+    parameters_active: int | None
     devices: int
     """D: accelerators, or hosts where the host is the device."""
-    flops_per_token: float
+    flops_per_token: float | None
     """Model FLOPs of forward and backward, causal attention halved."""
-    flops_per_token_full_square: float
+    flops_per_token_full_square: float | None
     """`flops_per_token` with the full square of attention scores counted."""
-    flops_per_token_hardware: float
+    flops_per_token_hardware: float | None
     """`flops_per_token` with recomputation, scores computed again in the backward pass, and padding added."""
     peak_flops: float | None
     """Of one device for the run's dtype, dense, FLOP/s."""
@@ -119,6 +120,13 @@ class Measured:
         value, reasons = getattr(self.quality, name), self.quality.reasons
         if value is None or value == ():
             raise MetricsError(reasons.get(name, reasons.get(like, reason)))
+        return value
+
+    def of_model(self, name: str) -> Any:
+        """Return a field of `facts` that the model's formulas give."""
+        value = getattr(self.facts, name)
+        if value is None:
+            raise MetricsError("the model's declarations have no formula for what it needs")
         return value
 
     @property

@@ -42,11 +42,12 @@ class Identity(BaseModel):
     size: str = fact("", "the backbone's size")
     smoke: bool = fact("", "true: a scaled-down model, whose figures do not stand for the named one's", default=False)
     seed: int = fact("", "of the weights and the data order")
-    parameters: Positive = fact("", "P, all of the model's", "llm-foundry NumParams",
+    parameters: Positive | None = fact("", "P, all of the model's", "llm-foundry NumParams", default=None,
         headline=Headline(0, "params", count))
-    parameters_active: Positive = fact("", "those that one token uses; fewer than P in a mixture of experts")
-    flops_per_token: float = fact("FLOP",
-        "forward and backward, matmuls only, causal attention halved, no recomputation")
+    parameters_active: Positive | None = fact("", "those that one token uses; fewer than P in a mixture of experts",
+        default=None)
+    flops_per_token: float | None = fact("FLOP",
+        "forward and backward, matmuls only, causal attention halved, no recomputation", default=None)
     devices: Positive = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
     device_name: str = fact("", "as the driver gives it", "llm-foundry GPU")
     dtype: str = fact("", "of the matrix products", "llm-foundry Precision")
@@ -92,7 +93,7 @@ class Metrics(BaseModel):
     al_s_ci_high: float | None = figure("s", "upper end of AL's 95 % confidence interval", lambda m: m.noise.mean[1],
         headline=Headline(3, "±95%", percent))
     tt_tokens_per_param_s: float | None = figure("tokens / parameter / s", "TT: tokens over P over step time",
-        lambda m: m.throughput(m.facts.parameters), source="EfficientLLM eq. 4", better="higher",
+        lambda m: m.throughput(m.of_model("parameters")), source="EfficientLLM eq. 4", better="higher",
         compared="TT", headline=Headline(4, "TT tok/param/s", "{:.2e}".format))
     tokens_per_s: float | None = figure("tokens/s", "over all devices", lambda m: m.throughput(1), better="higher",
         known_as="nanotron tokens_per_sec; llm-foundry Throughput (T/s)",
@@ -111,14 +112,14 @@ class Metrics(BaseModel):
     energy_scope: str | None = figure("", "what the energy is of: gpu, npu, cpu-package, node")
     mfu: float | None = figure("",
         "model FLOPs over what the devices could do in the steps' time, causal attention halved",
-        lambda m: m.utilization(m.facts.flops_per_token), known_as="llm-foundry MFU", better="higher",
+        lambda m: m.utilization(m.of_model("flops_per_token")), known_as="llm-foundry MFU", better="higher",
         compared="MFU", headline=Headline(9, "MFU", percent, "MFU"))
     mfu_full_square: float | None = figure("",
         "MFU with the full square of attention scores counted (PaLM's convention)",
-        lambda m: m.utilization(m.facts.flops_per_token_full_square), better="higher")
+        lambda m: m.utilization(m.of_model("flops_per_token_full_square")), better="higher")
     hfu: float | None = figure("",
         "MFU with recomputation, scores computed again in the backward pass and padding added",
-        lambda m: m.utilization(m.facts.flops_per_token_hardware), known_as="llm-foundry HFU", better="higher")
+        lambda m: m.utilization(m.of_model("flops_per_token_hardware")), known_as="llm-foundry HFU", better="higher")
     peak_memory_allocated_bytes: int | None = figure("bytes", "the allocator's peak of tensors", better="lower",
         known_as="nanotron peak_allocated_MiB", compared="peak, torch, GB")
     peak_memory_reserved_bytes: int | None = figure("bytes", "the allocator's peak with its cache", better="lower",
@@ -148,7 +149,7 @@ class Metrics(BaseModel):
     al_s_cv: float | None = figure("", "standard deviation over mean of the time of a step: its noise",
         lambda m: m.step_time_std_s / definitions.average_latency(m.step_times_s), better="lower")
     tt_tokens_per_active_param_s: float | None = figure("tokens / parameter / s", "TT over the active parameters",
-        lambda m: m.throughput(m.facts.parameters_active), better="higher")
+        lambda m: m.throughput(m.of_model("parameters_active")), better="higher")
     energy_j_per_step: float | None = figure("J/step", "energy of one optimizer step",
         lambda m: m.measured("energy_j") / len(m.step_times_s), better="lower", compared="J/step")
     tokens_per_j: float | None = figure("tokens/J", "tokens trained on for one joule",
@@ -194,7 +195,7 @@ class Metrics(BaseModel):
     tokens_trained: int | None = figure("tokens", "trained on since the start, warm-up included",
         lambda m: m.text.tokens)
     tokens_per_parameter: float | None = figure("", "tokens_trained over P; below 1 the row is speed only",
-        lambda m: m.text.tokens / m.facts.parameters)
+        lambda m: m.text.tokens / m.of_model("parameters"))
     unique_tokens: int | None = figure("tokens", "different tokens of the text among tokens_trained",
         lambda m: definitions.text_read(m.text.tokens, m.text.sources)[0])
     epochs: float | None = figure("",

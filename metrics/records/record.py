@@ -28,6 +28,8 @@ MOST_OUTLIERS = 100
 NOT_RECORDED = "the record does not hold it"
 """Why a figure is absent that the writer of the record did not know of."""
 
+OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
+"""Facts that are None where the model's formulas are not known."""
 _Finite = Annotated[float, Field(le=LARGEST)]
 
 
@@ -135,7 +137,7 @@ class RunRecord(Metrics, Identity):
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
         """Refuse a figure that would overflow, or is null without a reason; one that is missing was not recorded."""
-        figures = {name: getattr(self, name) for name in Metrics.model_fields}
+        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *OF_FORMULAS)}
         large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
         if large:
             raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")

@@ -50,7 +50,7 @@ DERIVED = {
         lambda record: _times(record.tokens_per_s, 1 / record.seq_len), needs="tokens_per_s"),
     "model_tflops_per_device": Derived(Figure("TFLOP/s", "flops_per_token · tokens_per_s_per_device",
         known_as="nanotron model_tflops_per_gpu; Megatron TFLOP/s/GPU", better="higher"),
-        lambda record: _times(record.tokens_per_s_per_device, record.flops_per_token / 1e12),
+        lambda record: _times(record.tokens_per_s_per_device, record.flops_per_token and record.flops_per_token / 1e12),
         needs="tokens_per_s_per_device"),
     "hardware_tflops_per_device": Derived(Figure("TFLOP/s", "hfu · peak_flops", better="higher",
         known_as="nanotron hardware_tflops_per_gpu"),

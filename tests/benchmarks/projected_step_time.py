@@ -27,8 +27,8 @@ from support.tiny_training import tiny_training
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.model import causal_score_flops
 from efficientbench.metrics.hardware import DeviceRates
 from efficientbench.planning.step_time import Efficiency, project
 
@@ -134,7 +134,7 @@ def measure_rates(config: RunConfig) -> tuple[float, float, float, float]:
         link = 2 * (size - 1) / size * sent.nbytes / least(lambda: dist.all_reduce(sent))
     return (
         3 * 2 * tokens * weight.numel() / product_s,
-        3 * tokens * causal_score_flops(model, training.seq_len) / tp / attention_s,
+        3 * tokens * attention_of(model).costs.causal_score_flops(model, training.seq_len) / tp / attention_s,
         17 * grad.nbytes / activation_s,
         link,
     )

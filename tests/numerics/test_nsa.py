@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from support.configs import tiny
-from support.flop_counting import FlopCounter
 from support.nsa import qwen2_with_nsa, to_qwen2_with_nsa
 from support.oracle import build, gradients_beside, relative_error, weights_of
 from support.repository import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from efficientbench.config.model import NSAConfig
+from efficientbench.checking.flop_counting import FlopCounter
+from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
 from efficientbench.model.kernels.nsa.selected_attention import selected_attention

@@ -12,8 +12,8 @@ from support.oracle import build, dense_attention, gradients_beside, relative_er
 from support.positions import Oracle, t5_attention
 from support.qwen2 import to_qwen2
 
-from efficientbench.config.model import RelativeConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.position_variants import RelativeConfig
 
 if TYPE_CHECKING:
     pass

@@ -12,7 +12,8 @@ import torch
 from support.qwen2 import multiply_embedding, qwen2_config, to_qwen2
 from transformers import Qwen2ForCausalLM
 
-from efficientbench.config.model import ModelConfig, NSAConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.range_attention import Reach
 

@@ -15,8 +15,11 @@ from support.oracle import weights_of
 from support.tiny_training import tiny_training
 
 from efficientbench.config.backbone import CHOICES
-from efficientbench.config.model import LearnableAbsoluteConfig, MLAConfig, ModelConfig, NSAConfig, RelativeConfig
+from efficientbench.config.model import ModelConfig
 from efficientbench.config.schema import RunConfig, TrainingConfig
+from efficientbench.model.attention.mla_variant import MLAConfig
+from efficientbench.model.attention.nsa_variant import NSAConfig
+from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig
 
 Tensors = dict[str, torch.Tensor]
 UNDECAYED = ("bias", "norm", "_position", "table")

@@ -15,6 +15,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.kernels.causal_attention import AttentionKernel
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
@@ -34,10 +35,12 @@ class CoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
         *,
         position: Position,
+        attend: AttentionKernel | None = None,
     ) -> None:
+        """`attend`: computes scores of another kind, which take no bias; None: causal attention."""
         super().__init__(config)
         self.scale = softmax_scale or 1 / math.sqrt(config.kv_channels)
-        self.position = position
+        self.position, self.attend = position, attend
 
     def forward(
         self,
@@ -57,14 +60,22 @@ class CoreAttention(MegatronModule):
         query, key = self.position.rotate(query), self.position.rotate(key)
         if self.config.qk_layernorm and not self.config.norm_weights:
             query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
+        if self.attend is not None:
+            return self.attend(query, key, value, self.scale)
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
         return self.config.attention_kernel(query, key, value, self.scale)
 
 
-def spec(model: ModelConfig, position: Position) -> ModuleSpec:
-    """Return the ModuleSpec of the whole attention layer, projections included."""
+def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
+    """Return the ModuleSpec of the whole attention layer, projections included.
+
+    Args:
+        model: the run's.
+        position: its encoding, which turns queries and keys before they are attended to.
+        attend: computes scores of another kind, for variants that share all else; None: causal attention.
+    """
     # Norms without weights change nothing in turning with the pairs: CoreAttention has them behind the rotation, so
     # that the rounding of its angles does not change a length, as in nanochat.
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
@@ -73,7 +84,7 @@ def spec(model: ModelConfig, position: Position) -> ModuleSpec:
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
-            core_attention=functools.partial(CoreAttention, position=position),
+            core_attention=functools.partial(CoreAttention, position=position, attend=attend),
             linear_proj=RowParallelLinear,
             q_layernorm=head_norm,
             k_layernorm=head_norm,

@@ -21,7 +21,8 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.model import MLAConfig, ModelConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.model.attention.mla_variant import MLAConfig
 from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
 from efficientbench.model.position import Position
 

@@ -19,15 +19,13 @@ from megatron.core.tensor_parallel import checkpoint, copy_to_tensor_model_paral
 from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from efficientbench.config.model import ModelConfig, NSAConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.model.attention.nsa_variant import BRANCHES, NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
 from efficientbench.model.kernels.nsa.selected_attention import selected_attention
 from efficientbench.model.layers import column_parallel, row_parallel
 from efficientbench.model.position import Position, position_table
-
-BRANCHES = 3
-"""Compressed, selected, window: the order of their keys, their values and their gates."""
 
 
 class Compression(torch.nn.Module):

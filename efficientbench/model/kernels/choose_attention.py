@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.model import MLAConfig, NSAConfig
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel
@@ -46,18 +46,15 @@ class AttentionShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> AttentionShape | None:
-        """Return the shape of a run's plain causal attention; None where its scores are sparse or biased."""
+        """Return the shape of a run's plain causal attention; None where scores are biased or the layer's own."""
         model, training, tp = config.model, config.training, config.parallel.tp
-        if isinstance(model.attention, NSAConfig) or model.position.kind in ("relative", "alibi"):
+        plain_scores = attention_of(model).plain_scores
+        if plain_scores is None or position_of(model).place == "scores":
             return None
         # With fewer key-value heads than ranks, each rank has one whole head.
         heads, groups = model.heads // tp, max(model.key_value_heads // tp, 1)
-        widths = model.head_dim, model.head_dim
-        if isinstance(model.attention, MLAConfig):
-            mla = model.attention
-            widths = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
         dtype = TORCH_DTYPES[training.dtype]
-        return cls(training.seq_len, training.micro_batch_size, heads, groups, *widths, dtype)
+        return cls(training.seq_len, training.micro_batch_size, heads, groups, *plain_scores(model), dtype)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from efficientbench.config.model import NSAConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import UndeclaredError, imported
 from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
@@ -19,8 +21,9 @@ from efficientbench.model.kernels import (
     weight_gradient,
 )
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
-from efficientbench.model.kernels.nsa import range_attention, selected_attention
-from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
+from efficientbench.model.kernels.own_kernels import OwnKernels
+
+UNDECLARED = "n/a: the attention's declaration names no kernels"
 
 
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
@@ -37,7 +40,7 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
         ("rope", rope, npu_fused.ROTARY),
     )
     for part, kernel, npu_kernel in parts:
-        if part != "rope" or model.position.kind == "rope":
+        if part != "rope" or position_of(model).place == "queries and keys":
             names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
     dtype = TORCH_DTYPES[config.training.dtype]
     names["weight_gradient"] = weight_gradient.name(device_type, dtype)
@@ -53,9 +56,8 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     Two runs of which only one uses a fallback differ in more than their models.
     """
     model, names = config.model, kernel_names(config, device_type)
-    found = {}
-    if names.get("nsa_selection") == selected_attention.NAME and device_type in ("cuda", "npu"):
-        found["nsa_selection"] = "the device's own kernel is not installed, or does not take these shapes"
+    own = _own_kernels(model)
+    found = own.fallbacks(config, device_type) if own else {}
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
         found["attention"] = "FlexAttention needs Triton"
     if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
@@ -67,11 +69,15 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
 
 
 def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
-    """Return what the attention kernel on the device type computes more than its formula."""
-    if isinstance(config.model.attention, NSAConfig):
-        return AttentionWork(
-            selects_twice=kernel_names(config, device_type)["nsa_selection"] == selected_attention.NAME
-        )
+    """Return what the attention kernel on the device type computes more than its formula.
+
+    Raises UndeclaredError: the layer computes its scores by itself, and its declaration names no kernels.
+    """
+    if attention_of(config.model).plain_scores is None:
+        own = _own_kernels(config.model)
+        if own is None:
+            raise UndeclaredError(f"model.attention.kind={config.model.attention.kind} declares no kernels")
+        return own.work(config, device_type)
     shape = AttentionShape.of(config)
     if shape is None:
         return AttentionWork()
@@ -85,11 +91,17 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
-    if isinstance(model.attention, NSAConfig):
-        selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, model.attention))
-        return {"nsa_compression": range_attention.NAME, "nsa_selection": selection, "nsa_window": range_attention.NAME}
+    if attention_of(model).plain_scores is None:
+        own = _own_kernels(model)
+        return own.names(config, device_type) if own else {"attention": UNDECLARED}
     shape = AttentionShape.of(config)
     if shape is None:
-        trained = model.position.kind == "relative"
+        trained = position_of(model).costs.parameters(model) > 0
         return {"attention": biased_attention.name(device_type, trained)}
     return {"attention": choose(config.kernels.attention, shape, device_type).describe()}
+
+
+def _own_kernels(model: ModelConfig) -> OwnKernels | None:
+    """Return the kernels of a layer that computes its scores by itself; None where it declares none."""
+    dotted = attention_of(model).kernels
+    return imported(dotted) if dotted else None

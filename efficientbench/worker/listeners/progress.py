@@ -37,7 +37,7 @@ class ProgressDisplay:
         training: TrainingConfig,
         steps: int,
         measure: Measure,
-        flops_per_token: float,
+        flops_per_token: float | None,
         peak_flops: float | None,
         steps_before: int = 0,
     ) -> None:
@@ -47,7 +47,7 @@ class ProgressDisplay:
             training: of the run.
             steps: of the whole run.
             measure: of this rank, for step times and memory.
-            flops_per_token: of training, for the MFU.
+            flops_per_token: of training, for the MFU; None where no formula gives them.
             peak_flops: FLOP/s of all devices together; None where it is not known.
             steps_before: steps that earlier attempts of the run have trained.
         """
@@ -118,7 +118,7 @@ class ProgressDisplay:
         tokens_per_s = event.tokens / step_time_s
         memory = [s.memory_used_bytes for s in self.measure.monitor.latest_samples() if s.memory_used_bytes is not None]
         mfu = "n/a"
-        if self.peak_flops is not None:
+        if self.peak_flops is not None and self.flops_per_token is not None:
             flops = self.flops_per_token * event.tokens
             mfu = f"{flops_utilization(flops, step_time_s, 1, self.peak_flops):.1%}"
         norm = f"{event.gradient_norm:.3f}" if event.gradient_norm is not None else "n/a"

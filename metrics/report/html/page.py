@@ -133,7 +133,8 @@ def _settings(runs: Sequence[Run]) -> Table:
             keys += f" of {record.dense_keys_per_query:,.0f}"
         rows.append(
             (
-                *(run.name, record.status, f"{record.parameters:,}", f"{record.parameters_active:,}", record.dtype),
+                *(run.name, record.status, number(record.parameters, ","), number(record.parameters_active, ",")),
+                record.dtype,
                 *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
                 *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
                 number(record.tokens_per_parameter, ".3g"),

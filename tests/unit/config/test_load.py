@@ -10,8 +10,10 @@ from pydantic import ValidationError
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
-from efficientbench.config.model import MLAConfig, NSAConfig, RopeConfig
 from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.model.attention.mla_variant import MLAConfig
+from efficientbench.model.attention.nsa_variant import NSAConfig
+from efficientbench.model.position_variants import RopeConfig
 
 RUNS = [run.name for run in load_matrix().runs]
 

@@ -40,7 +40,7 @@ def test_every_size_has_a_smoke_size() -> None:
     ("text", "message"),
     [
         ("sizes: [", "cannot be read"),
-        ("sizes: {}", "variants: Field required"),
+        ("sizes: {}", "suites: Field required"),
         ("sizes: {../x: {}}\nvariants: {}\nsuites: {}", "sizes"),
         (
             "sizes: {s: {}}\nvariants: {v: {}}\nsuites: {all: [{variants: [w], sizes: [s, t]}]}",

@@ -97,8 +97,8 @@ KEYS = keys()
 
 
 def check_run(name: str, words: Sequence[str], smoke: bool) -> None:
-    """Resolve a run's configuration from the `key=value` in a command."""
-    resolve(name, smoke, [word for word in words if "=" in word and word != "key=value"])
+    """Resolve a run's configuration from the `key=value` in a command, without variants that the reader has written."""
+    resolve(name, smoke, [word for word in words if "=" in word and word != "key=value" and ":VARIANT" not in word])
 
 
 @each_page

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from support import outside
 from support.alone import engine_groups, peak_memory_bytes
 from support.printed import on_one_line
 from typer.testing import CliRunner
@@ -24,6 +26,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
 from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
 from efficientbench.planning.cluster_table import print_cluster_plan
+from efficientbench.planning.plan import make_plan
 from efficientbench.planning.step_time import Efficiency, bubble_fraction, project
 
 H100 = device_rates("H100 SXM", "bf16")
@@ -191,6 +194,20 @@ def test_printed_figures(alone: ProcessPoolExecutor) -> None:
         assert figure in text, figure
     # More than a run on a laptop: an accelerator's context.
     assert cluster.plan.memory[0].runtime == 1_500_000_000
+
+
+def test_what_a_variant_does_not_declare_is_absent_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.lay_out(tmp_path, monkeypatch)
+    kind = f"model.attention.kind={outside.PACKAGE}.future:VARIANT"
+    config, layout = layout_of_world(resolve("gqa_0.5B", smoke=True, overrides=[kind]), 4, 8)
+    plan = make_plan(config, layout, runtime_bytes=0)
+    cluster = ClusterPlan(plan, RankGrid(layout), (1000,), device_rates("H100 SXM", "bf16"), None, "why not")
+    printed = on_one_line(print_cluster_plan, cluster)
+    reason = "n/a; model.attention.kind=my_package.future:VARIANT declares no formula for"
+    assert f"memory: {reason}" in printed
+    assert f"communication: {reason}" in printed
 
 
 def test_without_rates_there_is_no_time_and_a_reason(alone: ProcessPoolExecutor) -> None:

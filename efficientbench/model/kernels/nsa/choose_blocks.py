@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from efficientbench.config.model import NSAConfig
 from efficientbench.config.schema import RunConfig
+from efficientbench.model.attention.nsa_variant import NSAConfig
 
 LOCAL_BLOCKS = 2
 """How many blocks up to a query's own are always chosen; the first block is, too."""

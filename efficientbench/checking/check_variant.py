@@ -1,0 +1,88 @@
+"""Check one variant on a tiny model: what it computes in this process, then what runs of it do."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from efficientbench.checking.model import model_checks
+from efficientbench.checking.runs import run_checks
+from efficientbench.config.load import resolve
+from efficientbench.config.registry import POSITIONS, Section, attention_of, find, position_of, section_of
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import AttentionVariant, missing
+from efficientbench.costs.model import count_parameters, flops_per_token, keys_read_per_query, kv_cache_bytes_per_token
+from efficientbench.doctor.check import print_checks
+
+TINY = (
+    *("model.layers=4", "model.hidden_size=48", "model.heads=4", "model.head_dim=12", "model.ffn_hidden_size=80"),
+    *("model.vocab_size=300", "data.trained_vocab_size=300", "training.seq_len=64", "training.dtype=fp32"),
+    *("training.micro_batch_size=2", "training.global_batch_size=4", "training.steps=6"),
+    *("measurement.warmup_steps=0", "measurement.min_steps=1", "measurement.enabled=false", "device=cpu"),
+)
+"""Shapes that take milliseconds a step, and that two ranks can share."""
+
+
+def check_variant(kind: str, overrides: Sequence[str] = ()) -> int:
+    """Check a variant, print what was found and what its declaration leaves out; return 0 if nothing failed, else 1.
+
+    Args:
+        kind: of attention or positional encoding, as `model.attention.kind` takes it.
+        overrides: further `key=value`, like its own shapes.
+
+    Raises:
+        ConfigError: there is no such variant, or no tiny model of it.
+    """
+    section = section_of(kind)
+    with tempfile.TemporaryDirectory(prefix="check-variant-") as folder:
+        config = _tiny(section, kind, (*overrides, f"output={folder}"))
+        console = Console(highlight=False)
+        with warnings.catch_warnings():
+            # Megatron warns of missing optional packages.
+            warnings.simplefilter("ignore")
+            computed = list(model_checks(config))
+        print_checks(console, f"{kind}, computed here", computed)
+        good = all(check.passed for check in computed)
+        ran = list(run_checks(_words(section, kind, overrides), Path(folder))) if good else []
+        print_checks(console, f"{kind}, in runs" if good else f"{kind}: no runs before these pass", ran)
+    for line in _undeclared(config):
+        console.print(f"undeclared: {line}", soft_wrap=True)
+    return int(not (good and all(check.passed for check in ran)))
+
+
+def _words(section: Section, kind: str, overrides: Sequence[str]) -> list[str]:
+    words = [*TINY, f"model.{section}.kind={kind}", *overrides]
+    variant = find(section, kind)
+    if isinstance(variant, AttentionVariant) and not any(word.startswith("model.position.kind=") for word in words):
+        taken = next(name for name, each in POSITIONS.items() if each.place in variant.places)
+        words.append(f"model.position.kind={taken}")
+    return words
+
+
+def _tiny(section: Section, kind: str, overrides: Sequence[str]) -> RunConfig:
+    return resolve("dense_1.5B", smoke=True, overrides=_words(section, kind, overrides))
+
+
+def _undeclared(config: RunConfig) -> Iterator[str]:
+    """Yield what the declarations leave out: capabilities, and figures without a formula."""
+    model, attention, position = config.model, attention_of(config.model), position_of(config.model)
+    capabilities = {
+        "tensor parallelism (parallel.tp)": attention.tensor_parallel is not None,
+        "context parallelism (parallel.cp)": attention.context_parallel and position.context_parallel,
+        "selective recomputation (training.recompute)": attention.selective_recomputation,
+        "names of its kernels": attention.plain_scores is not None or attention.kernels is not None,
+        "its class in transformers (export)": attention.exporter is not None,
+    }
+    yield from (name for name, declared in capabilities.items() if not declared)
+    formulas = (
+        lambda: count_parameters(model),
+        lambda: flops_per_token(model, config.training.seq_len),
+        lambda: keys_read_per_query(model, config.training.seq_len),
+        lambda: kv_cache_bytes_per_token(model, config.training.dtype),
+        lambda: attention.costs.saved(model, 1),
+    )
+    yield from dict.fromkeys(reason for formula in formulas if (reason := missing(formula)))

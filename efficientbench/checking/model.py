@@ -1,0 +1,166 @@
+"""Checks of a variant's model in this process: one rank, on the CPU, in float32.
+
+B = batch, S = sequence, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from efficientbench.checking.flop_counting import FlopCounter, UncountedError
+from efficientbench.config.schema import ParallelConfig, RunConfig
+from efficientbench.config.variant import missing
+from efficientbench.costs.model import count_parameters, flops_per_token
+from efficientbench.devices.cpu import CPU
+from efficientbench.doctor.check import Check
+
+if TYPE_CHECKING:
+    import torch
+
+    from efficientbench.model.gpt import GPT
+
+ROUNDING = 1e-5
+"""Largest difference of logits, relative to the largest, that the order of sums explains."""
+BATCH = 2
+
+
+def model_checks(config: RunConfig) -> Iterator[Check]:
+    """Check causality, lengths, parameters, FLOPs, gradients and determinism; stop where the model cannot be built."""
+    # Weights large enough that every part of the model shows in the logits.
+    config = config.model_copy(update={"model": config.model.model_copy(update={"init_std": 0.2})})
+    with _one_rank() as device:
+        try:
+            tokens, model = _tokens(config), _built(config, device)
+            whole = _logits(model, tokens)
+        except Exception as error:  # Code of others fails in any way.
+            yield Check("forward", False, f"{type(error).__name__}: {error}")
+            return
+        yield _causality(model, tokens, whole)
+        yield _lengths(model, tokens, whole)
+        yield _parameters(model, config)
+        yield _flops(model, config, tokens)
+        yield from _trains(config, device, tokens)
+
+
+@contextlib.contextmanager
+def _one_rank() -> Iterator[torch.device]:
+    """Prepare the CPU, and make a world of one rank with Megatron's process groups."""
+    cpu = CPU()
+    device = cpu.prepare(0)
+    # Megatron logs at length which of its modules it does not know.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    import torch.distributed as dist
+
+    from efficientbench.training import groups
+
+    dist.init_process_group(cpu.backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with groups.model_parallel(ParallelConfig(), seed=0):
+            yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def _built(config: RunConfig, device: torch.device) -> GPT:
+    from efficientbench.model.gpt import build_stages
+
+    [model] = build_stages(config, device)
+    return model
+
+
+def _tokens(config: RunConfig) -> torch.Tensor:
+    """Return random tokens [B, S + 1], always the same."""
+    import torch
+
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(config.model.vocab_size, (BATCH, config.training.seq_len + 1), generator=generator)
+
+
+def _logits(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logits [B, S, V] of tokens [B, S + 1] without the last."""
+    import torch
+
+    with torch.no_grad():
+        return model(tokens[:, :-1])
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found - wanted).abs().max() / wanted.abs().max()).item()
+
+
+def _causality(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
+    """Change one token, and compare the logits before it."""
+    length = whole.shape[1]
+    for position in (1, length // 2, length - 1):
+        changed = tokens.clone()
+        changed[:, position] = (changed[:, position] + 1) % whole.shape[2]
+        logits = _logits(model, changed)
+        distance = _distance(logits[:, :position], whole[:, :position])
+        if not distance < ROUNDING:
+            return Check("causality", False, f"token {position} changes logits before it, by {distance:.1e} of them")
+        if _distance(logits[:, position:], whole[:, position:]) == 0:
+            return Check("causality", False, f"no logits from token {position} on depend on it")
+    return Check("causality", True, "a changed token leaves all logits before it")
+
+
+def _lengths(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
+    """Compare the logits of shorter sequences, of odd lengths too, with those of the whole one."""
+    lengths = [length for length in (1, 7, 33) if length < whole.shape[1]]
+    for length in lengths:
+        try:
+            distance = _distance(_logits(model, tokens[:, : length + 1]), whole[:, :length])
+        except Exception as error:  # Code of others fails in any way.
+            return Check("lengths", False, f"{length} tokens: {type(error).__name__}: {error}")
+        if not distance < ROUNDING:
+            return Check("lengths", False, f"the first {length} tokens alone have other logits, by {distance:.1e}")
+    return Check("lengths", True, f"{', '.join(map(str, lengths))} tokens have the logits of a longer sequence")
+
+
+def _parameters(model: GPT, config: RunConfig) -> Check:
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    if reason := missing(lambda: count_parameters(config.model)):
+        return Check("parameters", True, f"{counted:,}; n/a by formula: {reason}")
+    wanted = count_parameters(config.model).total
+    return Check("parameters", counted == wanted, f"{counted:,}, by formula {wanted:,}")
+
+
+def _flops(model: GPT, config: RunConfig, tokens: torch.Tensor) -> Check:
+    """Count the products of a forward pass: a formula above them would claim work that is not done."""
+    if reason := missing(lambda: flops_per_token(config.model, config.training.seq_len)):
+        return Check("FLOPs", True, f"n/a by formula: {reason}")
+    try:
+        with FlopCounter() as counter:
+            _logits(model, tokens)
+    except UncountedError as error:
+        return Check("FLOPs", True, f"not counted: {error}")
+    counted = counter.total / (BATCH * config.training.seq_len)
+    wanted = flops_per_token(config.model, config.training.seq_len).forward
+    found = f"{counted:,.0f} a token in a forward pass, by formula {wanted:,} ({counted / wanted:.2f} times as many)"
+    return Check("FLOPs", counted > 0.999 * wanted, found)
+
+
+def _trains(config: RunConfig, device: torch.device, tokens: torch.Tensor) -> Iterator[Check]:
+    """Yield whether all parameters get finite gradients, and whether a second model gets the same ones."""
+    import torch
+
+    from efficientbench.model.initial_weights import global_parameters
+    from efficientbench.training.optimizer import wrap_data_parallel
+
+    gradients: list[dict[str, torch.Tensor]] = []
+    for _ in range(2):
+        model = _built(config, device)
+        labels = tokens[:, 1:]
+        wrap_data_parallel(model, config)(tokens[:, :-1], labels, torch.ones_like(labels)).backward()
+        parameters: dict[str, Any] = dict(global_parameters(model))
+        gradients.append({name: each.main_grad.clone() for name, each in parameters.items()})
+    first, second = gradients
+    broken = [name for name, each in first.items() if not each.isfinite().all()]
+    unused = [name for name, each in first.items() if not each.any()]
+    wrong = [f"not finite: {', '.join(broken)}"] * bool(broken) + [f"none: {', '.join(unused)}"] * bool(unused)
+    yield Check("gradients", not wrong, "; ".join(wrong) or f"finite and not zero in all {len(first)} parameters")
+    differing = [name for name in first if not torch.equal(first[name], second[name])]
+    same = "a second model has the same gradients to the last bit"
+    yield Check("determinism", not differing, f"other gradients: {', '.join(differing)}" if differing else same)

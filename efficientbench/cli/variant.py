@@ -1,0 +1,37 @@
+"""The commands `efficientbench check-variant` and `new-variant`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def check_variant(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="of attention or position, ours or package.module:NAME")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="keys of the tiny model, like its own shapes")
+    ] = None,
+) -> None:
+    """Check one variant on a tiny model: causality, lengths, counts, layouts, checkpoints, determinism."""
+    from efficientbench.checking.check_variant import check_variant as check
+
+    raise typer.Exit(check(kind, arguments or []))
+
+
+def new_variant(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="of the module, like my_window")],
+    *,
+    like: Annotated[str, typer.Option("--like", metavar="KIND", help="what it starts from, like gqa")],
+) -> None:
+    """Write NAME.py, a declaration to start from: an attention variant of your own."""
+    from efficientbench.checking.new_variant import write_variant
+
+    path = write_variant(name, like, Path.cwd())
+    print(
+        f"{path.name} is written; try it:\n"
+        f"  export PYTHONPATH=$PWD\n"
+        f"  efficientbench check-variant {name}:VARIANT\n"
+        f"  efficientbench run dense_1.5B --smoke model.attention.kind={name}:VARIANT"
+    )

@@ -1,0 +1,93 @@
+"""GQA and MQA in transformers: Qwen2 and Qwen3, dense and with experts, Llama, SmolLM3, NanoChat and Mixtral."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import position_of
+from efficientbench.export.architectures import Architecture, Exporter, is_nanochats, refusal
+from efficientbench.model.attention.gqa_variant import GQAConfig
+
+ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
+"""Classes with biases on all four projections of attention or on none."""
+HEAD_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+}
+"""Norms on the heads' queries and keys."""
+
+
+def _gqa(model: ModelConfig) -> GQAConfig:
+    assert isinstance(model.attention, GQAConfig)
+    return model.attention
+
+
+def _architecture(model: ModelConfig, tokenizer_survives_qwen2: bool) -> Architecture:
+    position, qkv_bias = position_of(model), _gqa(model).qkv_bias
+    if is_nanochats(model):
+        return "nanochat"
+    if model.position.rope_base is not None:
+        if model.qk_norm:
+            return "qwen3_moe" if model.moe else "qwen3"
+        if model.moe:
+            return "qwen2_moe" if qkv_bias else "mixtral"
+        return "qwen2" if qkv_bias and tokenizer_survives_qwen2 else "llama"
+    if position.place != "nothing":
+        raise refusal(f"model.position.kind={model.position.kind}", position.not_exported)
+    if model.moe:
+        raise refusal(
+            f"model.position.kind={model.position.kind} with model.moe",
+            "no class of transformers has such experts without RoPE",
+        )
+    if model.qk_norm:
+        raise refusal(
+            f"model.position.kind={model.position.kind} with model.qk_norm",
+            "no class of transformers has norms on queries without RoPE",
+        )
+    return "smollm3"
+
+
+def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    settings: dict[str, Any] = {"head_dim": model.head_dim}
+    if architecture in ONE_BIAS_FOR_ALL:
+        settings["attention_bias"] = _gqa(model).qkv_bias
+    if architecture == "llama":
+        settings["mlp_bias"] = False
+    elif architecture == "smollm3":
+        settings["no_rope_layers"] = [0] * model.layers
+    elif architecture == "nanochat":
+        settings |= {"hidden_act": "relu2", "final_logit_softcapping": model.logit_softcap}
+    return settings
+
+
+def _norms(model: ModelConfig) -> dict[str, int]:
+    names = [name.removesuffix(".weight") for name in HEAD_NORMS] if model.qk_norm else []
+    return dict.fromkeys(names, model.head_dim)
+
+
+def _converted(
+    part: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    """Split a weight or bias, which has query heads, key and value of each group together, into q, k and v."""
+    if model.qk_norm and part in HEAD_NORMS:
+        return {HEAD_NORMS[part]: weight}
+    if not part.startswith("self_attention.linear_qkv."):
+        return {}
+    kind = part.rpartition(".")[2]
+    groups = weight.unflatten(0, (model.key_value_heads, -1, model.head_dim))
+    query, key, value = groups.split([model.heads // model.key_value_heads, 1, 1], dim=1)
+    if architecture == "nanochat":
+        # It turns pairs the other way round, which is to exchange their halves.
+        query, key = (torch.cat(each.chunk(2, dim=2)[::-1], dim=2) for each in (query, key))
+    parts = query, key, value
+    tensors = {f"self_attn.{letter}_proj.{kind}": part.flatten(0, 2) for letter, part in zip("qkv", parts, strict=True)}
+    if architecture in ONE_BIAS_FOR_ALL and kind == "bias":
+        # A bias of zeros is none.
+        tensors["self_attn.o_proj.bias"] = weight.new_zeros(model.hidden_size)
+    return tensors
+
+
+EXPORTER = Exporter(_architecture, _settings, _norms, _converted)

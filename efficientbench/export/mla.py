@@ -1,0 +1,72 @@
+"""MLA in transformers: DeepSeek-V2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import position_of
+from efficientbench.export.architectures import Architecture, Exporter, refusal
+from efficientbench.model.attention.mla_variant import MLAConfig
+
+RENAMED = {
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
+}
+"""Tensors that are only renamed: ours → transformers'."""
+
+ROTATED_QUERIES = {
+    "self_attention.linear_q_proj.weight": "self_attn.q_proj.weight",
+    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
+}
+"""Query projections, whose rotated rows are reordered."""
+
+
+def _architecture(model: ModelConfig, tokenizer_survives_qwen2: bool) -> Architecture:
+    if model.moe:
+        raise refusal(
+            "model.attention.kind=mla with model.moe",
+            "transformers' DeepseekV2 does not scale the weights of a token's experts to a sum of 1, and its "
+            "DeepseekV3 scores experts by sigmoids where this model takes a softmax",
+        )
+    if model.position.rope_base is None:
+        raise refusal(f"model.position.kind={model.position.kind}", position_of(model).not_exported)
+    return "deepseek_v2"
+
+
+def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    return model.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
+
+
+def _norms(model: ModelConfig) -> dict[str, int]:
+    assert isinstance(model.attention, MLAConfig)
+    widths = {"self_attention.kv_layernorm": model.attention.kv_lora_rank}
+    return widths | ({"self_attention.q_layernorm": model.attention.q_lora_rank} if model.attention.q_lora_rank else {})
+
+
+def _converted(
+    part: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    if part in RENAMED:
+        return {RENAMED[part]: weight}
+    if part in ROTATED_QUERIES:
+        heads = weight.unflatten(0, (model.heads, -1))
+        return {ROTATED_QUERIES[part]: _pairs_side_by_side(heads, model).flatten(0, 1)}
+    if part == "self_attention.linear_kv_down_proj.weight":
+        return {"self_attn.kv_a_proj_with_mqa.weight": _pairs_side_by_side(weight[None], model)[0]}
+    return {}
+
+
+def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
+    """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
+    assert isinstance(model.attention, MLAConfig)
+    rotated = model.attention.qk_rope_head_dim
+    halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
+    return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
+
+
+EXPORTER = Exporter(_architecture, _settings, _norms, _converted)

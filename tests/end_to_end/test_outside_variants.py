@@ -1,0 +1,112 @@
+"""Variants from outside this project, as a user has them: runs, sweeps, reports, refusals, and their check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import outside
+from support.command_line import ROOT, TINY, efficientbench, record
+
+KIND = f"model.attention.kind={outside.PACKAGE}.window:VARIANT"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The import path of the commands: this checkout, and the package beside it."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    outside.lay_out(folder, monkeypatch)
+    return f"{ROOT}:{folder}"
+
+
+@pytest.mark.proof
+def test_a_sweep_trains_and_reports_it_and_no_export_takes_it(path: str, tmp_path: Path, cache: str) -> None:
+    output = tmp_path / "runs"
+    words = ("--smoke", f"output={output}", f"data.cache={cache}", *TINY, KIND)
+    efficientbench(
+        "sweep", "--only", "gqa_1.5B", *words, "--set", "model.attention.window=8,32", PYTHONPATH=path, expect=0
+    )
+    assert {folder.name for folder in output.glob("gqa*")} == {f"gqa_1.5B_smoke__window={size}" for size in (8, 32)}
+    run = output / "gqa_1.5B_smoke__window=8"
+    content = record(run)
+    assert content["kernels"]["attention"] == "n/a: the attention's declaration names no kernels"
+    assert content["hfu"] is None
+    assert content["parameters"] > 0
+    # Without the package on the path: nothing of these needs its code.
+    assert "window=8" in efficientbench("report", str(output), expect=0).stdout
+    done = efficientbench("export", str(run), str(tmp_path / "exported"), expect=2)
+    assert "is code from outside this project" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("name", "code", "found"),
+    [
+        ("window", 0, "✓  checkpoint"),
+        ("future", 1, "token 1 changes logits before it"),
+        ("delta", 0, "✓  checkpoint"),
+    ],
+)
+def test_a_variant_is_checked(name: str, code: int, found: str, path: str) -> None:
+    kind = f"{outside.PACKAGE}.{name}:VARIANT"
+    done = efficientbench("check-variant", kind, PYTHONPATH=path, expect=code, COLUMNS="160")
+    assert found in done.stdout
+    assert "undeclared: tensor parallelism (parallel.tp)" in done.stdout
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_the_recurrent_layer_is_its_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.configs import tiny
+    from support.oracle import build
+
+    outside.lay_out(tmp_path, monkeypatch)
+    config = tiny("dense_1.5B", f"model.attention.kind={outside.PACKAGE}.delta:VARIANT", "model.position.kind=none")
+    layer = build(config).decoder.layers[0].self_attention
+    hidden = torch.randn(9, 2, 48, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found, _ = layer(hidden)
+        projected = (hidden.double() @ layer.linear_in.weight.double().t()).view(9, 2, 4, 38)
+        outputs = torch.zeros(9, 2, 4, 12, dtype=torch.float64)
+        for batch in range(2):
+            for head in range(4):
+                state = torch.zeros(12, 12, dtype=torch.float64)
+                for token in range(9):
+                    q, k, v, gates = projected[token, batch, head].split([12, 12, 12, 2])
+                    q, k, (alpha, beta) = q / q.norm(), k / k.norm(), gates.sigmoid()
+                    forget = torch.eye(12, dtype=torch.float64) - beta * torch.outer(k, k)
+                    state = alpha * state @ forget + beta * torch.outer(v, k)
+                    outputs[token, batch, head] = state @ q
+        wanted = outputs.flatten(2) @ layer.linear_proj.weight.double().t()
+    assert (found.double() - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.usefixtures("single_rank")
+def test_an_encoding_from_outside_enters_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.configs import tiny
+    from support.oracle import build, text
+
+    outside.lay_out(tmp_path, monkeypatch)
+    kind = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"
+    flat, steep = (tiny("dense_1.5B", kind, f"model.position.slope={slope}") for slope in (0, 0.5))
+    tokens = text(flat, 16)
+    with torch.no_grad():
+        none, without = build(tiny("dense_1.5B", "model.position.kind=none"))(tokens), build(flat)(tokens)
+        added = build(steep)(tokens)
+    assert torch.equal(without, none)
+    assert torch.equal(added[:, 0], none[:, 0])
+    assert not torch.equal(added, none)
+
+
+def test_a_new_variant_starts_from_a_file_that_works(tmp_path: Path) -> None:
+    efficientbench("new-variant", "my_own", "--like", "gqa", cwd=tmp_path, expect=0)
+    words = ("--smoke", "model.attention.kind=my_own:VARIANT")
+    done = efficientbench("plan", "gqa_1.5B", *words, PYTHONPATH=f"{ROOT}:{tmp_path}", expect=0, COLUMNS="160")
+    assert "keys read per query" in done.stdout
+    assert "File exists" in efficientbench("new-variant", "my_own", "--like", "gqa", cwd=tmp_path, expect=2).stderr
+    assert (
+        "is no name of a Python module"
+        in efficientbench("new-variant", "my-own", "--like", "gqa", cwd=tmp_path, expect=2).stderr
+    )

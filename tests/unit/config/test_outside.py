@@ -1,0 +1,182 @@
+"""Variants from outside this project: found by the name of their module, and run only for whom names them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import outside
+from support.command_line import environment
+from support.metrics_parts import make_record
+from support.printed import on_one_line
+
+from efficientbench.cli.launch_script import Machines, NamedRun
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import UndeclaredError
+from efficientbench.export.hugging_face import export
+from efficientbench.metrics.analysis.repeats import load_group
+from efficientbench.metrics.records.record import write_record
+from efficientbench.metrics.report.build import build_report
+from efficientbench.planning.plan import plan_anywhere
+from efficientbench.planning.plan_table import print_plan
+from efficientbench.running.job import Job
+from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.selection import Request
+from efficientbench.sweep.tasks import build_tasks
+
+WINDOW, FUTURE = (f"model.attention.kind={outside.PACKAGE}.{name}:VARIANT" for name in ("window", "future"))
+CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    outside.lay_out(folder, monkeypatch)
+    return folder
+
+
+def smoke(*overrides: str) -> RunConfig:
+    return resolve("gqa_1.5B", smoke=True, overrides=overrides)
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Layout.of(smoke(*overrides), 1, oversubscribe=True)
+    return str(caught.value)
+
+
+def test_it_is_planned_by_its_formulas_and_without_torch(package: Path) -> None:
+    config = smoke(WINDOW, "model.attention.window=16")
+    assert config.model.attention.model_dump()["window"] == 16
+    plan = plan_anywhere(config)
+    own = 4 * (2 * (12 + 2) * 16 * 192 + 2 * 16)
+    assert plan.parameters.attention == own
+    printed = on_one_line(print_plan, plan)
+    assert "keys read per query 14.8, dense 48.5" in printed
+    assert "memory of a node's ranks n/a: model.attention.kind=my_package.window:VARIANT declares no formula" in printed
+    code = (
+        "import sys; sys.argv = ['efficientbench', 'plan', 'gqa_1.5B', '--smoke', sys.argv[1]]\n"
+        "from efficientbench.cli.app import app\n"
+        "try: app()\nexcept SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    paths = environment(PYTHONPATH=f"{package}:{environment()['PYTHONPATH']}")
+    done = subprocess.run([sys.executable, "-c", code, WINDOW], env=paths, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
+
+
+def test_what_it_does_not_declare_is_refused() -> None:
+    assert "'my_package.window:VARIANT' does not declare that ranks can share it" in refusal(WINDOW, "parallel.tp=2")
+    assert "does not share a sequence over ranks" in refusal(WINDOW, "parallel.cp=2")
+    assert "does not declare that it can be computed again" in refusal(WINDOW, "training.recompute=selective")
+    assert "does not declare that it takes 'relative'" in refusal(WINDOW, "model.position.kind=relative")
+    assert "has kernels of its own" in refusal(WINDOW, "kernels.attention=flash")
+    with pytest.raises(ConfigError, match="does not declare that ranks can share it"):
+        NamedRun("gqa_1.5B", (WINDOW, "parallel.tp=2"), smoke=True).check(Machines(nodes=1, devices_per_node=2))
+    assert Layout.of(smoke(WINDOW, "parallel.pp=2", "parallel.dp=2"), 1, oversubscribe=True).world_size == 4
+
+
+def test_formulas_that_nobody_gave_are_absent_with_a_reason() -> None:
+    plan = plan_anywhere(smoke(FUTURE))
+    with pytest.raises(UndeclaredError, match="declares no formula for its parameters"):
+        _ = plan.parameters
+    assert plan.budget.tokens_per_parameter is None
+    assert "parameters, total n/a: model.attention.kind=my_package.future:VARIANT declares" in on_one_line(
+        print_plan, plan
+    )
+    with pytest.raises(ConfigError, match="20x is counted by the model's parameters"):
+        plan_anywhere(smoke(FUTURE, "training.steps=null", "training.tokens=20x"))
+
+
+def test_an_encoding_comes_from_outside_too() -> None:
+    ramp = f"model.position.kind={outside.PACKAGE}.ramp:VARIANT"
+    config = smoke(ramp, "model.position.slope=0.5")
+    assert config.model.position.model_dump() == {"kind": "my_package.ramp:VARIANT", "slope": 0.5}
+    assert plan_anywhere(config).parameters == plan_anywhere(smoke("model.position.kind=none")).parameters
+    assert "the encoding 'my_package.ramp:VARIANT' does not share a sequence" in refusal(ramp, "parallel.cp=2")
+    with pytest.raises(ConfigError, match="is of class AttentionVariant, not PositionVariant"):
+        smoke("model.position.kind=my_package.window:VARIANT")
+
+
+def test_a_run_too_short_to_show_it_is_told() -> None:
+    printed = on_one_line(print_plan, plan_anywhere(smoke(WINDOW, "model.attention.window=96")))
+    assert "does not show in this run: its window of 96 tokens holds the whole sequence of 96" in printed
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no_such_package.window:VARIANT", "there is no module no_such_package: install its package"),
+        ("my_package.nothing:VARIANT", "there is no module my_package.nothing"),
+        ("my_package.window:VARIAN", "cannot be imported: AttributeError"),
+        ("my_package.window:attend", "is of class function, not AttentionVariant"),
+        ("my_package.window", "is not one of 'gqa', 'mla', 'nsa'; a variant of your own is package.module:VARIANT"),
+        ("gqaa", "is not one of 'gqa', 'mla', 'nsa'; did you mean gqa?"),
+    ],
+)
+def test_a_kind_that_is_none(kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        smoke(f"model.attention.kind={kind}")
+
+
+def test_a_wrong_key_names_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=re.escape("did you mean model.attention.window")):
+        smoke(WINDOW, "model.attention.windw=4")
+    with pytest.raises(ConfigError, match=re.escape("model.attention.kv_lora_rank: is no key of this kind")):
+        smoke(WINDOW, "model.attention.kv_lora_rank=4")
+    with pytest.raises(ConfigError, match=re.escape("model.attention.window: '0' does not fit")):
+        smoke(WINDOW, "model.attention.window=0")
+
+
+def test_an_entry_point_gives_it_a_name(package: Path) -> None:
+    metadata = package / "trial-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trial\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[efficientbench.variants]\ntrial_window = my_package.window:VARIANT\n")
+    assert smoke("model.attention.kind=trial_window").model.attention.kind == "trial_window"
+
+
+def test_a_matrix_of_its_own_adds_to_ours(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "variants: {window: {model: {attention: {kind: 'my_package.window:VARIANT', window: 16}}}}\n"
+        "smoke: {variants: {window: {model: {attention: {window: 8}}}}}\n"
+        "suites: {mine: [{variants: [window, gqa], sizes: [0.5B]}]}\n"
+    )
+    assert resolve("window_0.5B", matrix_file=path).model.attention.model_dump()["window"] == 16
+    assert resolve("window_0.5B", smoke=True, matrix_file=path).model.attention.model_dump()["window"] == 8
+    request = Request(matrix=path, only=("window",), axes=("model.attention.window=4,8",), smoke=True)
+    four, eight = build_tasks(request, CPU, None)
+    assert (four.refused, four.arguments[1:4]) == (None, ("window_0.5B", "--matrix", str(path)))
+    assert {four.folder.path.name, eight.folder.path.name} == {
+        "window_0.5B_smoke__window=4",
+        "window_0.5B_smoke__window=8",
+    }
+
+
+def test_a_foreign_folder_runs_no_code(package: Path, tmp_path: Path) -> None:
+    config, folder = smoke(), tmp_path / "runs" / "gqa_1.5B_smoke"
+    folder.mkdir(parents=True)
+    layout = Layout.of(config, 1, oversubscribe=True)
+    Job(config, layout, plan_budget(config, 1000), (folder / "none.json",), folder).write(folder / "config.json")
+    job = folder / "config.json"
+    job.write_text(job.read_text().replace('"kind": "gqa"', '"kind": "hostile:VARIANT"'))
+    hostile = {"model": {"attention": {"kind": "hostile:VARIANT"}}, "training": {"seed": 1234}}
+    write_record(make_record({"config": hostile}), folder / "record.json")
+    assert build_report(folder.parent).records
+    assert load_group(folder)
+    with pytest.raises(ConfigError, match="'hostile:VARIANT' is code from outside this project"):
+        export(folder, tmp_path / "exported")
+    with pytest.raises(ValueError, match="outside this project"):
+        Job.read(job)
+    assert not (package / "ran").exists()
+    with pytest.raises(ConfigError, match="hostile:VARIANT cannot be imported"):
+        smoke("model.attention.kind=hostile:VARIANT")
+    assert (package / "ran").exists()
