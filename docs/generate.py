@@ -1,7 +1,7 @@
-"""Fill the marked blocks of README*.md and docs/ from the code and from docs/measured/*.json.
+"""Fill the marked blocks of README*.md and docs/ from the code and docs/measured/*.json; write docs/record.schema.json.
 
-    python docs/generate.py            # rewrite the pages that are out of date
-    python docs/generate.py --check    # write nothing; exit with 1 and name the pages that are out of date
+    python docs/generate.py            # rewrite the files that are out of date
+    python docs/generate.py --check    # write nothing; exit with 1 and name the files that are out of date
 
 A block lies between `<!-- generated: NAME ARGUMENT... -->` and `<!-- end -->`. It may lie within a line.
 """
@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.json_schema import GenerateJsonSchema
 
 from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters, flops_per_token, keys_read_per_query
-from efficientbench.metrics.report import columns as report_columns
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.columns import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
+SCHEMA = ROOT / "docs" / "record.schema.json"
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
 """The Chinese of what the blocks hold in English, by the English: cells of tables, and phrases of other lines."""
@@ -95,12 +98,24 @@ def sizes() -> str:
 
 def columns() -> str:
     """Return a table of the columns of `report.csv`."""
-    described = report_columns.DESCRIPTIONS
     rows = [
-        [f"`{name}`", described[name].unit, described[name].meaning, described[name].known_as]
-        for name in report_columns.names()
+        [f"`{name}`", column.unit, column.description, column.better or "", column.known_as]
+        for name, column in COLUMNS.items()
     ]
-    return _table(["column", "unit", "meaning", "known elsewhere as"], rows)
+    return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """A JSON schema without pydantic's titles, which repeat the fields' names."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        return False
+
+
+def record_schema() -> str:
+    """Return the JSON schema of a run's record, as a file's text."""
+    schema = {"$schema": _WithoutTitles.schema_dialect, **RunRecord.model_json_schema(schema_generator=_WithoutTitles)}
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def measured(name: str) -> str:
@@ -226,15 +241,16 @@ def _in_chinese(line: str) -> str:
 
 
 def main() -> int:
-    """Rewrite, or check, every page; return the exit status."""
+    """Rewrite, or check, every page and the schema; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args().check
-    stale = [page for page in pages() if filled(page) != page.read_text(encoding="utf-8")]
-    for page in stale:
+    texts = {page: filled(page) for page in pages()} | {SCHEMA: record_schema()}
+    stale = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
+    for file in stale:
         if not check:
-            page.write_text(filled(page), encoding="utf-8")
-        print(f"{page.relative_to(ROOT)} {'is out of date: run python docs/generate.py' if check else 'is written'}")
+            file.write_text(texts[file], encoding="utf-8")
+        print(f"{file.relative_to(ROOT)} {'is out of date: run python docs/generate.py' if check else 'is written'}")
     return int(check and bool(stale))
 
 

@@ -260,7 +260,8 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    # hypot, since squares overflow where a model diverged: its perplexity may be 1e200.
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
 
 
 def standard_error(values: Sequence[float]) -> float | None:

@@ -29,6 +29,12 @@ class Timeline:
     power_w_mean: list[float | None]
     power_w_max: list[float | None]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a bucket of no length, and for lists of different lengths."""
+        lists = [value for value in vars(self).values() if isinstance(value, list)]
+        if not self.bucket_s > 0 or len(set(map(len, lists))) > 1:
+            raise ValueError("a timeline needs a bucket_s above 0, and lists of one length")
+
 
 @dataclass(frozen=True)
 class Disturbance:

@@ -32,12 +32,12 @@ class Device(ABC):
     """Device type by torch's name."""
     backend: str
     """Backend of torch.distributed for this device type."""
-    telemetry: str
-    """Source of the readings of memory, utilization and power: 'nvml', 'ascend' or 'host'."""
     runtime_bytes: int
     """Memory that a rank takes beside its tensors, in bytes."""
     visibility: str | None = None
     """Environment variable that limits which devices a process sees; None where there is none."""
+    address_variable: str | None = None
+    """Environment variable that names the node's own address to the backend; None where the backend chooses well."""
     remedy: str
     """What a machine needs before this device type can be used on it."""
 

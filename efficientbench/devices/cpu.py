@@ -22,7 +22,6 @@ class CPU(Device):
 
     type = "cpu"
     backend = "gloo"
-    telemetry = "host"
     # Interpreter, torch, the engine and communication.
     runtime_bytes = 372_000_000
     remedy = "nothing is needed"

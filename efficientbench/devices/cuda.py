@@ -19,7 +19,6 @@ class CUDA(Device):
 
     type = "cuda"
     backend = "nccl"
-    telemetry = "nvml"
     visibility = "CUDA_VISIBLE_DEVICES"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000

@@ -75,7 +75,7 @@ class NPU(Device):
 
     type = "npu"
     backend = "hccl"
-    telemetry = "ascend"
+    address_variable = "HCCL_IF_IP"
     visibility = "ASCEND_RT_VISIBLE_DEVICES"
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000

@@ -34,6 +34,11 @@ OCCUPIED = {
 TIME_LIMIT_S = 120
 
 
+def machine_checks(device_type: str) -> list[Check]:
+    """Return the checks of what lies below torch for a device type: none but for Ascend NPUs."""
+    return list(ascend_checks()) if device_type == "npu" else []
+
+
 def ascend_checks(environ: Mapping[str, str] = os.environ) -> Iterator[Check]:
     """Check machine, driver, CANN, torch with torch_npu, and HCCL; each needs those before it."""
     machine = platform.machine()

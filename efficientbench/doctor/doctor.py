@@ -17,7 +17,7 @@ from rich.text import Text
 from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
 from efficientbench.devices.base import DTYPES, Device
 from efficientbench.devices.registry import all_devices, device_called
-from efficientbench.doctor.ascend import ascend_checks
+from efficientbench.doctor.ascend import machine_checks
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.step import step_checks
 from efficientbench.metrics import AllocatorSensor
@@ -62,7 +62,7 @@ def check_device(name: str) -> int:
     """
     console = Console()
     device = device_called(name)
-    checks = list(ascend_checks()) if device.telemetry == "ascend" else []
+    checks = machine_checks(device.type)
     usable = _device(device)
     not_tried = Check("step", False, "not tried, since the device type cannot be used")
     checks += [usable, _backend(device), *(step_checks(device) if usable.passed else [not_tried])]
@@ -150,7 +150,7 @@ def _backend(device: Device) -> Check:
 
 def _sensors(device: Device, usable: bool) -> list[Sensor]:
     """Return all sensors that read a device type."""
-    sensors = device_sensors(device.telemetry)
+    sensors = device_sensors(device.type)
     allocator = device.allocator() if usable else None
     return sensors if allocator is None else [*sensors, AllocatorSensor(allocator, 0, device.names()[0])]
 

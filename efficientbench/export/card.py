@@ -88,9 +88,9 @@ def _recorded(record: RunRecord, step: int) -> list[tuple[str, str]]:
         ("status of the run", record.status),
         ("definitions of the figures", record.formula_id),
     ]
-    for column in HEADLINE[1:]:
-        reason = f": {record.unavailable[column.metric]}" if getattr(record, column.metric) is None else ""
-        facts.append((f"whole run: {column.title}", cell(column, record) + reason))
+    for figure, column in list(HEADLINE.items())[1:]:
+        reason = f": {record.unavailable[figure]}" if getattr(record, figure) is None else ""
+        facts.append((f"whole run: {column.title}", cell(figure, record) + reason))
     return facts
 
 

@@ -18,8 +18,8 @@ from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
 from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums
 from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
-from efficientbench.metrics.records.summarize import Reading
 from efficientbench.running.job import Job
 
 _ENTRY_BYTES = 24

@@ -11,6 +11,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import known, missing
 from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
 from efficientbench.devices.base import Device
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.records.environment import collect_environment
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
@@ -28,7 +29,6 @@ def failed_record(
     job: Job, device: Device, nodes: int, reason: str, started_at: datetime, duration_s: float
 ) -> RunRecord:
     """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
-    config = job.config
     summary = nothing_measured(reason)
     devices = nodes if device.memory_capacity_bytes() is None else job.layout.world_size
     return RunRecord(
@@ -37,14 +37,9 @@ def failed_record(
         status="failed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        unavailable=summary.unavailable | undeclared(config),
+        unavailable=summary.unavailable | undeclared(job.config),
         data=recorded_sources(job),
-        keys_read_per_query=known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
-        dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
-        kernels={},
-        config=config.model_dump(mode="json"),
-        environment=run_environment(config, device),
-        paths=WRITTEN,
+        environment=run_environment(job.config, device),
     )
 
 
@@ -55,7 +50,7 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 
 
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
-    """Return what was run, and on which devices, by the record's field names."""
+    """Return what was run, on which devices and by which formulas, by the record's field names."""
     config, layout = job.config, job.layout
     parameters = known(lambda: count_parameters(config.model))
     flops = known(lambda: flops_per_token(config.model, config.training.seq_len, config.training.recompute))
@@ -75,6 +70,11 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         "micro_batch_size": config.training.micro_batch_size,
         "global_batch_size": config.training.global_batch_size,
         **{axis: getattr(layout, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        "keys_read_per_query": known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
+        "dense_keys_per_query": dense_keys_per_query(config.training.seq_len),
+        "formula_id": FORMULAS,
+        "config": config.model_dump(mode="json"),
+        "paths": WRITTEN,
     }
 
 

@@ -112,15 +112,15 @@ def _connected(cluster: Cluster | None, device: Device, folder: OutputFolder) ->
     if cluster is None or cluster.nodes == 1:
         yield NodeLink(0, 1, {})
         return
-    ascend = device.telemetry == "ascend"
-    address, port = (hccl_address(os.environ), hccl_port(os.environ)) if ascend else (None, None)
+    variable = device.address_variable
+    address, port = (None, None) if variable is None else (hccl_address(os.environ), hccl_port(os.environ))
     if not cluster.secret:
         cluster = replace(cluster, secret=shared_secret(folder.path.parent))
     with preflight(cluster) as link:
         reached = check_connectivity(cluster, link, address, port)
-        if ascend and address is None:
+        if variable is not None and address is None:
             # By itself HCCL takes the first interface by name, which may lead elsewhere.
-            os.environ["HCCL_IF_IP"] = reached
+            os.environ[variable] = reached
         yield link
 
 

@@ -34,9 +34,10 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
     sensors: list[Sensor] = []
     if measurement.enabled:
         # A host's first process reads the host; a node's first rank reads the node's devices.
-        reads_devices = os.getpid() == pids_here[0] if device.telemetry == "host" else local_rank == 0
+        is_host = device.memory_capacity_bytes() is None
+        reads_devices = os.getpid() == pids_here[0] if is_host else local_rank == 0
         if reads_devices:
-            sensors += device_sensors(device.telemetry, range(job.layout.ranks_per_node), pids_here)
+            sensors += device_sensors(device.type, range(job.layout.ranks_per_node), pids_here)
         allocator = device.allocator()
         if allocator is not None:
             sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 from efficientbench import metrics
 from efficientbench.config.variant import known
 from efficientbench.costs.hardware import hardware_flops_per_token
-from efficientbench.costs.model import count_parameters, dense_keys_per_query, flops_per_token, keys_read_per_query
+from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
 from efficientbench.metrics.definitions import load_imbalance, percentiles
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
+from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
-from efficientbench.metrics.records.summarize import Quality, RunFacts, quality_curve, summarize
+from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.corpora import recorded_sources, what_was_read
-from efficientbench.running.identity import WRITTEN, identity, run_environment, undeclared
+from efficientbench.running.identity import identity, run_environment, undeclared
 from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
 
@@ -100,8 +101,6 @@ def build_record(
         data=recorded_sources(job, batches.duplicates),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
-        keys_read_per_query=known(lambda: keys_read_per_query(config.model, config.training.seq_len)),
-        dense_keys_per_query=dense_keys_per_query(config.training.seq_len),
         samples=run.samples,
         sample_intervals_s=run.sample_intervals_s,
         energy_doubt=run.energy_doubt,
@@ -119,9 +118,7 @@ def build_record(
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
         lost=recorder.lost,
-        config=config.model_dump(mode="json"),
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
-        paths=WRITTEN,
     )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
+from efficientbench.metrics.records.facts import RunFacts
 from efficientbench.metrics.records.record import write_record
-from efficientbench.metrics.records.summarize import RunFacts
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest

@@ -18,15 +18,11 @@ from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_c
 from efficientbench.metrics.analysis.repeats import Group, model_identity
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate, Ratio, Side, corrected, make_ratio
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import FIGURES, RunRecord
 
 QUALITY = ("validation_loss", "bits_per_byte")
 """Figures that runs which are speed only are not compared by."""
-METRICS = (
-    *("tokens_per_s", "al_s", "al_s_p50", "tt_tokens_per_param_s", "energy_j_per_token", "energy_j_per_step", "aec_w"),
-    *("amu_gb", "peak_memory_device_bytes", "peak_memory_allocated_bytes", "pcu", "mfu"),
-    *QUALITY,
-)
+METRICS = tuple(sorted((name for name, row in FIGURES.items() if row.compared), key=lambda name: FIGURES[name].place))
 """Figures that are compared, by their names in the record."""
 
 SAME = {
@@ -135,8 +131,8 @@ def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
     short = _short_of_text(records)
     if short is not None and metric in QUALITY:
         return short
-    lacking = next((record for record in records if not getattr(record, metric)), None)
-    return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is 0')}"
+    lacking = next((record for record in records if (getattr(record, metric) or 0) <= 0), None)
+    return None if lacking is None else f"{lacking.run}: {lacking.unavailable.get(metric, 'it is not above 0')}"
 
 
 def ratio_of(metric: str, first: Group, second: Group, floor: Estimate | None = None) -> Ratio:

@@ -38,7 +38,7 @@ def _data(record: RunRecord) -> str:
     section = record.section("data")
     split = section.get("split")
     if record.data is None:
-        return f"{section.get('path') or 'the embedded sample'}, split {split}"
+        return f"{section.get('path') or 'the embedded sample'}, split {split}" if section else "not named"
     sources = " + ".join(f"{each.weight:g} {each.source} ({each.fingerprint[:12]})" for each in record.data)
     return f"{sources}, split {split}"
 

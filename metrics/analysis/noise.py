@@ -37,7 +37,7 @@ def aa_floor(sets: Sequence[Sequence[RunRecord]], read: Callable[[RunRecord], fl
     """
     squares, degrees = 0.0, 0
     for records in sets:
-        logs = [math.log(value) for record in records if (value := read(record))]
+        logs = [math.log(value) for record in records if (value := read(record) or 0) > 0]
         if len(logs) >= MIN_REPEATS:
             squares += (standard_deviation(logs) or 0.0) ** 2 * (len(logs) - 1)
             degrees += len(logs) - 1

@@ -12,10 +12,11 @@ from typing import Any
 
 from efficientbench.metrics.definitions import standard_deviation, standard_error
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.figures import Metrics
 from efficientbench.metrics.records.record import (
+    FIGURES,
     RECORD_NAME,
     SKIPPED_FOLDERS,
-    Metrics,
     RunRecord,
     load_records,
     read_record,
@@ -26,7 +27,6 @@ from efficientbench.metrics.student import mean_confidence_interval
 _NAMES = ("variant", "size", "label")
 _PLACES = ("output", "data.cache")
 _SEED = "training.seed"
-_OF_ONE_RUN = ("al_s_block_steps", "al_s_drift_ratio_low", "al_s_drift_ratio_high", "al_s_drift_p")
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -169,11 +169,10 @@ def combine_repeats(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def combine(group: Group) -> RunRecord:
-    """Return a record with the mean of each figure over the repeats.
+    """Return a record with one value of each figure over the repeats, by the figure's row: mostly the mean.
 
-    Counts of outliers are added up; the drift is the largest, flagged where a repeat's is. The intervals of `al_s` and
-    `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure that one repeat lacks is
-    absent for that repeat's reason. All other fields are the first repeat's.
+    The intervals of `al_s` and `al_s_p50` and the loss's standard error come from the spread over the repeats. A figure
+    that one repeat lacks is absent for that repeat's reason. All other fields are the first repeat's.
     """
     records = group.records
     if len(records) == 1:
@@ -182,13 +181,14 @@ def combine(group: Group) -> RunRecord:
     unavailable: dict[str, str] = {}
     deviations: dict[str, float] = {}
     for name in Metrics.model_fields:
+        over_repeats = FIGURES[name].over_repeats
         lacking = next((record for record in records if getattr(record, name) is None), None)
-        if name in _OF_ONE_RUN or lacking is not None:
+        if over_repeats is None or lacking is not None:
             values[name] = None
             unavailable[name] = lacking.unavailable[name] if lacking is not None else "each repeat has its own"
             continue
         given = [getattr(record, name) for record in records]
-        values[name] = _mean(name, given)
+        values[name] = over_repeats(given)
         if isinstance(given[0], float):
             deviations[name] = standard_deviation(given) or 0.0
     for name in _INTERVALS:
@@ -216,20 +216,6 @@ def combine(group: Group) -> RunRecord:
         "validation_sequence_losses": mean_sequence_losses(records),
     }
     return group.first.model_copy(update=values | further)
-
-
-def _mean(name: str, values: list[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, bool):
-        return any(values)
-    if isinstance(first, str):
-        return " and ".join(dict.fromkeys(values))
-    if name == "outlier_steps":
-        return sum(values)
-    if name == "al_s_drift_ratio":
-        return max(values, key=lambda ratio: abs(math.log(ratio)))
-    mean = math.fsum(values) / len(values)
-    return round(mean) if isinstance(first, int) else mean
 
 
 def mean_sequence_losses(records: Sequence[RunRecord]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -19,8 +19,6 @@ _METERS: tuple[Scope, ...] = ("cpu-package", "cpu-package+dram", "node")
 """Scopes of meters of the host's energy."""
 _NO_METER = "no sensor for the host's power was in use"
 _NO_SENSOR = "no sensor for it was in use"
-_NO_ALLOCATOR = "no allocator sensor was in use"
-_NO_HOST_ALLOCATOR = "the host has no device allocator"
 
 
 def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
@@ -41,16 +39,23 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     scopes = {sensor.scope for rank in ranks for sensor in rank.sensors}
     scope = next((scope for scope in _SCOPES if scope in scopes), None)
     energy_scope, no_meter = _meter(scope, ranks)
-    devices = _Figures(ranks, everything, scope, _NO_SENSOR)
-    allocators = _Figures(ranks, everything, "allocator", _NO_HOST_ALLOCATOR if scope == "host" else _NO_ALLOCATOR)
-    meters = _Figures(ranks, everything, energy_scope, no_meter)
-    memory_gb = devices.all("amu_gb")
-    fractions = devices.memory_fractions()
-    energy_j = meters.all("energy_j")
+    no_allocator = "the host has no device allocator" if scope == "host" else "no allocator sensor was in use"
+    devices = _Figures(_OF_DEVICES, ranks, everything, scope, _NO_SENSOR)
+    allocators = _Figures(_OF_ALLOCATORS, ranks, everything, "allocator", no_allocator)
+    meters = _Figures(_OF_METERS, ranks, everything, energy_scope, no_meter)
+    unavailable = {**devices.unavailable, **meters.unavailable, **allocators.unavailable}
+    if scope is None:
+        unavailable["device_scope"] = "no sensor of a device was in use"
+    has_energy = "energy_j" not in unavailable
+    if not has_energy:
+        unavailable["energy_scope"] = unavailable["energy_j"]
     by_window = zip(*(meter.window_energy_j for meter in meters.devices), strict=True)
     first = ranks[0]
     zero_s = first.windows[0][0] if first.windows else 0.0
     return RunMeasurement(
+        **devices.values,
+        **allocators.values,
+        **meters.values,
         window_s=max(window_length_s(rank.windows) for rank in ranks),
         step_times_s=tuple(
             max(step.time_s for step in same) for same in zip(*(rank.steps for rank in ranks), strict=True)
@@ -59,26 +64,11 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         tokens=sum(step.tokens for rank in ranks for step in rank.steps),
         device_scope=scope,
         device_names=tuple(device.info.name for device in devices.devices),
-        memory_kind=_joined(device.info.memory_kind for device in devices.devices),
-        memory_idle_gb=_mean(devices.all("memory_idle_gb")),
-        amu_gb=_mean(memory_gb),
-        amu_gb_max=max(memory_gb, default=None),
-        amu_fraction=_mean(fractions),
-        amu_fraction_max=max(fractions, default=None),
-        pcu=_mean(devices.all("pcu")),
-        aec_w=_mean(meters.all("aec_w")),
-        power_w_sum=_sum(meters.all("aec_w", "power_w_sum")),
-        energy_j=_sum(energy_j),
-        energy_source=_joined(device.energy_source for device in meters.devices if device.energy_source),
-        peak_used_bytes=_largest(devices.all("peak_used_bytes")),
-        peak_allocated_bytes=_largest(allocators.all("peak_allocated_bytes")),
-        peak_reserved_bytes=_largest(allocators.all("peak_reserved_bytes")),
-        allocated_mean_gb=_mean(allocators.all("amu_gb", "allocated_mean_gb")),
         samples=_readings("samples", devices.devices, meters.devices, min),
         sample_intervals_s=_readings("sample_intervals_s", devices.devices, meters.devices, max),
-        window_energy_j=tuple(map(math.fsum, by_window)) if energy_j else (),
-        unavailable={**devices.unavailable, **meters.unavailable, **allocators.unavailable},
-        energy_scope=energy_scope if energy_j else None,
+        window_energy_j=tuple(map(math.fsum, by_window)) if has_energy else (),
+        unavailable=unavailable,
+        energy_scope=energy_scope if has_energy else None,
         energy_doubt="; ".join(device.energy_doubt for device in meters.devices if device.energy_doubt) or None,
         step_begins_s=tuple(step.begin_s - zero_s for step in first.steps),
         windows=tuple((begin_s - zero_s, end_s - zero_s) for begin_s, end_s in first.windows),
@@ -88,6 +78,39 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _joined(kinds: Sequence[str]) -> str:
+    return " and ".join(sorted(set(kinds)))
+
+
+_OverDevices = Mapping[str, tuple[str, Callable[[Sequence[Any]], Any]]]
+"""The run's figure → the field of each device that it is of, and how it follows from theirs."""
+_OF_DEVICES: _OverDevices = {
+    "memory_kind": ("info.memory_kind", _joined),
+    "memory_idle_gb": ("memory_idle_gb", _mean),
+    "amu_gb": ("amu_gb", _mean),
+    "amu_gb_max": ("amu_gb", max),
+    "amu_fraction": ("amu_fraction", _mean),
+    "amu_fraction_max": ("amu_fraction", max),
+    "pcu": ("pcu", _mean),
+    "peak_memory_device_bytes": ("peak_memory_device_bytes", max),
+}
+_OF_ALLOCATORS: _OverDevices = {
+    "memory_allocated_mean_gb": ("amu_gb", _mean),
+    "peak_memory_allocated_bytes": ("peak_memory_allocated_bytes", max),
+    "peak_memory_reserved_bytes": ("peak_memory_reserved_bytes", max),
+}
+_OF_METERS: _OverDevices = {
+    "energy_j": ("energy_j", math.fsum),
+    "energy_source": ("energy_source", _joined),
+    "aec_w": ("aec_w", _mean),
+    "power_w_sum": ("aec_w", math.fsum),
+}
 
 
 def _meter(scope: Scope | None, ranks: Sequence[RankMeasurement]) -> tuple[Scope | None, str]:
@@ -150,35 +173,36 @@ def _readings(
 
 
 class _Figures:
-    """Collects figures over the devices of one scope, and the reasons for missing ones."""
+    """The run's figures over the devices of one scope.
+
+    A figure needs all devices: if one is missing or lacks it, the figure is None, and `unavailable` has the reason.
+    """
 
     def __init__(
-        self, ranks: Sequence[RankMeasurement], devices: list[DeviceMeasurement], scope: Scope | None, no_sensor: str
+        self,
+        table: _OverDevices,
+        ranks: Sequence[RankMeasurement],
+        devices: list[DeviceMeasurement],
+        scope: Scope | None,
+        no_sensor: str,
     ) -> None:
         self.devices = [device for device in devices if device.scope == scope]
+        self.values: dict[str, Any] = {}
         self.unavailable: dict[str, str] = {}
-        self._no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
+        no_devices = self._why_incomplete(ranks, scope) or (None if self.devices else no_sensor)
+        for name, (field, over_devices) in table.items():
+            read = attrgetter(field)
+            lacking = next((device for device in self.devices if read(device) is None), None)
+            reason = no_devices or (None if lacking is None else self._why(lacking, field))
+            self.values[name] = None if reason else over_devices([read(device) for device in self.devices])
+            if reason:
+                self.unavailable[name] = reason
 
-    def all(self, name: str, recorded_as: str | None = None) -> list[float]:
-        """Return a figure of each device; or nothing, and record the reason, if a device is missing or lacks it.
-
-        Args:
-            name: the figure's field in `DeviceMeasurement`.
-            recorded_as: its field in `RunMeasurement`; the same name by default.
-        """
-        recorded_as = recorded_as or name
-        if self._no_devices is not None:
-            self.unavailable[recorded_as] = self._no_devices
-            return []
-        values = []
-        for device in self.devices:
-            value = getattr(device, name)
-            if value is None:
-                reason = device.unavailable[name]
-                self.unavailable[recorded_as] = reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
-                return []
-            values.append(value)
-        return values
+    def _why(self, device: DeviceMeasurement, field: str) -> str:
+        """Return why a device lacks a field, with its uuid where there are several."""
+        read = "amu_gb" if field == "amu_fraction" else field
+        reason = device.unavailable.get(read, "a device's memory capacity is not known")
+        return reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
 
     @staticmethod
     def _why_incomplete(ranks: Sequence[RankMeasurement], scope: Scope | None) -> str | None:
@@ -192,35 +216,8 @@ class _Figures:
                     return reason if len(ranks) == 1 else f"rank {rank.rank}: {reason}"
         return None
 
-    def memory_fractions(self) -> list[float]:
-        """Return AMU over capacity of each device; or nothing, and record the reason."""
-        used_gb = self.all("amu_gb")
-        capacities = [device.info.memory_capacity_bytes for device in self.devices]
-        if not used_gb:
-            self.unavailable["amu_fraction"] = self.unavailable["amu_gb"]
-        elif not all(capacities):
-            self.unavailable["amu_fraction"] = "a device's memory capacity is not known"
-            return []
-        return [gb * 1e9 / capacity for gb, capacity in zip(used_gb, capacities, strict=False) if capacity]
-
 
 def longest(disturbances: Sequence[Disturbance], count: int) -> list[Disturbance]:
     """Return the `count` longest in order of time: a busy machine may have thousands, and a record must stay small."""
     kept = sorted(disturbances, key=lambda each: each.begin_s - each.end_s)[:count]
     return sorted(kept, key=attrgetter("begin_s"))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
-def _sum(values: Sequence[float]) -> float | None:
-    return math.fsum(values) if values else None
-
-
-def _largest(values: Sequence[float]) -> int | None:
-    return int(max(values)) if values else None
-
-
-def _joined(kinds: Iterable[str]) -> str | None:
-    return " and ".join(sorted(set(kinds))) or None

@@ -41,9 +41,9 @@ class DeviceMeasurement:
     energy_j: float | None
     energy_source: str | None
     """'counter' (a register of the device) or 'integrated power' (polled, trapezoidal)."""
-    peak_used_bytes: int | None
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
+    peak_memory_device_bytes: int | None
+    peak_memory_allocated_bytes: int | None
+    peak_memory_reserved_bytes: int | None
     samples: dict[str, int]
     """Quantity ('memory', 'utilization', 'power') → its readings inside the window; a sensor may fill one alone."""
     sample_intervals_s: dict[str, float]
@@ -55,6 +55,12 @@ class DeviceMeasurement:
     """Why `energy_j` may be wrong; None: nothing speaks against it."""
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
+
+    @property
+    def amu_fraction(self) -> float | None:
+        """Return `amu_gb` over the device's capacity; None where one of them is not known."""
+        capacity_bytes = self.info.memory_capacity_bytes
+        return self.amu_gb * BYTES_PER_GB / capacity_bytes if self.amu_gb is not None and capacity_bytes else None
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,11 @@ class RunMeasurement:
     power_w_sum: float | None
     energy_j: float | None
     energy_source: str | None
-    peak_used_bytes: int | None
+    peak_memory_device_bytes: int | None
     """Of the device that used most, as are the allocator's two."""
-    peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    allocated_mean_gb: float | None
+    peak_memory_allocated_bytes: int | None
+    peak_memory_reserved_bytes: int | None
+    memory_allocated_mean_gb: float | None
     samples: dict[str, int]
     """Quantity ('memory', 'utilization', 'power') → its readings inside the window, of the device with fewest."""
     sample_intervals_s: dict[str, float]
@@ -164,8 +170,9 @@ def describe(run: RunMeasurement) -> str:
 
 def _memory(run: RunMeasurement) -> str:
     share = "" if run.amu_fraction is None else f" ({run.amu_fraction:.1%} of the capacity)"
-    peak = "" if run.peak_used_bytes is None else f", at most {run.peak_used_bytes / BYTES_PER_GB:,.2f} GB"
-    return f"{run.amu_gb:,.2f} GB{share}{peak}"
+    peak = run.peak_memory_device_bytes
+    most = "" if peak is None else f", at most {peak / BYTES_PER_GB:,.2f} GB"
+    return f"{run.amu_gb:,.2f} GB{share}{most}"
 
 
 def _energy(run: RunMeasurement) -> str:

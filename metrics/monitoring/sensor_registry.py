@@ -1,6 +1,6 @@
 """Chooses the sensors that read a device, and opens one to see what it can read.
 
-A sensor for devices of another vendor has its line here; a run and `doctor` choose by it.
+A sensor for devices of another type has its line in `SENSORS`: a run, `doctor` and a loop of your own choose by it.
 """
 
 from __future__ import annotations
@@ -19,38 +19,33 @@ from efficientbench.metrics.sensors.host import HostSensor
 from efficientbench.metrics.sensors.nvml import NvmlSensor
 from efficientbench.metrics.sensors.rapl import RaplSensor
 
+Indices = Sequence[int] | None
+"""Positions of devices among the visible ones, as torch counts them; None: all."""
+Pids = Sequence[int] | None
+"""All processes of the run on this host; None: this one."""
 
-def device_sensors(
-    telemetry: str, indices: Sequence[int] | None = None, pids: Sequence[int] | None = None
-) -> list[Sensor]:
-    """Return the sensors that read devices through one kind of telemetry.
-
-    Args:
-        telemetry: 'nvml' (NVIDIA GPUs), 'ascend' (Ascend NPUs) or 'host' (the host and its energy).
-        indices: positions of the devices among the visible ones, as torch counts them; all by default.
-        pids: all processes of the run on this host; this one by default.
-    """
-    if telemetry == "nvml":
-        return [NvmlSensor(indices=indices, pids=pids)]
-    if telemetry == "ascend":
-        return [DcmiSensor(indices, pids=pids)]
-    return [HostSensor(pids), RaplSensor()]
+SENSORS: dict[str, Callable[[Indices, Pids], list[Sensor]]] = {
+    "cuda": lambda indices, pids: [NvmlSensor(indices=indices, pids=pids)],
+    "npu": lambda indices, pids: [DcmiSensor(indices, pids=pids)],
+    "cpu": lambda indices, pids: [HostSensor(pids), RaplSensor()],
+}
+"""Device type by torch's name → the sensors that read its devices; those of a CPU are the host and its energy."""
 
 
-def local_sensors(pids: Sequence[int] | None = None) -> list[Sensor]:
-    """Return sensors for this process's current accelerator, or without one for the host and its energy.
+def device_sensors(device_type: str, indices: Indices = None, pids: Pids = None) -> list[Sensor]:
+    """Return the sensors that read devices of a type; none for a type without sensors."""
+    return SENSORS[device_type](indices, pids) if device_type in SENSORS else []
 
-    Args:
-        pids: all processes of the run on this host; this one by default.
-    """
+
+def local_sensors(pids: Pids = None) -> list[Sensor]:
+    """Return sensors for this process's current accelerator, or without one for the host and its energy."""
     torch = _torch_with_accelerator()
     if torch is None:
-        return device_sensors("host", pids=pids)
+        return device_sensors("cpu", pids=pids)
     kind = torch.accelerator.current_accelerator().type
     module = torch.get_device_module(kind)
     index = module.current_device()
-    sensors = device_sensors("ascend" if kind == "npu" else "nvml", [index], pids)
-    return [*sensors, AllocatorSensor(module, index, module.get_device_name(index))]
+    return [*device_sensors(kind, [index], pids), AllocatorSensor(module, index, module.get_device_name(index))]
 
 
 def local_synchronize() -> Callable[[], object]:

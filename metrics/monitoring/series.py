@@ -13,7 +13,7 @@ from efficientbench.metrics.definitions import BYTES_PER_GB, Windows, gaps_s, lo
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement
 from efficientbench.metrics.monitoring.timeline import make_timeline
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
+from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope
 
 MINIMUM_COVERAGE = 0.95
 """Share of the window that samples must cover, without a hole, for their mean to stand for all of it."""
@@ -144,14 +144,13 @@ class DeviceSeries:
             why = reason_for("power_w", why)
             if self._ran_backwards("energy_j", windows):
                 why = f"the energy counter wrapped around or restarted, and power cannot replace it: {why}"
-            reasons["energy_j"] = reasons["aec_w"] = why
+            reasons |= dict.fromkeys(("energy_j", "energy_source", "aec_w"), why)
         peaks = self._peaks(windows, amu_gb is not None)
         for figure, peak in peaks.items():
             if peak is None:
-                quantity = figure.removeprefix("peak_")
                 # Without a register of its own the peak is that of the samples, and is missing for the mean's reason.
-                of_samples = reasons.get("amu_gb") if quantity == "used_bytes" else None
-                reasons[figure] = of_samples or reason_for(quantity, NO_STEP)
+                of_samples = reasons.get("amu_gb") if figure == "peak_memory_device_bytes" else None
+                reasons[figure] = of_samples or reason_for(figure, NO_STEP)
         signals = {"memory": self._memory, "utilization": self._utilization, "power": self._power}
         samples = {name: signal.count_in(windows) for name, signal in signals.items() if signal.times_s}
         return DeviceMeasurement(
@@ -286,11 +285,10 @@ class DeviceSeries:
 
     def _peaks(self, windows: Windows, has_memory: bool) -> dict[str, int | None]:
         """Return the largest memory in the windows: the device's own peaks, else the samples'."""
-        used = self._peak("used_bytes") or self._memory.largest_in(windows)
+        used = self._peak("peak_memory_device_bytes") or self._memory.largest_in(windows)
         return {
-            "peak_used_bytes": int(used) if used is not None and has_memory else None,
-            "peak_allocated_bytes": self._peak("allocated_bytes"),
-            "peak_reserved_bytes": self._peak("reserved_bytes"),
+            "peak_memory_device_bytes": int(used) if used is not None and has_memory else None,
+            **{name: self._peak(name) for name in ALLOCATOR_PEAKS},
         }
 
     def _peak(self, name: str) -> int | None:

@@ -3,188 +3,73 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
-from efficientbench.metrics.definitions import FORMULAS, speed_only_reason
+from efficientbench.metrics.definitions import speed_only_reason
 from efficientbench.metrics.device_use import Disturbance, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
+from efficientbench.metrics.records.figures import Identity, Metrics
 from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
 
 SCHEMA_VERSION: Literal[3] = 3
+"""Rises when a field changes its meaning or goes; a further figure leaves it as it is."""
 RECORD_NAME = "record.json"
 SKIPPED_FOLDERS = ("previous", "profile")
 """Folders beside a run's record: the attempts that it replaced, and a run that was slowed by being traced."""
 MOST_OUTLIERS = 100
 """The largest number of steps that a record lists; a run with more has other troubles than single steps."""
+NOT_RECORDED = "the record does not hold it"
+"""Why a figure is absent that the writer of the record did not know of."""
 
-# The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
-# its reader would refuse.
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always")
-
-
-class Identity(BaseModel):
-    """What was run, and on what."""
-
-    model_config = _STRICT
-
-    run: str
-    variant: str
-    size: str
-    smoke: bool
-    """A scaled-down model, whose figures do not stand for the named one's."""
-    seed: int
-    parameters: int | None
-    """None, as the next two, where the model's formulas are not known; `unavailable` has the reason."""
-    parameters_active: int | None
-    flops_per_token: float | None
-    """Forward and backward, matmuls only, causal attention halved."""
-    devices: int
-    device_name: str
-    dtype: str
-    seq_len: int
-    micro_batch_size: int
-    global_batch_size: int
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    cp: int
-    tokens: int
-    """Trained on inside the measured window."""
-    steps_measured: int
+OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
+"""Facts that are None where the model's formulas are not known."""
+_Finite = Annotated[float, Field(le=LARGEST)]
 
 
-class Metrics(BaseModel):
-    """The measured figures; None stands for one that could not be measured, and `unavailable` has the reason."""
-
-    model_config = _STRICT
-
-    amu_gb: float | None
-    """Mean over devices of the memory used, GB (10^9 bytes)."""
-    amu_fraction: float | None
-    pcu: float | None
-    al_s: float | None
-    """Mean synchronized time of a step, the slowest rank's, s."""
-    al_s_p50: float | None
-    al_s_p90: float | None
-    al_s_p99: float | None
-    al_s_ci_low: float | None
-    """95 % confidence interval of the mean: `metrics.statistics.step_time_noise`."""
-    al_s_ci_high: float | None
-    tt_tokens_per_param_s: float | None
-    tokens_per_s: float | None
-    tokens_per_s_per_device: float | None
-    aec_w: float | None
-    """Mean power of a device, W."""
-    power_w_sum: float | None
-    energy_j: float | None
-    energy_j_per_token: float | None
-    energy_scope: str | None
-    mfu: float | None
-    """Causal attention counted halved."""
-    mfu_full_square: float | None
-    hfu: float | None
-    peak_memory_allocated_bytes: int | None
-    peak_memory_reserved_bytes: int | None
-    peak_memory_device_bytes: int | None
-    train_loss: float | None
-    validation_loss: float | None
-    perplexity: float | None
-    bits_per_byte: float | None
-    # Published tables have the columns above: they keep their places, and further figures follow.
-    device_scope: str | None
-    """What AMU, PCU, AEC and peak_memory_device_bytes are of: 'gpu', 'npu' or 'host'."""
-    amu_gb_max: float | None
-    """Of the device that used most."""
-    amu_fraction_max: float | None
-    memory_idle_gb: float | None
-    """Mean over devices before the model was built."""
-    memory_kind: str | None
-    """How the memory used was counted: 'driver' (all of the device), 'pss' or 'rss' (the run's processes)."""
-    memory_allocated_mean_gb: float | None
-    """The allocator's own mean over the window."""
-    al_s_std: float | None
-    al_s_cv: float | None
-    """Standard deviation over mean: the noise of a step's time."""
-    tt_tokens_per_active_param_s: float | None
-    energy_j_per_step: float | None
-    tokens_per_j: float | None
-    energy_source: str | None
-    """'counter' or 'integrated power'."""
-    window_s: float | None
-    sample_interval_s: float | None
-    """The longest in `sample_intervals_s`."""
-    peak_flops: float | None
-    """Of one device for this dtype, dense, FLOP/s."""
-    peak_flops_source: str | None
-    auxiliary_loss: float | None
-    """Load-balancing loss of a mixture of experts, without its factor, mean over layers: 1 where all get as many."""
-    expert_load_imbalance: float | None
-    """Tokens of the busiest expert over the mean of its layer's experts; mean over layers."""
-    al_s_p50_ci_low: float | None
-    """95 % confidence interval of the median, by the same function."""
-    al_s_p50_ci_high: float | None
-    al_s_block_steps: int | None
-    """Steps for which neighbours are alike: steps further apart than that are taken as independent."""
-    al_s_drift_ratio: float | None
-    """Time of a step at the window's end over that at its beginning: 1.05 is 5 % slower at the end."""
-    al_s_drift_ratio_low: float | None
-    """Lower end of the ratio's 95 % confidence interval."""
-    al_s_drift_ratio_high: float | None
-    al_s_drift_p: float | None
-    """Chance of so clear a trend where there is none."""
-    al_s_drift_flagged: bool | None
-    """Whether the drift is significant and large enough to matter: thermal throttling, a device that others share."""
-    outlier_steps: int | None
-    """Steps that took much longer than the others: `outliers` names them."""
-    validation_loss_se: float | None
-    """Standard error of `validation_loss`, from the spread over the validation's documents: how far another sample of
-    the text would move it. The noise between seeds is another one, which repeats show: of several, it is theirs."""
-    tokens_trained: int | None
-    """Since the start of the run, warm-up and earlier attempts included."""
-    tokens_per_parameter: float | None
-    """`tokens_trained` over all parameters."""
-    unique_tokens: int | None
-    """Different tokens of the text among `tokens_trained`."""
-    epochs: float | None
-    """How often the run read the training text; in a blend, the source that it repeated most."""
-    unigram_entropy: float | None
-    """Entropy of the frequencies of the text's tokens, nats: the loss of a model that knows nothing else."""
+def _iso_time(text: str) -> str:
+    """Return the time in a form that Python 3.10 reads too, which knows no Z."""
+    time = f"{text[:-1]}+00:00" if text.endswith("Z") else text
+    try:
+        datetime.fromisoformat(time)
+    except ValueError:
+        raise ValueError(f"{text!r} is no time in ISO 8601, such as 2026-01-02T03:04:05+00:00") from None
+    return time
 
 
 class RunRecord(Metrics, Identity):
     """One run: what it was, where it ran, what it measured, and why what is missing is missing."""
 
+    # fmt: off
+    keys_read_per_query: float | None = fact("keys", "mean keys that a query's attention reads in training",
+        default=None)
+    dense_keys_per_query: float | None = fact("keys", "mean keys that dense causal attention reads in training",
+        default=None)
+    status: Literal["completed", "stopped", "failed"] = fact("", "completed, stopped (on request) or failed")
+    started_at: Annotated[str, AfterValidator(_iso_time)] = fact("UTC", "when the run began, ISO 8601")
+    duration_s: NonNegativeFloat = fact("s", "from start to end, set-up and evaluation included")
+    formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")
+    repeats: Annotated[Few, Field(ge=1)] = fact("runs",
+        "with consecutive seeds, of which the row holds the mean; intervals are then over runs", default=1)
+    # fmt: on
+
     schema_version: Literal[3] = SCHEMA_VERSION
-    status: Literal["completed", "stopped", "failed"]
-    started_at: str
-    """UTC, ISO 8601."""
-    duration_s: float
-    """From start to end, set-up and evaluation included."""
-
-    formula_id: str = FORMULAS
-    """Which definitions the figures follow: see `efficientbench.metrics.definitions.FORMULAS`."""
-
-    repeats: int = 1
-    """Runs with consecutive seeds of which this record holds the mean; a run's own record holds one."""
     repeat_std: dict[str, float] = {}
     """Figure → its standard deviation over the repeats; empty for a single run."""
-    unavailable: dict[str, str]
+    unavailable: dict[str, str] = {}
     """Name of a metric that is None → why."""
-    step_time_percentiles_s: list[float] | None = None
+    step_time_percentiles_s: Annotated[list[_Finite], Field(min_length=101, max_length=101)] | None = None
     """The measured steps' times at 0, 1, …, 100 %, so that reports read no steps; None where no step was measured."""
     data: list[DataSource] | None = None
     """The corpora that the run read; None where the training loop did not name them."""
     experts: ExpertLoad | None = None
     """None for a model without experts."""
-    keys_read_per_query: float | None = None
-    """Mean keys that a query's attention reads in training; None for a model without attention."""
-    dense_keys_per_query: float | None = None
-    """Mean keys that dense causal attention reads; None for a model without attention."""
     samples: dict[str, int] = {}
     """'memory', 'utilization', 'power' → readings of it inside the window, of the device with fewest."""
     sample_intervals_s: dict[str, float] = {}
@@ -197,7 +82,7 @@ class RunRecord(Metrics, Identity):
     """The measured intervals."""
     disturbances: list[Disturbance] = []
     """When others used the run's devices; the 500 longest times."""
-    kernels: dict[str, str]
+    kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
     decayed_parameters: list[str] | None = None
     """Names of the parameters on which weight decay falls, with `*` for a layer's number; None where the training loop
@@ -216,7 +101,7 @@ class RunRecord(Metrics, Identity):
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
-    validation_loss_se_values: int | None = None
+    validation_loss_se_values: Few | None = None
     """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
     interval is Student's. None where it is not known."""
     validation_sequence_losses: list[float] = []
@@ -226,11 +111,11 @@ class RunRecord(Metrics, Identity):
     validation_text: str | None = None
     """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
     None where it is not known."""
-    config: dict[str, Any]
+    config: dict[str, Any] = {}
     """The resolved configuration."""
-    environment: dict[str, Any]
+    environment: dict[str, Any] = {}
     """The facts that `collect_environment` returned, and the sensors."""
-    paths: dict[str, str]
+    paths: dict[str, str] = {}
     """Kind of output → its path, relative to the record's folder."""
 
     @property
@@ -250,18 +135,26 @@ class RunRecord(Metrics, Identity):
         return found if isinstance(found, dict) else {}
 
     @model_validator(mode="after")
-    def _absent_needs_a_reason(self) -> RunRecord:
-        missing = [n for n in Metrics.model_fields if getattr(self, n) is None and not self.unavailable.get(n)]
+    def _figures_can_be_reported(self) -> RunRecord:
+        """Refuse a figure that would overflow, or is null without a reason; one that is missing was not recorded."""
+        figures = {name: getattr(self, name) for name in (*Metrics.model_fields, *OF_FORMULAS)}
+        large = [name for name, value in figures.items() if isinstance(value, int | float) and abs(value) > LARGEST]
+        if large:
+            raise ValueError(f"larger than {LARGEST:g}: {', '.join(large)}")
+        for name in figures.keys() - self.model_fields_set:
+            self.unavailable.setdefault(name, NOT_RECORDED)
+        missing = [name for name, value in figures.items() if value is None and not self.unavailable.get(name)]
         if missing:
             raise ValueError(f"absent without a reason in 'unavailable': {', '.join(missing)}")
         return self
 
 
-def columns() -> list[str]:
-    """Return the names of a record's scalar figures, in the order of every table."""
-    attention = ("keys_read_per_query", "dense_keys_per_query")
-    run = ("status", "started_at", "duration_s", "formula_id", "repeats")
-    return [*Identity.model_fields, *Metrics.model_fields, *attention, *run]
+FIGURES: dict[str, Figure] = {
+    name: field.json_schema_extra
+    for name, field in RunRecord.model_fields.items()
+    if isinstance(field.json_schema_extra, Figure)
+}
+"""A record's scalar → its row, in the order of every table."""
 
 
 def write_record(record: RunRecord, path: Path) -> None:
@@ -292,9 +185,12 @@ def _readable(error: ValidationError) -> str:
         return f"written in schema version {version['input']}; this program reads {SCHEMA_VERSION}"
     if first["type"] == "json_invalid":
         return f"damaged, it is no JSON ({first['ctx']['error']})"
-    messages = {where: item["msg"].removeprefix("Value error, ") for where, item in found.items()}
-    listed = "; ".join(f"{where}: {message}" if where else message for where, message in messages.items())
-    return f"not a run's record: {listed}"
+    messages = []
+    for where, item in found.items():
+        near = get_close_matches(where, RunRecord.model_fields, 1) if item["type"] == "extra_forbidden" else []
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        messages.append((f"{where}: " if where else "") + item["msg"].removeprefix("Value error, ") + hint)
+    return f"not a run's record: {'; '.join(messages)}"
 
 
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:

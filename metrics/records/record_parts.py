@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from efficientbench.metrics.records.figure import Few, Positive
 from efficientbench.metrics.student import half_interval_95
 
 
@@ -12,7 +15,7 @@ from efficientbench.metrics.student import half_interval_95
 class ExpertLoad:
     """The tokens that the experts of a mixture got in the measured window."""
 
-    tokens_per_expert: list[list[int]]
+    tokens_per_expert: list[Annotated[list[int], Field(min_length=1)]]
     """[layers][experts], over all ranks; a token counts once for each expert that it goes to."""
     load_imbalance: list[float]
     """[layers]: tokens of the busiest expert over the mean of the layer's experts."""
@@ -44,7 +47,7 @@ class QualityPoint:
     """A validation, and the cost of the training before it."""
 
     step: int
-    tokens: int
+    tokens: Positive
     """Trained on since the start, warm-up included."""
     loss: float | None
     """Mean over the validation's tokens, nats; None where it is no finite number."""
@@ -56,7 +59,7 @@ class QualityPoint:
     """Σ synchronized times of the measured steps: without warm-up, evaluation, checkpoints and set-up."""
     energy_j: float | None
     """Energy of the measured steps; None where no sensor measures it (`unavailable` has the reason, as energy_j)."""
-    loss_se_values: int | None = None
+    loss_se_values: Few | None = None
     """Batches, or repeats, over which `loss_se` is the spread; None where it is not known."""
 
     @property

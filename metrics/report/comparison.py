@@ -13,24 +13,10 @@ from efficientbench.metrics.analysis.conditions import differences
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, model_identity
 from efficientbench.metrics.definitions import BYTES_PER_GB
 from efficientbench.metrics.ratio import MIN_REPEATS, NO_INTERVAL, SIGNIFICANCE, Ratio
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
-UNITS = {
-    "tokens_per_s": "tokens/s",
-    "al_s": "AL, s/step",
-    "al_s_p50": "median step, s",
-    "tt_tokens_per_param_s": "TT",
-    "energy_j_per_token": "J/token",
-    "energy_j_per_step": "J/step",
-    "aec_w": "AEC, W",
-    "amu_gb": "AMU, GB",
-    "peak_memory_device_bytes": "peak, device, GB",
-    "peak_memory_allocated_bytes": "peak, torch, GB",
-    "pcu": "PCU",
-    "mfu": "MFU",
-    "validation_loss": "validation loss",
-    "bits_per_byte": "bits/byte",
+UNITS = {name: FIGURES[name].compared for name in METRICS} | {
     "tokens_to_loss": "tokens to it",
     "time_to_loss_s": "seconds to it",
     "energy_to_loss_j": "joules to it",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,7 +12,8 @@ from rich.text import Text
 
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.figure import Headline, percent
+from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
 from efficientbench.metrics.statistics import SURE_STEPS
@@ -29,59 +30,21 @@ AT_LEAST_NOTE = (
 )
 REPEATS_NOTE = "× n: the mean of n runs with consecutive seeds, ± their standard deviation; ±95%: the mean's interval."
 
-
 _MOST_NAMED = 3
 """Slow steps that a sentence names."""
 
 
-@dataclass(frozen=True)
-class HeadlineColumn:
-    """One figure."""
-
-    title: str
-    metric: str
-    """The record's name for it, whose reason explains an n/a."""
-    text: Callable[[float], str]
-
-
-def count(value: float) -> str:
-    """Return a count in short: 1,543,714,304 is '1.54B'."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:#.3g}".rstrip(".") + unit
-    return f"{value:.0f}"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:#.3g}".rstrip(".")
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-HEADLINE = (
-    HeadlineColumn("params", "parameters", count),
-    HeadlineColumn("tokens/s", "tokens_per_s", lambda value: f"{value:,.0f}"),
-    HeadlineColumn("AL ms", "al_s", lambda value: f"{value * 1e3:,.1f}"),
-    HeadlineColumn("±95%", "al_s_ci_high", _percent),
-    HeadlineColumn("TT tok/param/s", "tt_tokens_per_param_s", lambda value: f"{value:.2e}"),
-    HeadlineColumn("AMU GB", "amu_gb", lambda value: f"{value:,.2f}"),
-    HeadlineColumn("PCU", "pcu", _percent),
-    HeadlineColumn("AEC W", "aec_w", lambda value: f"{value:,.0f}"),
-    HeadlineColumn("J/token", "energy_j_per_token", _three_digits),
-    HeadlineColumn("MFU", "mfu", _percent),
-    HeadlineColumn("val loss", "validation_loss", lambda value: f"{value:.3f}"),
-    HeadlineColumn("ppl", "perplexity", lambda value: f"{value:,.1f}"),
-    HeadlineColumn("bits/byte", "bits_per_byte", lambda value: f"{value:.3f}"),
-)
+HEADLINE: dict[str, Headline] = {
+    name: row.headline for name, row in sorted(FIGURES.items(), key=lambda item: item[1].place) if row.headline
+}
+"""Figure → its column in the table of results, from the left."""
 
 
 def results_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all reports: one row a run."""
     named = zip(unique_names(records), records, strict=True)
-    rows = [(own, *(cell(column, record) for column in HEADLINE)) for own, record in named]
-    return Table(("run", *(column.title for column in HEADLINE)), rows)
+    rows = [(own, *(cell(figure, record) for figure in HEADLINE)) for own, record in named]
+    return Table(("run", *(column.title for column in HEADLINE.values())), rows)
 
 
 def print_results(records: Sequence[RunRecord], console: Console) -> None:
@@ -118,19 +81,19 @@ def unique_names(records: Sequence[RunRecord]) -> list[str]:
     return unique
 
 
-def cell(column: HeadlineColumn, record: RunRecord) -> str:
-    """Return the figure as text, or 'n/a'."""
-    value = getattr(record, column.metric)
+def cell(figure: str, record: RunRecord) -> str:
+    """Return a figure of the table of results as text, or 'n/a'."""
+    value, text = getattr(record, figure), HEADLINE[figure].text
     if value is None:
         return ABSENT
-    if column.metric == "al_s_ci_high":
+    if figure == "al_s_ci_high":
         noise = relative_interval(record)
-        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{_percent(noise)}"
-    deviation = record.repeat_std.get(column.metric)
+        return ABSENT if noise is None else f"{'≥' if is_least(record) else ''}±{text(noise)}"
+    deviation = record.repeat_std.get(figure)
     # A step's time has its interval in a column of its own.
-    if deviation is None or not value or column.metric == "al_s":
-        return column.text(value)
-    return f"{column.text(value)} ±{_percent(deviation / value)}"
+    if deviation is None or not value or figure == "al_s":
+        return text(value)
+    return f"{text(value)} ±{percent(deviation / value)}"
 
 
 def relative_interval(record: RunRecord) -> float | None:
@@ -161,13 +124,13 @@ class Absence:
         return f"{ABSENT} {', '.join(self.titles)}{where}: {self.reason}"
 
 
-def absences(records: Sequence[RunRecord], columns: Sequence[HeadlineColumn] = HEADLINE) -> list[Absence]:
+def absences(records: Sequence[RunRecord]) -> list[Absence]:
     """Return each reason for an n/a once."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for record in records:
-        for column in columns:
-            if getattr(record, column.metric) is None:
-                titles, runs = found.setdefault(record.unavailable[column.metric], ({}, {}))
+        for figure, column in HEADLINE.items():
+            if getattr(record, figure) is None:
+                titles, runs = found.setdefault(record.unavailable[figure], ({}, {}))
                 titles[column.title] = None
                 runs[name(record)] = None
     everyone = len({name(record) for record in records})
@@ -197,7 +160,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
             f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
             f"and {dense:,.0f} in dense causal attention."
         )
-    drifting = [f"{name(record)} {_drift(record)}" for record in records if record.al_s_drift_flagged]
+    flagged = [record for record in records if record.al_s_drift_flagged and record.al_s_drift_ratio is not None]
+    drifting = [f"{name(record)} {_drift(record)}" for record in flagged]
     if drifting:
         found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
     found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]

@@ -12,18 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.figures import Identity
+from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.columns import row
 
 HPARAMS_FOLDER = "hparams"
-SETTINGS = (
-    *("variant", "size", "smoke", "seed", "parameters", "device_name", "devices", "dtype", "seq_len"),
-    *("micro_batch_size", "global_batch_size", "tp", "pp", "dp", "ep", "cp", "recompute", "formula_id", "speed_only"),
-)
-FIGURES = (
-    *("validation_loss", "bits_per_byte", "tokens_per_s_per_device", "al_s", "amu_gb", "pcu", "mfu", "hfu", "aec_w"),
-    *("energy_j_per_token", "tt_tokens_per_param_s", "peak_memory_device_bytes", "tokens_per_parameter"),
-)
+SETTINGS = (*Identity.model_fields, "recompute", "formula_id", "speed_only", "tokens_per_parameter")
+FIGURES_SHOWN = [name for name, row in FIGURES.items() if (row.better or row.headline) and name not in SETTINGS]
+"""Figures by which runs are told apart: those of the table of results, and those with a better way."""
 
 
 def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
@@ -66,7 +62,8 @@ def _write_run(record: RunRecord, folder: Path) -> None:
     values, _ = row(record)
     begin_s = datetime.fromisoformat(record.started_at).timestamp()
     end_s = begin_s + record.duration_s
-    settings = {name: values[name] for name in SETTINGS if values[name] is not None}
+    given = {name: values[name] for name in SETTINGS if values[name] is not None}
+    settings = {name: value if isinstance(value, str | float | int) else str(value) for name, value in given.items()}
     state = {"completed": "STATUS_SUCCESS", "stopped": "STATUS_UNKNOWN", "failed": "STATUS_FAILURE"}[record.status]
     end = plugin_data_pb2.SessionEndInfo(
         status=plugin_data_pb2.DESCRIPTOR.pool.FindEnumTypeByName("tensorboard.hparams.Status")
@@ -81,7 +78,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         tensor=metadata.NULL_TENSOR,
     )
     figures = Summary(
-        value=[Summary.Value(tag=name, simple_value=values[name]) for name in FIGURES if values[name] is not None]
+        value=[Summary.Value(tag=name, simple_value=values[name]) for name in FIGURES_SHOWN if values[name] is not None]
     )
     folder.mkdir(parents=True)
     with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("wb") as file:

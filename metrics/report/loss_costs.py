@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.analysis.quality import Cost, cost_to_loss, lowest_common_loss
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.headline import count, unique_names
+from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.table import ABSENT, Table
 
 

@@ -19,7 +19,7 @@ from efficientbench.metrics.analysis.conditions import group
 from efficientbench.metrics.ratio import MIN_REPEATS
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import SMOKE_NOTE, name, relative_interval
-from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, print_wide_table
+from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table, number, print_wide_table
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,17 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
         layout.methods[record.variant] + name(record).removeprefix(f"{record.variant}_{record.size}"),
         record.size.replace("x", "×"),
         layout.setting_of(record),
-        _text(record.perplexity, ",.2f"),
-        _text(record.amu_gb, ",.2f"),
-        _text(record.pcu, ".3f"),
-        _text(record.al_s, ".4f"),
-        _text(record.tt_tokens_per_param_s, ".2e"),
-        _text(record.aec_w, ",.2f"),
-        _text(hours, ",.3f"),
-        _text(record.energy_j_per_token, ".4g"),
+        number(record.perplexity, ",.2f"),
+        number(record.amu_gb, ",.2f"),
+        number(record.pcu, ".3f"),
+        number(record.al_s, ".4f"),
+        number(record.tt_tokens_per_param_s, ".2e"),
+        number(record.aec_w, ",.2f"),
+        number(hours, ",.3f"),
+        number(record.energy_j_per_token, ".4g"),
         _place(ranked.by_token, ranked.tied_by_token) if ranked else ABSENT,
         _place(ranked.by_power, ranked.tied_by_power) if ranked else ABSENT,
     )
-
-
-def _text(value: float | None, form: str) -> str:
-    return ABSENT if value is None else format(value, form)
 
 
 def _place(place: int, tied: bool) -> str:

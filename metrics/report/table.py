@@ -13,6 +13,11 @@ from rich.text import Text
 ABSENT = "n/a"
 
 
+def number(value: float | None, form: str) -> str:
+    """Return a number in a format of Python's, or 'n/a'."""
+    return ABSENT if value is None else format(value, form)
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells as every report shows them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from efficientbench.metrics.sensors.base import DeviceInfo, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, DeviceInfo, Peaks, Sample, Scope, Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 
 
@@ -32,7 +32,7 @@ class AllocatorSensor(Sensor):
     name = "allocator"
     scope: Scope = "allocator"
     is_slow = False
-    figures = {"allocated_bytes": "peak allocated memory", "reserved_bytes": "peak reserved memory"}
+    figures = dict(zip(ALLOCATOR_PEAKS, ("peak allocated memory", "peak reserved memory"), strict=True))
 
     def __init__(self, memory: DeviceMemory, device: int, device_name: str) -> None:
         reason = "the allocator knows memory only"
@@ -54,6 +54,8 @@ class AllocatorSensor(Sensor):
         self._memory.reset_peak_memory_stats(self._device)
 
     def peaks(self) -> dict[str, Peaks]:
-        allocated = self._memory.max_memory_allocated(self._device)
-        reserved = self._memory.max_memory_reserved(self._device)
-        return {self._info.uuid: Peaks(allocated_bytes=allocated, reserved_bytes=reserved)}
+        peaks = Peaks(
+            peak_memory_allocated_bytes=self._memory.max_memory_allocated(self._device),
+            peak_memory_reserved_bytes=self._memory.max_memory_reserved(self._device),
+        )
+        return {self._info.uuid: peaks}

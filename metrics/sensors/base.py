@@ -58,15 +58,17 @@ class Counters:
 class Peaks:
     """The largest memory since `reset_peaks`, as far as the device itself records it."""
 
-    used_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
+    peak_memory_device_bytes: int | None = None
+    peak_memory_allocated_bytes: int | None = None
+    peak_memory_reserved_bytes: int | None = None
 
 
+ALLOCATOR_PEAKS = ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes")
+"""Fields of Peaks that torch's allocator alone knows."""
 QUANTITIES = (
     *("memory_used_bytes", "utilization", "power_w"),
     *("energy_j", "busy_s"),
-    *("used_bytes", "allocated_bytes", "reserved_bytes"),
+    *("peak_memory_device_bytes", *ALLOCATOR_PEAKS),
 )
 """Fields of Sample, Counters and Peaks that a sensor fills, or names in `unavailable` with the reason why not."""
 

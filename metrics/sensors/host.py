@@ -14,6 +14,7 @@ import psutil
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.sensors.base import (
+    ALLOCATOR_PEAKS,
     MEMORY_AND_UTILIZATION,
     Counters,
     DeviceInfo,
@@ -63,8 +64,7 @@ class HostSensor(Sensor):
         self.unavailable = {
             "power_w": no_power,
             "energy_j": no_power,
-            "allocated_bytes": no_allocator,
-            "reserved_bytes": no_allocator,
+            **dict.fromkeys(ALLOCATOR_PEAKS, no_allocator),
         }
         self._roots = tuple(pids) if pids is not None else (os.getpid(),)
         self._processes: list[RunProcess] = []
@@ -132,7 +132,8 @@ class HostSensor(Sensor):
     def peaks(self) -> dict[str, Peaks]:
         if not self._has_peaks:
             return {}
-        return {self._devices[0].uuid: Peaks(used_bytes=sum(process.peak_bytes() for process in self._processes))}
+        peak_bytes = sum(process.peak_bytes() for process in self._processes)
+        return {self._devices[0].uuid: Peaks(peak_memory_device_bytes=peak_bytes)}
 
     def close(self) -> None:
         for process in self._processes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.sensors.base import (
+    ALLOCATOR_PEAKS,
     MEMORY_AND_UTILIZATION,
     POWER_AND_ENERGY,
     Counters,
@@ -87,8 +88,8 @@ class NvmlSensor(Sensor):
             capacity = self._nvml.nvmlDeviceGetMemoryInfo(handle).total
             self._handles[uuid] = handle
             self._devices.append(DeviceInfo(uuid, self._nvml.nvmlDeviceGetName(handle), capacity, "driver"))
-        self.unavailable = dict.fromkeys(("allocated_bytes", "reserved_bytes"), "NVML does not know torch's allocator")
-        self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "NVML keeps no such register")
+        self.unavailable = dict.fromkeys(ALLOCATOR_PEAKS, "NVML does not know torch's allocator")
+        self.unavailable |= dict.fromkeys(("busy_s", "peak_memory_device_bytes"), "NVML keeps no such register")
         for uuid in self._handles:
             if uuid.startswith("MIG-"):
                 # Some drivers return the whole GPU's power for a slice, which two slices would count twice.

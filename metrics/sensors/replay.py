@@ -133,7 +133,7 @@ class ReplaySensor(Sensor):
         for name in (*_SAMPLED, *_COUNTED):
             if not all(recorded.times_s[name] for recorded in self._devices):
                 self.unavailable[name] = no
-        self.unavailable |= dict.fromkeys(("used_bytes", "allocated_bytes", "reserved_bytes"), no)
+        self.unavailable |= dict.fromkeys(asdict(Peaks()), no)
 
     def devices(self) -> list[DeviceInfo]:
         return [recorded.info for recorded in self._devices]

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
-from efficientbench.metrics.records.record import Metrics
+from efficientbench.metrics.records.figures import Metrics
 
 NAMES = [
     "run",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from efficientbench.metrics import EfficiencyMonitor, merge
+from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.summarize import nothing_measured
@@ -136,6 +137,7 @@ def make_record(values: Mapping[str, Any] | None = None, reason: str = "not part
         "status": "completed",
         "started_at": "2026-01-02T03:04:05+00:00",
         "duration_s": 12.5,
+        "formula_id": FORMULAS,
         "run": "gqa_1.5B",
         "variant": "gqa",
         "size": "1.5B",

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cells import write_tokens
+from support.synthetic_runs import gpu_run
 from support.text_files import TEXTS, read_documents, write_kind
 
 from efficientbench.config.errors import ConfigError
@@ -34,7 +35,9 @@ from efficientbench.data_tools.verify import verify_pair
 from efficientbench.launchers.processes.failure import Failure, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, read_beat
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.steplog import StepLog, read_steps
+from efficientbench.metrics.report.build import build_report
 from efficientbench.profiling.trace import read_trace
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.progress import last_step
@@ -135,6 +138,9 @@ def runs(folder: Path) -> dict[str, Format]:
     trace = folder / "trace.json.gz"
     trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "name": "a"}, {"ph": "M"}]}).encode()))
     formats["trace"] = Format(trace, lambda: read_trace(trace))
+    record = gpu_run("moe", "0.5B", steps=40).model_copy(update={"timelines": []})
+    write_record(record, folder / "reported" / "record.json")
+    formats["record"] = Format(folder / "reported" / "record.json", lambda: build_report(folder / "reported"))
     shutil.copy(MATRIX, folder / "matrix.yaml")
     formats["matrix"] = Format(folder / "matrix.yaml", lambda: load_matrix(folder / "matrix.yaml"))
     return formats
@@ -196,7 +202,7 @@ NAMES = (
     *("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json", "tokens.manifest.json"),
     *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
     *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
-    *("queue", "trace", "matrix"),
+    *("queue", "trace", "record", "matrix"),
 )
 
 

@@ -16,9 +16,9 @@ from efficientbench.metrics.definitions import (
     perplexity,
     ratio_standard_error,
 )
+from efficientbench.metrics.records.facts import Quality, Validation
 from efficientbench.metrics.records.record_parts import QualityPoint
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
-from efficientbench.metrics.records.summarize import Quality, Validation
 from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest

@@ -30,16 +30,6 @@ ROW = 19
 TOP = 8
 _LONGEST = 24
 """Characters of a name that fit beside a row."""
-_TITLES = {
-    "tokens_per_s": "Throughput, tokens/s",
-    "al_s": "Latency (AL), ms a step",
-    "amu_gb": "Memory (AMU), GB",
-    "pcu": "Utilization (PCU)",
-    "mfu": "MFU",
-    "aec_w": "Mean power (AEC), W a device",
-    "energy_j_per_token": "Energy, J/token",
-    "validation_loss": "Validation loss, nats",
-}
 
 
 @dataclass(frozen=True)
@@ -57,12 +47,11 @@ class _Bar:
 
 def metric_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot a bar for each run, with the interval where one is known."""
-    forms = {column.metric: column.text for column in HEADLINE}
     figures = []
-    for metric, title in _TITLES.items():
+    for metric, shown in HEADLINE.items():
         values = [_bar(run, metric) for run in runs]
-        if any(bar.value is not None for bar in values):
-            figures.append(Figure(title, _bars(title, values, forms[metric])))
+        if shown.plot and any(bar.value is not None for bar in values):
+            figures.append(Figure(shown.plot, _bars(shown.plot, values, shown.text)))
     return figures
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from markupsafe import Markup
 
 from efficientbench.metrics.analysis.conditions import group
-from efficientbench.metrics.report.headline import HEADLINE, HeadlineColumn
+from efficientbench.metrics.records.figure import Better
+from efficientbench.metrics.records.record import FIGURES
+from efficientbench.metrics.report.headline import HEADLINE
 from efficientbench.metrics.report.html.svg import (
     Figure,
     Labels,
@@ -29,8 +30,6 @@ LEFT, RIGHT, TOP = 46, 388, 30
 _WIDE_COSTS, _WIDE_CURVES = 20.0, 8.0
 """A cost that spans more than this factor between runs gets a logarithmic axis."""
 
-Better = Literal["lower", "higher"]
-
 
 @dataclass(frozen=True)
 class Point:
@@ -45,15 +44,13 @@ class Point:
 
 def cost_figures(runs: Sequence[Run]) -> list[Figure]:
     """Plot the validation loss against energy, throughput and memory."""
-    columns = {column.metric: column for column in HEADLINE}
     figures = []
-    plots: Sequence[tuple[str, str, str, Better]] = (
-        ("energy_j_per_token", "Loss against energy", "J/token", "lower"),
-        ("tokens_per_s", "Loss against throughput", "tokens/s", "higher"),
-        ("amu_gb", "Loss against memory", "AMU, GB", "lower"),
-    )
-    for metric, title, label, better in plots:
-        points = _points(runs, columns[metric])
+    for metric, title, label in (
+        ("energy_j_per_token", "Loss against energy", "J/token"),
+        ("tokens_per_s", "Loss against throughput", "tokens/s"),
+        ("amu_gb", "Loss against memory", "AMU, GB"),
+    ):
+        points = _points(runs, metric)
         missing = len(runs) - len(points)
         if not points:
             lacking = [run.record.unavailable for run in runs]
@@ -65,16 +62,17 @@ def cost_figures(runs: Sequence[Run]) -> list[Figure]:
             figures.append(Figure(title, Markup(""), f"n/a: {'; '.join(reasons)}"))
             continue
         note = f"{missing} of {len(runs)} runs have no such figure, or are speed only." if missing else ""
-        figures.append(Figure(title, _pareto(title, label, points, better, columns[metric].text), note))
+        better, form = FIGURES[metric].better or "lower", HEADLINE[metric].text
+        figures.append(Figure(title, _pareto(title, label, points, better, form), note))
     return figures
 
 
-def _points(runs: Sequence[Run], column: HeadlineColumn) -> list[Point]:
+def _points(runs: Sequence[Run], metric: str) -> list[Point]:
     points = []
     for run in runs:
-        cost, loss = getattr(run.record, column.metric), run.record.validation_loss
+        cost, loss = getattr(run.record, metric), run.record.validation_loss
         if cost is not None and loss is not None and not run.record.speed_only_reason:
-            points.append(Point(run, cost, loss, group(run.record, energy=column.metric == "energy_j_per_token")))
+            points.append(Point(run, cost, loss, group(run.record, energy=metric == "energy_j_per_token")))
     return points
 
 

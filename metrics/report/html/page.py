@@ -11,26 +11,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.metrics.analysis.conditions import differing
 from efficientbench.metrics.records.record import RunRecord
-from efficientbench.metrics.report.columns import DESCRIPTIONS, names
+from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
-from efficientbench.metrics.report.headline import (
-    HEADLINE,
-    Absence,
-    HeadlineColumn,
-    absences,
-    cell,
-    notes,
-    relative_interval,
-)
+from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
-from efficientbench.metrics.report.table import ABSENT, Table
+from efficientbench.metrics.report.table import ABSENT, Table, number
 
 
 def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
@@ -67,7 +59,7 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "headline": HEADLINE,
         "meaning": _meaning,
         "key": key,
-        "results": [(run, [_cell(column, run, reasons) for column in HEADLINE]) for run in runs],
+        "results": [(run, [_cell(figure, run, reasons) for figure in HEADLINE]) for run in runs],
         "legend": {run.record.variant: run for run in runs}.values(),
         "differing": differing(records),
         "cost": cost_figures(runs),
@@ -84,9 +76,9 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "environments": environments(records),
         "absences": reasons,
         "columns": Table(
-            ("column of report.csv", "unit", "meaning"),
-            [(column, DESCRIPTIONS[column].unit, DESCRIPTIONS[column].meaning) for column in names()],
-            (0, 1, 2),
+            ("column of report.csv", "unit", "meaning", "better"),
+            [(name, column.unit, column.description, column.better or "") for name, column in COLUMNS.items()],
+            (0, 1, 2, 3),
         ),
     }
 
@@ -108,20 +100,21 @@ def _summary(records: Sequence[RunRecord]) -> str:
     return f"{len(records):,} runs ({ended}) on {', '.join(named)}, {when}"
 
 
-def _meaning(metric: str) -> str:
-    column = DESCRIPTIONS[metric]
-    return f"{metric}: {column.meaning}" + (f" ({column.unit})" if column.unit else "")
+def _meaning(figure: str) -> str:
+    row = COLUMNS[figure]
+    better = f"; {row.better} is better" if row.better else ""
+    return f"{figure}: {row.description}" + (f" ({row.unit})" if row.unit else "") + better
 
 
-def _cell(column: HeadlineColumn, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
+def _cell(figure: str, run: Run, reasons: Sequence[Absence]) -> dict[str, Any]:
     """Return a figure's text and the number that its column is sorted by; for an n/a the number of its reason, too."""
-    value = getattr(run.record, column.metric)
+    value = getattr(run.record, figure)
     if value is None:
-        reason = run.record.unavailable[column.metric]
+        reason = run.record.unavailable[figure]
         places = [absence.reason for absence in reasons]
         return {"text": ABSENT, "reason": reason, "place": places.index(reason) + 1}
-    order = relative_interval(run.record) if column.metric == "al_s_ci_high" else value
-    return {"text": cell(column, run.record), "reason": "", "order": order}
+    order = relative_interval(run.record) if figure == "al_s_ci_high" else value
+    return {"text": cell(figure, run.record), "reason": "", "order": order}
 
 
 def _settings(runs: Sequence[Run]) -> Table:
@@ -135,22 +128,18 @@ def _settings(runs: Sequence[Run]) -> Table:
         record = run.record
         sizes = {axis: getattr(record, axis) for axis in ("tp", "pp", "dp", "cp", "ep")}
         layout = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
-        keys = ABSENT if record.keys_read_per_query is None else f"{record.keys_read_per_query:,.0f}"
+        keys = number(record.keys_read_per_query, ",.0f")
         if record.dense_keys_per_query is not None:
             keys += f" of {record.dense_keys_per_query:,.0f}"
         rows.append(
             (
-                *(run.name, record.status, _number(record.parameters, ","), _number(record.parameters_active, ",")),
+                *(run.name, record.status, number(record.parameters, ","), number(record.parameters_active, ",")),
                 record.dtype,
                 *(f"{record.seq_len:,}", f"{record.micro_batch_size:,}", f"{record.global_batch_size:,}"),
                 *(layout or "1 rank", f"{record.steps_measured:,}", f"{record.tokens:,}"),
-                _number(record.tokens_per_parameter, ".3g"),
-                *(_number(record.unique_tokens, ","), _number(record.epochs, ".3g"), keys, str(record.seed)),
+                number(record.tokens_per_parameter, ".3g"),
+                *(number(record.unique_tokens, ","), number(record.epochs, ".3g"), keys, str(record.seed)),
                 f"{record.duration_s:,.0f} s",
             )
         )
     return Table(header, rows, (0, 1, 4, 8))
-
-
-def _number(value: float | None, form: str) -> str:
-    return ABSENT if value is None else format(value, form)

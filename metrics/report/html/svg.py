@@ -87,7 +87,7 @@ class Scale:
         if log:
             low, high = math.log10(low), math.log10(high)
         if zero:
-            return cls(min(low, 0.0), high * (1 + margin) or 1.0, begin, end)
+            return cls(min(low, 0.0), max(high, 0.0) * (1 + margin) or 1.0, begin, end)
         gap = (high - low) * margin or abs(high) * margin or 1.0
         return cls(low - gap, high + gap, begin, end, log)
 

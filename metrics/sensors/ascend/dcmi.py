@@ -98,9 +98,11 @@ class DcmiSensor(Sensor):
             capacity = self._memory_bytes(chip)[1] or None
             self._devices.append(DeviceInfo(uuid, self._names[chip], capacity, "driver"))
         self.unavailable["energy_j"] = "an Ascend NPU has no energy counter: power is polled and integrated"
-        self.unavailable |= dict.fromkeys(("busy_s", "used_bytes"), "an Ascend NPU keeps no such register")
+        self.unavailable["busy_s"] = self.unavailable["peak_memory_device_bytes"] = (
+            "an Ascend NPU keeps no such register"
+        )
         self.unavailable |= dict.fromkeys(
-            ("allocated_bytes", "reserved_bytes"), "the driver does not know torch's allocator"
+            ("peak_memory_allocated_bytes", "peak_memory_reserved_bytes"), "the driver does not know torch's allocator"
         )
         for quantity, read in (("utilization", self._percent), ("power_w", self._power_w)):
             for uuid, chip in self._chips.items():

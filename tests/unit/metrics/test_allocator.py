@@ -50,14 +50,14 @@ def test_peaks_are_exact_of_the_window_alone_and_of_the_right_device() -> None:
                 memory.allocate(1, allocated_gb * GB)
                 memory.allocate(1, (kept_gb - allocated_gb) * GB)
     run = merge([monitor.finish()])
-    assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (10 * GB, 20 * GB)
-    assert run.allocated_mean_gb == pytest.approx(4)
+    assert (run.peak_memory_allocated_bytes, run.peak_memory_reserved_bytes) == (10 * GB, 20 * GB)
+    assert run.memory_allocated_mean_gb == pytest.approx(4)
 
 
 def test_an_allocator_alone_stands_for_no_device() -> None:
     memory = Memory()
     run = measure_step(AllocatorSensor(memory, 0, "x"), work=lambda: memory.allocate(0, GB))
-    assert (run.peak_allocated_bytes, run.amu_gb, run.device_scope, run.device_names) == (GB, None, None, ())
+    assert (run.peak_memory_allocated_bytes, run.amu_gb, run.device_scope, run.device_names) == (GB, None, None, ())
     assert run.unavailable["amu_gb"] == "no sensor for it was in use"
 
 
@@ -66,4 +66,4 @@ def test_an_allocator_beside_the_host_leaves_the_hosts_memory_alone() -> None:
     sensors = HostSensor(), AllocatorSensor(memory, 0, "x")
     run = measure_step(*sensors, work=lambda: memory.allocate(0, 500 * GB))
     assert 0 < run.amu_gb < 100
-    assert run.peak_allocated_bytes == 500 * GB
+    assert run.peak_memory_allocated_bytes == 500 * GB

@@ -207,7 +207,7 @@ def test_a_printed_comparison_names_everything() -> None:
         "Intervals, 95 %, each figure's own: one run: use --repeat.",
         "No verdict without the noise between runs: it takes 3 repeats on each side (--repeat 3)",
         "no verdict: 1 and 1 runs",
-        "J/token; J/step; AEC, W; AMU, GB; peak, device, GB",
+        "bits/byte; median step, s; peak, torch, GB; peak, device, GB; J/step",
     ):
         assert shown in text, shown
 

@@ -21,7 +21,8 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics import EfficiencyMonitor, HostSensor, NvmlSensor, merge
-from efficientbench.metrics.records.summarize import Quality, RunFacts, summarize
+from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.summarize import summarize
 from efficientbench.metrics.report.columns import write_csv
 
 FACTS = RunFacts(1000, 1000, 1, 6e3, 7e3, 8e3, None, "not part of this test")

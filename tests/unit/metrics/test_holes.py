@@ -14,7 +14,8 @@ from efficientbench.metrics import ReplaySensor
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, StepTime
 from efficientbench.metrics.monitoring.sampler import SensorSampler
-from efficientbench.metrics.records.summarize import Quality, RunFacts, Summary, summarize
+from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.summarize import Summary, summarize
 from efficientbench.metrics.report.headline import notes
 from efficientbench.metrics.sensors.base import Sensor
 

@@ -51,13 +51,13 @@ def test_memory_rises_by_what_is_allocated() -> None:
 
 def test_the_peak_is_seen_though_no_sample_fell_into_it() -> None:
     run = measure_step(HostSensor(), work=use_and_free, sample_interval_s=1e6)
-    assert run.peak_used_bytes - run.amu_gb * 1e9 == pytest.approx(300 * MB, rel=0.05)
+    assert run.peak_memory_device_bytes - run.amu_gb * 1e9 == pytest.approx(300 * MB, rel=0.05)
 
 
 def test_a_peak_before_the_window_is_not_of_the_window() -> None:
     use_and_free()
     run = measure_step(HostSensor(), sample_interval_s=1e6)
-    assert run.peak_used_bytes - run.amu_gb * 1e9 < 50 * MB
+    assert run.peak_memory_device_bytes - run.amu_gb * 1e9 < 50 * MB
 
 
 def test_memory_and_time_of_every_process_of_the_run_count_once() -> None:
@@ -158,10 +158,10 @@ def test_time_of_children_that_came_and_went_counts() -> None:
 
 def test_what_the_host_cannot_say_has_a_reason() -> None:
     run = measure_step(HostSensor())
-    assert (run.device_scope, run.energy_j, run.peak_allocated_bytes) == ("host", None, None)
+    assert (run.device_scope, run.energy_j, run.peak_memory_allocated_bytes) == ("host", None, None)
     assert run.memory_kind in ("pss", "rss")
     assert "power" in run.unavailable["energy_j"]
-    assert "no device allocator" in run.unavailable["peak_allocated_bytes"]
+    assert "no device allocator" in run.unavailable["peak_memory_allocated_bytes"]
 
 
 def test_a_process_that_does_not_run_is_refused() -> None:

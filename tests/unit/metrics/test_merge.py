@@ -27,9 +27,9 @@ def device(number: int, scope: Scope = "gpu", samples: int = 10, **changes: obje
         "aec_w": 100.0 * (number + 1),
         "energy_j": 1000.0 * (number + 1),
         "energy_source": "counter",
-        "peak_used_bytes": (20 + number) * GB,
-        "peak_allocated_bytes": None,
-        "peak_reserved_bytes": None,
+        "peak_memory_device_bytes": (20 + number) * GB,
+        "peak_memory_allocated_bytes": None,
+        "peak_memory_reserved_bytes": None,
         "samples": {"memory": samples, "power": samples // 2},
         "sample_intervals_s": {"memory": 0.1 + number, "power": 0.2},
         "unavailable": {},
@@ -62,7 +62,8 @@ def test_a_device_counts_once_whichever_ranks_saw_it(seen: list[set[int]]) -> No
     assert run.device_names == tuple(f"Device {number}" for number in physical)
     assert (run.energy_j, run.power_w_sum, run.aec_w) == pytest.approx((10 * power_w, power_w, power_w / len(physical)))
     assert (run.amu_gb, run.amu_gb_max) == pytest.approx((10 + sum(physical) / len(physical), 10 + largest))
-    assert (run.amu_fraction_max, run.peak_used_bytes) == pytest.approx(((10 + largest) / 100, (20 + largest) * GB))
+    peaks = run.amu_fraction_max, run.peak_memory_device_bytes
+    assert peaks == pytest.approx(((10 + largest) / 100, (20 + largest) * GB))
 
 
 def test_the_reading_with_fewest_gaps_stands_for_a_device() -> None:
@@ -100,14 +101,14 @@ def test_hosts_figures_are_not_mixed_into_a_gpus() -> None:
 
 
 def test_allocators_are_of_ranks_not_of_devices() -> None:
-    allocators = [
-        device(i, "allocator", peak_allocated_bytes=(5 + i) * GB, peak_reserved_bytes=(9 - i) * GB, amu_gb=4.0 + i)
-        for i in range(2)
+    peaks = [
+        {"peak_memory_allocated_bytes": (5 + i) * GB, "peak_memory_reserved_bytes": (9 - i) * GB} for i in range(2)
     ]
+    allocators = [device(i, "allocator", amu_gb=4.0 + i, **peaks[i]) for i in range(2)]
     sensors = SensorState("nvml", "gpu", None), SensorState("allocator", "allocator", None)
     run = merge([replace(rank(i, [device(0), each]), sensors=sensors) for i, each in enumerate(allocators)])
-    assert (run.peak_allocated_bytes, run.peak_reserved_bytes) == (6 * GB, 9 * GB)
-    assert (run.allocated_mean_gb, run.energy_j) == pytest.approx((4.5, 1000))
+    assert (run.peak_memory_allocated_bytes, run.peak_memory_reserved_bytes) == (6 * GB, 9 * GB)
+    assert (run.memory_allocated_mean_gb, run.energy_j) == pytest.approx((4.5, 1000))
 
 
 def test_ranks_that_measured_different_processes_of_a_host_are_refused() -> None:

@@ -65,7 +65,7 @@ def test_power_and_memory_in_pauses_and_warm_up_do_not_count() -> None:
     assert (run.window_s, run.aec_w, run.energy_j) == pytest.approx((20, 400, 8000))
     assert run.energy_source == "integrated power"
     assert (run.memory_idle_gb, run.amu_gb, run.pcu) == pytest.approx((70, 30, 0.75))
-    assert run.peak_used_bytes == 30 * GB
+    assert run.peak_memory_device_bytes == 30 * GB
 
 
 def test_an_energy_counter_is_read_at_the_edges_and_preferred() -> None:

@@ -16,7 +16,7 @@ from support.metrics_parts import HandClock, measure_step, measure_steps, opened
 from support.nvml_replica import GB, Driver, Gpu
 
 from efficientbench.metrics import EfficiencyMonitor, MetricsError, NvmlSensor, merge
-from efficientbench.metrics.sensors.base import Sample
+from efficientbench.metrics.sensors.base import ALLOCATOR_PEAKS, Sample
 
 
 def four() -> Driver:
@@ -153,7 +153,7 @@ def test_the_counter_is_preferred_and_power_serves_without_one(lacks: tuple[str,
 def test_what_one_gpu_lacks_is_none_with_its_reason(lacks: str) -> None:
     sensor = opened(NvmlSensor(environment={}, nvml=Driver(Gpu("GPU-a"), Gpu("GPU-b", lacks=(lacks,)))))
     quantity = {"utilization": "utilization", "power": "power_w", "energy": "energy_j"}.get(lacks)
-    missing = set(sensor.unavailable) - {"allocated_bytes", "reserved_bytes", "busy_s", "used_bytes"}
+    missing = set(sensor.unavailable) - {*ALLOCATOR_PEAKS, "busy_s", "peak_memory_device_bytes"}
     assert missing == ({quantity} if quantity else set())
     assert all("GPU-b" in sensor.unavailable[name] for name in missing)
 

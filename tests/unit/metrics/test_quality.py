@@ -9,9 +9,10 @@ from support.metrics_parts import HandClock, TraceSensor, make_record, measure_s
 
 from efficientbench.metrics import MetricsError, merge
 from efficientbench.metrics.analysis.quality import cost_to_loss, lowest_common_loss
+from efficientbench.metrics.records.facts import Validation
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import QualityPoint
-from efficientbench.metrics.records.summarize import Validation, quality_curve
+from efficientbench.metrics.records.summarize import quality_curve
 
 
 def power_law(tokens: int) -> float:

@@ -47,7 +47,7 @@ def test_a_part_that_its_maker_did_not_check_is_refused() -> None:
     [
         (lambda c: c.pop("seed"), "seed: Field required"),
         (lambda c: c.update(seed="1"), "seed: Input should be a valid integer"),
-        (lambda c: c.update(tokens_s=1), "tokens_s: Extra inputs are not permitted"),
+        (lambda c: c.update(tokens_s=1), "tokens_s: Extra inputs are not permitted (did you mean tokens?)"),
         (lambda c: c.update(schema_version=99), "written in schema version 99; this program reads 3"),
         (lambda c: c["unavailable"].pop("hfu"), "absent without a reason in 'unavailable': hfu"),
         (lambda c: c.update(mfu=math.nan), "mfu: Input should be a finite number"),

@@ -19,7 +19,8 @@ from efficientbench.metrics import MetricsError, RecordingSensor, ReplaySensor, 
 from efficientbench.metrics.definitions import Windows
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, SensorState, StepTime
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
-from efficientbench.metrics.records.summarize import Quality, RunFacts, Summary, summarize
+from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.summarize import Summary, summarize
 from efficientbench.metrics.sensors.base import Counters, Peaks, Sample
 from efficientbench.metrics.sensors.replay import read_trace
 
@@ -171,7 +172,8 @@ def test_what_was_recorded_is_measured_again(tmp_path: Path) -> None:
     again = measured(ReplaySensor(path, clock))
     assert first.devices[0].energy_source == "counter"
     for before, after in zip(first.devices, again.devices, strict=True):
-        for name in ("amu_gb", "pcu", "aec_w", "energy_j", "energy_source", "peak_used_bytes", "memory_idle_gb"):
+        energy = ("aec_w", "energy_j", "energy_source")
+        for name in ("amu_gb", "pcu", *energy, "peak_memory_device_bytes", "memory_idle_gb"):
             assert getattr(after, name) == pytest.approx(getattr(before, name)), name
     assert again.sensors[0].failure is None
 

@@ -45,5 +45,5 @@ def test_peaks_that_the_device_keeps_beat_samples() -> None:
         series.add(Sample(time_s, "GPU-0", memory_used_bytes=10.0 * GB))
     windows = [(0.0, 4.0), (6.0, 10.0)]
     for used in (12 * GB, 11 * GB):
-        series.intervals.append(Interval(Counters(), Counters(), 4.0, Peaks(used_bytes=used)))
-    assert series.measure(windows, {}, None).peak_used_bytes == 12 * GB
+        series.intervals.append(Interval(Counters(), Counters(), 4.0, Peaks(peak_memory_device_bytes=used)))
+    assert series.measure(windows, {}, None).peak_memory_device_bytes == 12 * GB

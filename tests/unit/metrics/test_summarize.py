@@ -14,10 +14,11 @@ from efficientbench.metrics import merge
 from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.records.facts import Quality, Reading, RunFacts
+from efficientbench.metrics.records.figures import Metrics
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
-from efficientbench.metrics.records.record import Metrics
 from efficientbench.metrics.records.record_parts import Outlier
-from efficientbench.metrics.records.summarize import Quality, Reading, RunFacts, nothing_measured, summarize
+from efficientbench.metrics.records.summarize import nothing_measured, summarize
 
 FACTS = RunFacts(
     parameters=1000,

@@ -1,0 +1,210 @@
+"""Holds what the figures of a run are computed from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from efficientbench.metrics import definitions, statistics
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.monitoring.series import NO_STEP
+from efficientbench.metrics.records.figure import LARGEST
+from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
+from efficientbench.metrics.records.record_parts import Outlier
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run that are known before it starts."""
+
+    parameters: int | None
+    """None, as the figures below, where no formula gives it."""
+    parameters_active: int | None
+    devices: int
+    """D: accelerators, or hosts where the host is the device."""
+    flops_per_token: float | None
+    """Model FLOPs of forward and backward, causal attention halved."""
+    flops_per_token_full_square: float | None
+    """`flops_per_token` with the full square of attention scores counted."""
+    flops_per_token_hardware: float | None
+    """`flops_per_token` with recomputation, scores computed again in the backward pass, and padding added."""
+    peak_flops: float | None
+    """Of one device for the run's dtype, dense, FLOP/s."""
+    peak_flops_source: str
+    """The datasheet or 'configuration'; where the peak is None, the reason."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the model learned. A loss is a mean over tokens, in nats."""
+
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_loss_se: float | None = None
+    """Standard error of `validation_loss`."""
+    validation_loss_se_values: int | None = None
+    """Number of documents over which it is the spread."""
+    validation_tokens: int | None = None
+    """Tokens predicted in the validation text."""
+    validation_bytes: int | None = None
+    """UTF-8 bytes of the validation text."""
+    auxiliary_loss: float | None = None
+    """Load-balancing loss of a mixture of experts, without its factor."""
+    tokens_per_expert: tuple[tuple[int, ...], ...] = ()
+    """[layers][experts] of the measured window; empty for a model without experts."""
+    validation_documents: tuple[float, ...] = ()
+    """Mean loss of a token of each validation document."""
+    validation_text: str | None = None
+    """SHA-256 of the tokens predicted in the validation text."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Field → why it is None."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a run has read of its text since its start."""
+
+    tokens: int
+    """Trained on, warm-up and earlier attempts included."""
+    sources: tuple[tuple[float, int], ...]
+    """Each source's share of the samples, and its training tokens."""
+    unigram_entropy: float
+    """Entropy of the frequencies of the text's tokens, nats."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validation as it was made, before its cost is known."""
+
+    step: int
+    """The number of training steps before it."""
+    tokens: int
+    """Trained on since the start, warm-up included."""
+    measured_tokens: int
+    """Those of `tokens` that were trained on in measured steps."""
+    loss: float
+    """Mean over tokens, nats."""
+    loss_se: float | None
+    """Standard error of the loss."""
+    windows: int
+    """Number of measured intervals that were over."""
+    loss_se_values: int | None = None
+    """Number of documents over which `loss_se` is the spread."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run as the formulas of its figures read it. A part that is missing raises MetricsError with the reason."""
+
+    run: RunMeasurement
+    facts: RunFacts
+    quality: Quality
+    interruptions: Mapping[int, str]
+    """Number of a step → event between it and the step before, such as an evaluation."""
+    reading: Reading | None
+    """None: the training loop did not say what it read."""
+
+    def measured(self, name: str) -> Any:
+        """Return a field of the measurement of all ranks."""
+        value = getattr(self.run, name)
+        if value is None:
+            raise MetricsError(self.run.unavailable.get(name, "not measured"))
+        return value
+
+    def learned(self, name: str, reason: str, like: str = "") -> Any:
+        """Return a field of `quality`, or raise its reason there, else that of field `like`, else `reason`."""
+        value, reasons = getattr(self.quality, name), self.quality.reasons
+        if value is None or value == ():
+            raise MetricsError(reasons.get(name, reasons.get(like, reason)))
+        return value
+
+    def of_model(self, name: str) -> Any:
+        """Return a field of `facts` that the model's formulas give."""
+        value = getattr(self.facts, name)
+        if value is None:
+            raise MetricsError("the model's declarations have no formula for what it needs")
+        return value
+
+    @property
+    def step_times_s(self) -> tuple[float, ...]:
+        """Return the times of the measured steps, of which there is at least one."""
+        if not self.run.step_times_s:
+            raise MetricsError(NO_STEP)
+        return self.run.step_times_s
+
+    @property
+    def step_time_std_s(self) -> float:
+        """Return the standard deviation of the steps' times."""
+        deviation = definitions.standard_deviation(self.run.step_times_s)
+        if deviation is None:
+            raise MetricsError("a spread needs two measured steps")
+        return deviation
+
+    @cached_property
+    def noise(self) -> statistics.StepTimeNoise:
+        """Return the intervals of the steps' times."""
+        return statistics.step_time_noise(self.run.step_times_s)
+
+    @cached_property
+    def drift(self) -> statistics.Drift:
+        """Return the trend of the steps' times."""
+        return statistics.drift(self.run.step_times_s)
+
+    @cached_property
+    def outliers(self) -> list[Outlier]:
+        """Return the steps that took much longer than the others, with their causes."""
+        run = self.run
+        disturbed = disturbed_steps(run.step_numbers, run.step_begins_s, run.step_times_s, run.disturbances)
+        return find_outliers(run.step_numbers, run.step_times_s, {**self.interruptions, **disturbed})
+
+    @property
+    def longest_sample_interval_s(self) -> float:
+        """Return the longest mean interval of a device between readings of one quantity."""
+        if not self.run.sample_intervals_s:
+            raise MetricsError("no sensor took a sample inside the window")
+        return max(self.run.sample_intervals_s.values())
+
+    def throughput(self, shares: float) -> float:
+        """Return tokens per share and second, over the steps' own time: the harness works between them."""
+        return definitions.token_throughput(self.run.tokens, shares, math.fsum(self.step_times_s))
+
+    @property
+    def peak_flops(self) -> float:
+        """Return the peak of one device, FLOP/s."""
+        if self.facts.peak_flops is None:
+            raise MetricsError(self.facts.peak_flops_source)
+        return self.facts.peak_flops
+
+    def utilization(self, flops_per_token: float) -> float:
+        """Return the FLOPs of the steps over what the devices could do in the steps' time."""
+        peak, time_s = self.peak_flops, math.fsum(self.step_times_s)
+        return definitions.flops_utilization(flops_per_token * self.run.tokens, time_s, self.facts.devices, peak)
+
+    @property
+    def validation_loss(self) -> float:
+        """Return the last validation's loss, nats, a finite number."""
+        return finite(self.learned("validation_loss", "no validation ran"))
+
+    @property
+    def validation_size(self) -> list[int]:
+        """Return tokens and UTF-8 bytes of the validation text."""
+        names, unknown = ("validation_tokens", "validation_bytes"), "the validation text's size in bytes is not known"
+        return [self.learned(name, unknown, like="validation_bytes") for name in names]
+
+    @property
+    def text(self) -> Reading:
+        """Return what the run has read."""
+        if self.reading is None:
+            raise MetricsError("the training loop did not say what it read")
+        return self.reading
+
+
+def finite(value: Any) -> Any:
+    """Return the value. Raises MetricsError for a number that is not finite, or too large to be reported."""
+    if isinstance(value, float) and not abs(value) <= LARGEST:
+        raise MetricsError(f"the number is not finite ({value})")
+    return value

@@ -1,0 +1,126 @@
+"""Defines the row of a figure, from which record, CSV, pages, terminal and TensorBoard follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+Better = Literal["lower", "higher"]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Few = Annotated[int, Field(ge=0, le=10**9)]
+"""A number of values that a spread is over: Student's t converges for these."""
+LARGEST = 1e300
+"""A figure beyond it is no measurement, and would overflow in reports."""
+
+
+def count(value: float) -> str:
+    """Return a count in short: 1,543,714,304 is '1.54B'."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return three_digits(value / size) + unit
+    return f"{value:.0f}"
+
+
+def three_digits(value: float) -> str:
+    """Return the number with three digits: 0.5 is '0.500'."""
+    return f"{value:#.3g}".rstrip(".")
+
+
+def percent(value: float) -> str:
+    """Return a ratio in percent: 0.413 is '41.3%'."""
+    return f"{value:.1%}"
+
+
+def average(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, all texts in one, or whether any is true."""
+    first = values[0]
+    if isinstance(first, bool):
+        return any(values)
+    if isinstance(first, str):
+        return " and ".join(dict.fromkeys(values))
+    mean = math.fsum(values) / len(values)
+    return round(mean) if isinstance(first, int) else mean
+
+
+def furthest_from_1(ratios: Sequence[float]) -> float:
+    """Return the ratio that is furthest from 1, up or down."""
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """How the table of results shows a figure."""
+
+    place: int
+    """Of its column, from the left."""
+    title: str
+    text: Callable[[float], str]
+    """Returns a cell."""
+    plot: str = ""
+    """Title of its bars in report.html; empty where it has none."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is to be known of one figure, beside its name and type, which are those of its field in the record."""
+
+    unit: str
+    """Empty for a text, a count or a ratio."""
+    meaning: str
+    formula: Callable[[Any], Any] | None = None
+    """Computes it from `records.facts.Measured`, and raises MetricsError with the reason where it cannot be. None: the
+    run's configuration, or the measurement of all ranks, has it under the same name."""
+    source: str = ""
+    """The publication that defines it."""
+    known_as: str = ""
+    """The same figure in nanotron's benchmark CSV, llm-foundry's benchmark table or Megatron's log."""
+    better: Better | None = None
+    """None: no value is better than another."""
+    headline: Headline | None = None
+    """None: the table of results leaves it out."""
+    compared: str = ""
+    """Its title, with the unit, where two runs are compared; empty: it is not compared."""
+    over_repeats: Callable[[list[Any]], Any] | None = average
+    """Returns the value of several repeats; None: each has its own."""
+
+    @property
+    def place(self) -> float:
+        """Return its place among other figures: those of the table of results stand first, as they do there."""
+        return self.headline.place if self.headline else math.inf
+
+    @property
+    def description(self) -> str:
+        """Return meaning and source."""
+        return f"{self.meaning}; {self.source}" if self.source else self.meaning
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add the row to its field's JSON schema."""
+        about = {"description": self.description, "unit": self.unit, "known_as": self.known_as, "better": self.better}
+        schema |= {key: value for key, value in about.items() if value}
+
+
+def fact(unit: str, meaning: str, known_as: str = "", default: Any = ..., headline: Headline | None = None) -> Any:
+    """Return the record's field of a fact, which every record has."""
+    return Field(default, json_schema_extra=Figure(unit, meaning, known_as=known_as, headline=headline))
+
+
+def figure(
+    unit: str,
+    meaning: str,
+    formula: Callable[[Any], Any] | None = None,
+    *,
+    source: str = "",
+    known_as: str = "",
+    better: Better | None = None,
+    headline: Headline | None = None,
+    compared: str = "",
+    over_repeats: Callable[[list[Any]], Any] | None = average,
+) -> Any:
+    """Return the record's field of a measured figure, which is None where `unavailable` has the reason."""
+    row = Figure(unit, meaning, formula, source, known_as, better, headline, compared, over_repeats)
+    return Field(None, json_schema_extra=row)
