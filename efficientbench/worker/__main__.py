@@ -54,6 +54,8 @@ def _set_up_logging(path: Path) -> None:
     logging.basicConfig(
         stream=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    # Where a library ends the process by a signal, the threads' stacks are all that tells why.
+    faulthandler.enable(file=log)
     # The launcher sends SIGUSR1 when a run hangs: every thread's stack goes to the log, also from a native call.
     faulthandler.register(signal.SIGUSR1, file=log)
     # Megatron logs at length what it would do with Transformer Engine and Apex.

@@ -141,7 +141,6 @@ def test_layout_equals_single_rank(
 
 @pytest.mark.parametrize("name", dict(CELLS))
 def test_single_rank_learns(name: str, single: Callable[..., Outcome]) -> None:
-    outcome = single(name)
-    # The batches of five steps differ by as much as is learned in one: any of the later ones may be the best.
-    assert min(outcome.losses) < outcome.losses[0] - 0.1
+    outcome = single(name, "training.epsilon=1e-8", "training.learning_rate=1e-2")
+    assert outcome.losses[-1] < outcome.losses[0] - 0.1
     assert torch.isfinite(torch.tensor(outcome.norms)).all()
