@@ -28,7 +28,7 @@ def trained(run: Finished) -> Path:
     return run.folder
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.proof)])
 def test_trains(train: Train, dtype: str) -> None:
     # Far enough for the loss to fall by more than what one batch differs from the next.
     run = train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2")
