@@ -39,6 +39,7 @@ _SCOPES = {
         "scaled_dot_product",
         "ScaledDotProduct",
         "BlockedAttention",
+        "BiasGradient",
         "flex_attention",
         "FlexAttention",
         "FusedAttn",

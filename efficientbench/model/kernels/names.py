@@ -10,6 +10,7 @@ from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,
+    biased_attention_flex,
     causal_attention,
     cross_entropy,
     grouped_mm,
@@ -63,8 +64,7 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
         found["grouped_mm"] = "this torch has no grouped_mm"
     if device_type == "npu" and not npu_fused.serves(device_type):
-        reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"
-        found |= {part: reason for part in npu_fused.PARTS if part in names}
+        found |= {part: npu_fused.WHY_NOT for part in npu_fused.PARTS if part in names}
     return found
 
 
@@ -80,7 +80,10 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
         return own.work(config, device_type)
     shape = AttentionShape.of(config)
     if shape is None:
-        return AttentionWork()
+        if _attention(config, device_type)["attention"] != biased_attention_flex.TRAINED:
+            return AttentionWork()
+        products = attention_of(config.model).costs.products(config.model, config.training.seq_len)
+        return AttentionWork(again_in_backward=sum(products))
     chosen = causal_attention.NAME
     if config.parallel.cp == 1:
         chosen = choose(config.kernels.attention, shape, device_type).name
