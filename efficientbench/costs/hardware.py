@@ -24,6 +24,8 @@ class AttentionWork:
     """Whether values are padded to the width of keys."""
     again: int = 0
     """FLOPs per token of scores that a layer's forward pass computes a second time."""
+    again_in_backward: int = 0
+    """FLOPs per token of products that a layer's backward pass computes once more than with `scores_again`."""
 
 
 def hardware_flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute, work: AttentionWork) -> int:
@@ -40,4 +42,6 @@ def hardware_flops_per_token(model: ModelConfig, seq_len: int, recompute: Recomp
     forward = scores + values - sum(needed)
     backward = 2 * forward + (scores if work.scores_again else 0)
     flops = flops_per_token(model, seq_len, recompute)
-    return flops.training_hardware + model.layers * (forwards * (forward + work.again) + backward)
+    return flops.training_hardware + model.layers * (
+        forwards * (forward + work.again) + backward + work.again_in_backward
+    )

@@ -38,6 +38,7 @@ _SCOPES = {
         "scaled_dot_product",
         "ScaledDotProduct",
         "BlockedAttention",
+        "BiasGradient",
         "flex_attention",
         "FlexAttention",
         "FusedAttn",

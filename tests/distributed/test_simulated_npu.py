@@ -65,6 +65,16 @@ def test_kernels_and_their_gradients_equal_the_cpus(ranks: Callable[..., Ranks])
     assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
 
 
+def test_nsa_asks_for_as_many_operators_however_long_the_sequence(ranks: Callable[..., Ranks]) -> None:
+    [short], [long] = (ranks(1, "npu").call(npu_checks.nsa_operators, length) for length in (40, 400))
+    assert 40 < short == long < 200
+
+
+def test_nsas_branches_and_choice_equal_the_cpus(ranks: Callable[..., Ranks]) -> None:
+    [errors] = ranks(1, "npu").call(npu_checks.nsa_errors)
+    assert {name: error for name, error in errors.items() if error > RELATIVE} == {}
+
+
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
 def test_grouped_matmul_and_its_weight_gradient(
     dtype: torch.dtype, relative: float, ranks: Callable[..., Ranks]

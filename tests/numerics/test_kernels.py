@@ -13,6 +13,7 @@ from efficientbench.model.kernels import grouped_mm as kernel
 from efficientbench.model.kernels import norm, relu2, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.cross_entropy import LossKernel, linear_cross_entropy
 from efficientbench.model.kernels.grouped_mm import RowGroups
+from efficientbench.model.kernels.nsa import gate
 
 Function = Callable[..., torch.Tensor]
 
@@ -77,6 +78,19 @@ def test_swiglu(device: str, dtype: torch.dtype) -> None:
 
     x = torch.randn(7, 3, 96, device=device, dtype=dtype)
     agree(lambda x: swiglu.swiglu(x, fuse=True), formula, [x], TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_gated_sum_of_branches(device: str, dtype: torch.dtype, fuse: bool) -> None:
+    gates = torch.rand(3, 2, 7, 3, 1, device=device, dtype=dtype)
+    branches = torch.randn(3, 2, 7, 3, 16, device=device, dtype=dtype)
+    agree(
+        lambda g, *b: gate.gated_sum(g, list(b), fuse),
+        lambda g, *b: (g * torch.stack(b)).sum(dim=0),
+        [gates, *branches],
+        TOLERANCE[dtype],
+    )
 
 
 @pytest.mark.parametrize("rotated", [16, 10])

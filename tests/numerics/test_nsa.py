@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from efficientbench.checking.flop_counting import FlopCounter
 from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
-from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
+from efficientbench.model.kernels.nsa.range_attention import range_attention
+from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.nsa.selected_attention import selected_attention
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -127,6 +128,7 @@ def test_selected_branch_equals_flas() -> None:
         assert relative_error(actual, wanted) < 1e-5
 
 
+@pytest.mark.proof
 def test_flas_kernel_in_tritons_interpreter() -> None:
     pytest.importorskip("fla.ops.nsa.naive", reason="fla-core is not installed")
     script = ROOT / "tests" / "support" / "fla_in_interpreter.py"

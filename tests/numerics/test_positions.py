@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,7 @@ from support.configs import tiny
 from support.oracle import build, dense_attention, gradients_beside, relative_error, text, weights_of
 from support.positions import Oracle, t5_attention
 from support.qwen2 import to_qwen2
+from support.repository import ROOT
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.position_variants import RelativeConfig
@@ -117,16 +120,32 @@ def test_biased_attention_of_narrow_dtypes_computes_in_float32() -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_flex_attention_is_given_the_same_bias_and_mask(groups: int) -> None:
+def test_flex_attention_is_given_the_same_bias_and_mask(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention as uncompiled
 
-    from efficientbench.model.kernels.biased_attention import flex_attention
+    from efficientbench.model.kernels import biased_attention_flex, flex
+
+    monkeypatch.setattr(flex, "compiled", lambda: uncompiled)
+    monkeypatch.setattr(flex, "compiled_with_sums", lambda: flex.attend_with_sums)
 
     generator = torch.Generator().manual_seed(6)
     shapes = [(40, 2, count, 16) for count in (4, groups, groups)] + [(4, 40)]
     query, key, value, bias = (torch.randn(shape, generator=generator) for shape in shapes)
-    found = flex_attention(query, key, value, 0.25, bias, uncompiled)
-    assert relative_error(found, dense_attention(query, key, value, 0.25, bias)) < 1e-6
+    expected = dense_attention(query, key, value, 0.25, bias)
+    for trained in (False, True):
+        found = biased_attention_flex.attend(query, key, value, 0.25, bias.requires_grad_(trained))
+        assert found.requires_grad == trained
+        assert relative_error(found, expected) < 1e-6
+
+
+def test_the_bias_of_flex_attention_gets_its_gradient_from_a_kernel_that_sums_by_distance() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    script = ROOT / "tests" / "support" / "bias_gradient_in_interpreter.py"
+    found = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
+    *errors, halves = (float(line) for line in found.split())
+    assert len(errors) == 4
+    assert max(errors) < 1e-5
+    assert halves < 2e-3
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 12), (2, 2), (7, 50)])

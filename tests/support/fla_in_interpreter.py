@@ -28,7 +28,7 @@ def settle_autotuners() -> None:
 def main() -> None:
     settle_autotuners()
     torch.manual_seed(0)
-    batch, sequence, group, dim, block_size, count = 2, 100, 6, 16, 16, 4
+    batch, sequence, group, dim, block_size, count = 2, 100, 6, 16, 16, 5
     query = torch.randn(batch, sequence, group, dim, requires_grad=True)
     key, value = (torch.randn(batch, sequence, dim, requires_grad=True) for _ in range(2))
     chosen = torch.full((batch, sequence, count), -1)

@@ -62,6 +62,56 @@ def kernel_errors() -> dict[str, float]:
     }
 
 
+def nsa_errors() -> dict[str, float]:
+    """Return the relative error of NSA's compressed and window branch and their gradients; 1 for another choice."""
+    from efficientbench.model.kernels import npu_fused
+    from efficientbench.model.kernels.nsa.choose_blocks import Choice
+    from efficientbench.model.kernels.nsa.range_attention import range_attention
+    from efficientbench.model.kernels.nsa.reach import Reach
+
+    assert npu_fused.serves("npu")
+    torch.manual_seed(0)
+    query = torch.randn(BATCH, SEQUENCE, HEADS, 24)
+    key, value, short_key, short_value = (torch.randn(BATCH, keys, 24) for keys in (SEQUENCE, SEQUENCE, 19, 19))
+    past, choice = Reach(length=4, stride=2), Choice(block=8, count=4, length=4, stride=2)
+    chosen = [
+        range_attention(*(each.to(device) for each in (query, short_key, short_value)), 0.3, past, choice)[1].cpu()
+        for device in ("cpu", "npu")
+    ]
+    ours, theirs = (each.sort(dim=-1).values for each in chosen)
+
+    def window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return range_attention(q, k, v, 0.3, Reach(width=12))[0]
+
+    def compressed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return range_attention(q, k, v, 0.3, past, choice)[0]
+
+    return {
+        "window": _error(window, [query, key, value], [0, 1, 2]),
+        "compressed": _error(compressed, [query, short_key, short_value], [0, 1, 2]),
+        "choice": float(not torch.equal(ours, theirs)),
+    }
+
+
+def nsa_operators(sequence: int) -> int:
+    """Return how many operators NSA's compressed branch, its choice and its window are, forward and backward."""
+    from efficientbench.model.kernels.nsa.choose_blocks import Choice
+    from efficientbench.model.kernels.nsa.range_attention import range_attention
+    from efficientbench.model.kernels.nsa.reach import Reach
+
+    query, key, value, short_key, short_value = (
+        torch.randn(1, length, *heads, 8).to("npu").requires_grad_()
+        for length, heads in ((sequence, (2,)), (sequence, ()), (sequence, ()), *[(sequence // 2 - 1, ())] * 2)
+    )
+    choice = Choice(block=8, count=4, length=4, stride=2)
+    for _ in range(2):  # the first pass makes the masks that live on
+        with Waits() as seen:
+            compressed, _ = range_attention(query, short_key, short_value, 0.3, Reach(4, 2), choice)
+            window, _ = range_attention(query, key, value, 0.3, Reach(width=12))
+            (compressed + window).sum().backward()
+    return seen.operators
+
+
 def grouped_matmul_errors(dtype: torch.dtype) -> tuple[float, float]:
     """Return the relative errors of the grouped matmul and of its weight gradient; one group has no rows."""
     from efficientbench.model.kernels.grouped_mm import RowGroups, accumulate_weight_gradient, grouped_mm

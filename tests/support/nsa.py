@@ -15,7 +15,7 @@ from transformers import Qwen2ForCausalLM
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
-from efficientbench.model.kernels.nsa.range_attention import Reach
+from efficientbench.model.kernels.nsa.reach import Reach
 
 
 def compressed_mask(sequence: int, nsa: NSAConfig) -> torch.Tensor:

@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from support.fake_cuda.processes import build
 from support.text_files import TEXTS, jsonl
 
 from efficientbench.data_tools import inputs
@@ -33,3 +34,9 @@ def compressed(tmp_path: Path) -> list[Path]:
     for path in paths:
         path.write_bytes(gzip.compress(jsonl([f"from {path.name}"] * 3)))
     return paths
+
+
+@pytest.fixture(scope="session")
+def fake_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of a GPU that has no memory and no numbers."""
+    return build(tmp_path_factory.mktemp("fake_cuda"))

@@ -22,7 +22,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention.nsa_variant import BRANCHES, NSAConfig
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
-from efficientbench.model.kernels.nsa.range_attention import Reach, range_attention
+from efficientbench.model.kernels.nsa.gate import gated_sum
+from efficientbench.model.kernels.nsa.range_attention import range_attention
+from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.nsa.selected_attention import selected_attention
 from efficientbench.model.layers import column_parallel, row_parallel
 from efficientbench.model.position import Position, position_table
@@ -48,8 +50,10 @@ class Compression(torch.nn.Module):
             copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
             for weight in (self.position, self.weight_in, self.weight_out)
         )
-        # A sequence shorter than a block gets one key, which no query sees.
-        x = F.pad(x, (0, 0, 0, max(self.block - x.shape[2], 0)))
+        missing = self.block - x.shape[2]
+        if missing > 0:
+            # A sequence shorter than a block gets one key, which no query sees.
+            x = F.pad(x, (0, 0, 0, missing))
         blocks = x.unfold(2, self.block, self.stride).transpose(3, 4) + position
         return F.silu(blocks.flatten(3) @ weight_in.t()) @ weight_out.t()
 
@@ -101,20 +105,23 @@ class NativeSparseAttention(MegatronModule):
         sequence, batch = mixed.shape[:2]
         # Each group's query heads, keys and values lie together, so that a tensor-parallel rank holds whole groups.
         mixed = mixed.view(sequence, batch, -1, self.group + 2 * BRANCHES, self.dim)
-        compressed_key, compressed_value, *unturned = mixed[:, :, :, -4:].unbind(3)
-        turned = self.position.rotate(mixed[:, :, :, :-4].flatten(2, 3))
+        # Split and unbound, because their gradients are put together by one copy.
+        to_turn, others = mixed.split([self.group + 2, 4], dim=3)
+        compressed_key, compressed_value, *unturned = others.unbind(3)
+        turned = self.position.rotate(to_turn.flatten(2, 3))
         turned = turned.unflatten(2, (-1, self.group + 2)).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        query, selected_key, window_key = turned.split([self.group, 1, 1], dim=2)
         compressed_key = self.compress_key(compressed_key.permute(1, 2, 0, 3))
         compressed_key = self.position.rotate(compressed_key.permute(2, 0, 1, 3), self.nsa.compress_stride)
         compressed_value = self.compress_value(compressed_value.permute(1, 2, 0, 3)).flatten(0, 1)
         selected_value, window_value = (value.permute(1, 2, 0, 3).flatten(0, 1) for value in unturned)
         return (
-            turned[:, :, : self.group].contiguous(),
+            query.contiguous(),
             compressed_key.permute(1, 2, 0, 3).flatten(0, 1),
             compressed_value,
-            turned[:, :, self.group].contiguous(),
+            selected_key.squeeze(2).contiguous(),
             selected_value,
-            turned[:, :, self.group + 1].contiguous(),
+            window_key.squeeze(2).contiguous(),
             window_value,
         )
 
@@ -128,7 +135,7 @@ class NativeSparseAttention(MegatronModule):
         assert chosen is not None
         selected = selected_attention(query, selected_key, selected_value, chosen, nsa.select_block, scale)
         window, _ = range_attention(query, window_key, window_value, scale, Reach(width=nsa.window))
-        return gates[0] * compressed + gates[1] * selected + gates[2] * window
+        return gated_sum(gates, [compressed, selected, window], self.config.fuse)
 
 
 def spec(model: ModelConfig, position: Position) -> ModuleSpec:

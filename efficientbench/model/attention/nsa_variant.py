@@ -242,6 +242,6 @@ VARIANT = AttentionVariant(
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
     tensor_parallel=_uneven,
     selective_recomputation=True,
-    profiled_as=("RangeAttention", "SelectedAttention"),
+    profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),
     not_exported="no class of transformers has Native Sparse Attention",
 )

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from efficientbench.model.kernels import flex, npu_fused
+from efficientbench.model.kernels import biased_attention_flex, flex, npu_fused
 
-BLOCK_ELEMENTS = 2**20
-"""Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed."""
+BLOCK_ELEMENTS, BLOCK_ELEMENTS_OF_AN_ACCELERATOR = 2**20, 2**25
+"""Scores in one block: few enough to stay in a processor's cache, enough rows for the matmul's speed; on an
+accelerator, enough for few kernels."""
 
 Block = tuple[int, int, torch.Tensor, torch.Tensor]
 
@@ -27,7 +28,9 @@ def name(device_type: str, trained: Callable[[], bool]) -> str:
     """Return the name of the kernel that serves a device type; `trained`: whether the bias is, where it matters."""
     if npu_fused.serves(device_type):
         return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained() else npu_fused.ATTENTION
-    return "torch flex_attention" if flex.runs(device_type) else BLOCKS
+    if flex.runs(device_type):
+        return biased_attention_flex.TRAINED if trained() else flex.NAME
+    return BLOCKS
 
 
 def biased_causal_attention(
@@ -46,7 +49,7 @@ def biased_causal_attention(
         [S, B, heads · D]
     """
     if flex.runs(query.device.type):
-        return flex_attention(query, key, value, scale, bias, flex.compiled())
+        return biased_attention_flex.attend(query, key, value, scale, bias)
     if npu_fused.serves(query.device.type) and not bias.requires_grad:
         return npu_fused.biased_causal_attention(query, key, value, scale, bias)
     out: torch.Tensor = BlockedAttention.apply(query, key, value, scale, bias)
@@ -120,7 +123,8 @@ def _probabilities(query: torch.Tensor, keys: torch.Tensor, scale: float, bias: 
     Probabilities over reversed keys: [B · groups, heads / groups · R, N]; queries: [B · groups, heads / groups · R, D].
     """
     sequence, batch, heads, _ = query.shape
-    rows = min(max(BLOCK_ELEMENTS // (batch * heads * sequence), 16), sequence)
+    elements = BLOCK_ELEMENTS if query.device.type == "cpu" else BLOCK_ELEMENTS_OF_AN_ACCELERATOR
+    rows = min(max(elements // (batch * heads * sequence), 16), sequence)
     # Distances from 1 - R to S - 1; a key after its query is at a negative one.
     distances = F.pad(bias.detach().float(), (rows - 1, 0), value=-torch.inf)
     for first in range(0, sequence, rows):
@@ -142,32 +146,3 @@ def _sum_by_distance(grad_scores: torch.Tensor) -> torch.Tensor:
     torch.sum(grad_scores, dim=0, out=padded[:, :, :seen])
     skewed = padded.view(heads, -1)[:, : rows * (seen + rows - 1)].view(heads, rows, seen + rows - 1)
     return skewed.sum(dim=1)[:, rows - 1 :]
-
-
-def flex_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    bias: torch.Tensor,
-    kernel: flex.FlexAttention,
-) -> torch.Tensor:
-    """Compute the same by torch's FlexAttention, `kernel`, compiled or not."""
-    by_distance = bias.float()
-
-    def add_bias(score: torch.Tensor, _: Any, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        # FlexAttention computes masked pairs too, and their distance must be a valid index.
-        return score + by_distance[head, (i - j).abs()]
-
-    out = kernel(
-        query.permute(1, 2, 0, 3),
-        key.permute(1, 2, 0, 3),
-        value.permute(1, 2, 0, 3),
-        score_mod=add_bias,
-        block_mask=flex.causal_block_mask(query.shape[0], str(query.device)),
-        scale=scale,
-        enable_gqa=query.shape[2] != key.shape[2],
-        # With the trained bias, two stages or more of the backward pass exceed the shared memory of a Hopper GPU.
-        kernel_options={"bwd_num_stages": 1},
-    )
-    return out.permute(2, 0, 1, 3).flatten(2)

@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 
+NAME = "torch flex_attention"
 FlexAttention = Callable[..., torch.Tensor]
+FlexAttentionWithSums = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""Takes what torch's function does; returns the output [B, heads, S, D] and the logarithms of the softmax's sums
+[B, heads, S] in float32, which are not differentiable."""
 
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -32,12 +36,32 @@ def causal_block_mask(sequence: int, device: str) -> Any:
     return create_block_mask(lambda b, h, i, j: i >= j, None, None, sequence, sequence, device=device)
 
 
+def attend_with_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute what a FlexAttentionWithSums returns; the options are those of torch's function."""
+    from torch.nn.attention import flex_attention as module
+
+    if hasattr(module, "AuxRequest"):
+        out, found = module.flex_attention(query, key, value, return_aux=module.AuxRequest(lse=True), **options)
+        return out, found.lse.detach()
+    # As older releases of torch have it.
+    out, log_sums = module.flex_attention(query, key, value, return_lse=True, **options)
+    return out, log_sums.detach()
+
+
 @functools.cache
 def compiled() -> FlexAttention:
     """Return the kernel, compiled for each shape."""
     from torch.nn.attention.flex_attention import flex_attention as kernel
 
     return torch.compile(kernel, dynamic=False)
+
+
+@functools.cache
+def compiled_with_sums() -> FlexAttentionWithSums:
+    """Return the kernel that returns its sums too, compiled for each shape."""
+    return torch.compile(attend_with_sums, dynamic=False)
 
 
 @functools.cache

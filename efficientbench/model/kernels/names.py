@@ -9,6 +9,7 @@ from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
     biased_attention,
+    biased_attention_flex,
     causal_attention,
     cross_entropy,
     grouped_mm,
@@ -81,7 +82,10 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
         return own.work(config, device_type)
     choice = _choice(config, device_type)
     if choice is None:
-        return AttentionWork()
+        if _attention(config, device_type)["attention"] != biased_attention_flex.TRAINED:
+            return AttentionWork()
+        products = attention_of(config.model).costs.products(config.model, config.training.seq_len)
+        return AttentionWork(again_in_backward=sum(products))
     # Kernels as in causal_attention.py: torch's own choice on a CPU is its flash kernel.
     flash = choice.name == "flash" or (choice.name == causal_attention.NAME and device_type == "cpu")
     return AttentionWork(scores_again=choice.name != "math", pads_values=flash)

@@ -30,8 +30,9 @@ UNDOCUMENTED = f"torch_npu's fused kernels are documented for Ascend {' and '.jo
 """Why they do not run on another NPU."""
 
 MASK_SIZE = 2048
-LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL = 2, 3
-"""`sparse_mode`: causal from the first query and key, or from the last ones; equal where there are as many of both."""
+WHOLE_MASK, LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL, BAND = 1, 2, 3, 4
+"""`sparse_mode`: a mask of all queries by all keys; causal from the first query and key, or from the last ones, equal
+where there are as many of both; causal with as many keys before a query as `pre_tockens` says."""
 BIAS_ROWS = 1024
 """Queries whose bias exists at once. With more, the kernel takes a bias for the compressed form of ALiBi's."""
 
@@ -96,6 +97,45 @@ def _fusion_attention(
         sparse_mode=LEFT_UP_CAUSAL if query.shape[0] == key.shape[0] else RIGHT_DOWN_CAUSAL,
     )[0]
     return out
+
+
+def range_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None,
+    mask: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to the latest `window` keys, a query's own among them, or to those that `mask` does not hide.
+
+    Args:
+        query: [B, Q, heads, D]
+        key: [B, S, groups, D]
+        value: [B, S, groups, D]
+        scale: factor on the scores.
+        window: keys that a query sees, where there are as many of both; None: `mask` says which.
+        mask: [Q, S], True hides, and no row hides all.
+
+    Returns:
+        The output [B, Q, heads, D] and the logarithms of the softmax's sums, [B, Q, heads] in float32, not
+        differentiable.
+    """
+    out, largest, sums = torch_npu().npu_fusion_attention(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        query.shape[2],
+        "BSND",
+        atten_mask=_compressed_causal_mask(query.device) if mask is None else mask,
+        scale=scale,
+        pre_tockens=2**31 - 1 if window is None else window - 1,
+        next_tockens=0,
+        sparse_mode=WHOLE_MASK if window is None else BAND,
+    )[:3]
+    # The statistics come eight times, side by side.
+    log_sums = largest.detach()[..., 0] + sums.detach()[..., 0].log()
+    return out, log_sums.transpose(1, 2)
 
 
 @functools.cache

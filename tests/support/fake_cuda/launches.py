@@ -24,6 +24,7 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: Counter[str] = Counter()
+        self.before_update = 0
         self.to_host = self.to_device = 0
         self.live_bytes = self.peak_bytes = 0
         self._storages: dict[int, int] = {}

@@ -12,6 +12,8 @@ import torch
 DEVICE = torch.device("cuda", 0)
 WAITS: list[str] = []
 """What waited for the device, in order."""
+CAPABILITY = (9, 0)
+"""Of an H200, which the properties are."""
 PROPERTIES = types.SimpleNamespace(
     name="NVIDIA H200",
     total_memory=150_754_820_096,
@@ -19,7 +21,14 @@ PROPERTIES = types.SimpleNamespace(
     minor=0,
     multi_processor_count=132,
     warp_size=32,
+    regs_per_multiprocessor=65_536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    L2_cache_size=62_914_560,
+    shared_memory_per_block=49_152,
     shared_memory_per_block_optin=232_448,
+    shared_memory_per_multiprocessor=233_472,
+    gcnArchName="",
     uuid="0",
 )
 
@@ -65,8 +74,14 @@ def _stream(stream: object) -> Iterator[None]:
     yield
 
 
+OPERATORS = torch.library.Library("aten", "IMPL")
+OPERATORS.impl("silu_backward", lambda grad, x: torch.empty_like(x), "CUDA")
+"""Builds of torch without CUDA would compute it by eight operators."""
+
+
 def install() -> None:
     """Replace the names of torch.cuda, for the whole process."""
+    PROPERTIES.major, PROPERTIES.minor = CAPABILITY
     names: dict[str, Any] = {
         "Event": Event,
         "Stream": Stream,
@@ -78,7 +93,7 @@ def install() -> None:
         "device_count": lambda: 1,
         "synchronize": lambda device=None: WAITS.append("device"),
         "empty_cache": lambda: None,
-        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_capability": lambda device=None: CAPABILITY,
         "get_device_properties": lambda device=None: PROPERTIES,
         "get_device_name": lambda device=None: PROPERTIES.name,
         "get_rng_state": lambda device="cuda": torch.empty(16, dtype=torch.uint8),
@@ -89,6 +104,9 @@ def install() -> None:
         "memory_allocated": lambda device=None: 0,
         "is_current_stream_capturing": lambda: False,
         "_lazy_init": lambda: None,
+        "_get_device_properties": lambda device: PROPERTIES,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
         "_lazy_call": lambda callback, **options: None,
     }
     for name, value in names.items():

@@ -3,8 +3,8 @@
     python step.py LIBRARY RUN [KEY=VALUE ...]
 
 Devices, dtypes, autograd and reads by the host are real; there is no memory and there are no numbers. What needs them
-has a stand-in with the same tensors: Triton's and fla's kernels, FlexAttention, the choice of an attention kernel by
-time, and the experts' counts of rows.
+has a stand-in with the same tensors: Triton's kernels, ours and fla's, FlexAttention, the choice of an attention kernel
+by time, and the experts' counts of rows.
 """
 
 from __future__ import annotations
@@ -36,45 +36,73 @@ from support.fake_cuda.launches import Launches
 from support.training_steps import our_step, random_tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from triton.runtime.jit import KernelInterface
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.model import gpt
-from efficientbench.model.attention import gqa, nsa
-from efficientbench.model.kernels import cross_entropy, grouped_mm, norm, rope, swiglu, weight_gradient
+from efficientbench.model.kernels import cross_entropy, flex, grouped_mm, norm, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.choose_attention import AttentionShape
+from efficientbench.model.kernels.nsa import choose_blocks, gate
 from efficientbench.planning.plan import make_plan
 from efficientbench.training import groups, optimizer
+from efficientbench.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
 
-class Selected(torch.autograd.Function):
-    """NSA's selected branch, of as many kernels as fla's."""
+def flex_attention(launches: Launches, with_sums: bool) -> Any:
+    """Return what stands in for FlexAttention compiled: a kernel, and one that scales the sums for the caller.
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, chosen: Tensor) -> Tensor:
-        out, statistics = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, chosen, out, statistics)
-        return out
+    The backward pass is a kernel too, and one before it for each row's product of output and gradient.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *(torch.empty_like(each) for each in ctx.saved_tensors[:3]), None
+    class Attended(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            launches.operations["flex_attention"] += 1 + with_sums
+            # It keeps the order in which the query's dimensions lie in memory.
+            out, log_sums = torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=torch.float32)
+            ctx.save_for_backward(query, key, value, out, log_sums)
+            ctx.mark_non_differentiable(log_sums)
+            ctx.set_materialize_grads(False)
+            return out, log_sums
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            launches.operations["flex_attention_backward"] += 2
+            return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        results = Attended.apply(query, key, value)
+        return results if with_sums else results[0]
+
+    return attend
 
 
-class Biased(torch.autograd.Function):
-    """FlexAttention with a trained bias."""
+def count_triton(launches: Launches) -> None:
+    """Count every launch of a Triton kernel, and run none."""
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(query, key, value, bias)
-        return query.new_empty(*query.shape[:-1], value.shape[-1]).flatten(2)
+    def launch(kernel: Any, grid: Any) -> Any:
+        while not hasattr(kernel, "__name__"):  # what chooses a configuration, or parameters
+            kernel = kernel.fn
+        return lambda *arguments, **options: launches.operations.update([kernel.__name__])
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(each) for each in ctx.saved_tensors)
+    KernelInterface.__getitem__ = launch
+
+
+def count_micro_batch(launches: Launches) -> None:
+    """Count apart what comes before the update."""
+    compute = Trainer._forward_backward
+
+    def compute_and_count(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
+        before = launches.operations.total()
+        results = compute(trainer, *arguments, **options)
+        launches.before_update = launches.operations.total() - before
+        return results
+
+    Trainer._forward_backward = compute_and_count
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -100,10 +128,13 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     optimizer._skips_by_flag = lambda device: True
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
-    for module in (norm, rope, swiglu, cross_entropy):
+    count_micro_batch(launches)
+    for module in (norm, rope, swiglu, cross_entropy, choose_blocks, gate):
         module.fused = functools.cache(lambda function: launches.as_one(f"fused {function.__name__}", function))
-    nsa.selected_attention = lambda query, key, value, chosen, *_: Selected.apply(query, key, value, chosen)
-    gqa.biased_causal_attention = lambda query, key, value, scale, bias: Biased.apply(query, key, value, bias)
+    flex.runs = lambda device_type: device_type == "cuda"
+    attend, attend_with_sums = (flex_attention(launches, with_sums) for with_sums in (False, True))
+    flex.compiled, flex.compiled_with_sums = lambda: attend, lambda: attend_with_sums
+    count_triton(launches)
     training, moe = config.training, config.model.moe
     if moe is not None:
         rows = training.micro_batch_size * training.seq_len * moe.top_k
@@ -127,8 +158,9 @@ def main() -> None:
             names.WAITS.clear()
             seen["first_read"] = where_it_reads(step)
     seen |= {
-        "launches": sum(launches.operations.values()),
-        "most": dict(launches.operations.most_common(12)),
+        "launches": launches.operations.total(),
+        "before_update": launches.before_update,
+        "most": dict(launches.operations.most_common(40)),
         "copies_to_host": launches.to_host,
         "copies_to_device": launches.to_device,
         "waits": names.WAITS,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from efficientbench.config.load import resolve
-from efficientbench.model.kernels import grouped_mm
+from efficientbench.model.kernels import flex, grouped_mm
 from efficientbench.model.kernels.choose_attention import AttentionShape, fastest
-from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
+from efficientbench.model.kernels.names import attention_work, fallback_kernels, kernel_names, kernel_reasons
 from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
 
 
@@ -26,6 +26,21 @@ def test_the_activation_has_its_own_name() -> None:
     assert set(fallback_kernels(resolve("nanochat_d12"), "npu")) == {"attention", "norm", "rope"}
 
 
+def test_the_records_name_and_the_counted_work_are_those_of_a_gpus_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "runs", lambda device_type: device_type == "cuda")
+    monkeypatch.setattr(nsa_fla, "_installed", lambda: True)
+    nsa, relative, alibi = (
+        resolve("nsa_1.5B"), resolve("relative_1.5B"), resolve("gqa_1.5B", overrides=["model.position.kind=alibi"])
+    )  # fmt: skip
+    assert kernel_names(nsa, "cuda")["nsa_window"] == kernel_names(alibi, "cuda")["attention"] == "torch flex_attention"
+    # Twelve heads of 128 compare each query with 127 compressed keys once more, to choose by.
+    assert attention_work(nsa, "cuda").again == 2 * 12 * 128 * 127
+    assert "gradient of the bias" in kernel_names(relative, "cuda")["attention"]
+    # Scores and gradients of probabilities once more, each with 1,024.5 keys on average.
+    assert attention_work(relative, "cuda").again_in_backward == 2 * 2 * 12 * 128 * 2049 // 2
+    assert attention_work(alibi, "cuda").again_in_backward == 0
+
+
 def test_an_npu_without_documented_kernels_says_what_fell_back() -> None:
     # No torch_npu is here, as on a chip that is not known.
     found = fallback_kernels(resolve("moe_0.5Bx8"), "npu")
@@ -36,12 +51,17 @@ def test_an_npu_without_documented_kernels_says_what_fell_back() -> None:
 def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     nsa, moe, relative = resolve("nsa_1.5B"), resolve("moe_0.5Bx8"), resolve("relative_1.5B")
     monkeypatch.setattr(nsa_fla, "_installed", lambda: True)
-    assert fallback_kernels(nsa, "cuda") == {}
+    # No GPU is here, so that FlexAttention cannot run.
+    monkeypatch.setattr(flex, "runs", lambda device_type: False)
+    assert fallback_kernels(relative, "cuda") == {"attention": "FlexAttention needs Triton"}
+    assert fallback_kernels(nsa, "cuda") == {
+        "nsa_compression": "FlexAttention needs Triton",
+        "nsa_window": "FlexAttention needs Triton",
+    }
+    monkeypatch.setattr(flex, "runs", lambda device_type: device_type == "cuda")
+    assert fallback_kernels(relative, "cuda") == fallback_kernels(nsa, "cuda") == {}
     monkeypatch.setattr(nsa_fla, "_installed", lambda: False)
     assert list(fallback_kernels(nsa, "cuda")) == ["nsa_selection"]
-    # No GPU is here, so that FlexAttention cannot run.
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert fallback_kernels(relative, "cuda") == {"attention": "FlexAttention needs Triton"}
     monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
     assert list(fallback_kernels(moe, "cpu")) == ["grouped_mm"]
 

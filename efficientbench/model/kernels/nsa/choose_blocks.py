@@ -1,19 +1,24 @@
 """Choose the blocks that a query's selected branch reads (NSA, arXiv 2502.11089, equations 9 to 11).
 
-N = batch × groups, S = sequence, C = queries of one call, K = compressed keys.
+N = batch × groups, S = sequence, G = query heads of a group, C = queries of one call, K = compressed keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.attention.nsa_variant import NSAConfig
+from efficientbench.model.kernels.fusion import fused
+from efficientbench.model.kernels.nsa.reach import Reach
 
 LOCAL_BLOCKS = 2
 """How many blocks up to a query's own are always chosen; the first block is, too."""
+MOST_SCORES = 2**27
+"""Scores that exist at once where queries choose together: 256 MiB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +64,89 @@ class SelectionShape:
         return cls(nsa.select_block, nsa.select_count, model.head_dim, group, training.seq_len, half)
 
 
-def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> torch.Tensor:
+def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice, fuse: bool = False) -> torch.Tensor:
     """Return the blocks that each query reads, from its probabilities over the compressed keys.
 
     Args:
         probabilities: [N, C, K], summed over the query heads of a group (equation 10).
         first: position of the first query.
         choice: blocks and compressed keys.
+        fuse: by compiled kernels.
 
     Returns:
         [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
     """
-    queries = probabilities.shape[1]
-    blocks = (first + queries - 1) // choice.block + 1
+    blocks = (first + probabilities.shape[1] - 1) // choice.block + 1
+    rank = fused(_ranking) if fuse else _ranking
+    best, chosen = rank(probabilities, first, blocks, choice).topk(min(choice.count, blocks), dim=-1)
+    chosen.masked_fill_(best == float("-inf"), -1)
+    missing = choice.count - chosen.shape[-1]
+    return torch.nn.functional.pad(chosen, (0, missing), value=-1) if missing else chosen
+
+
+@torch.no_grad()
+@torch.profiler.record_function("choose_at_once")
+def choose_at_once(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    log_sums: torch.Tensor,
+    scale: float,
+    reach: Reach,
+    choice: Choice,
+    fuse: bool,
+) -> torch.Tensor:
+    """Return the blocks that each query reads, by few operations on all queries, however long the sequence.
+
+    Args:
+        query: [N, S, G, D]
+        key: compressed keys [N, K, D].
+        log_sums: [N, S, G] in float32, logarithm of each query's sum of exp(scores); of no meaning without a key.
+        scale: factor on the scores.
+        reach: the compressed keys that a query sees.
+        choice: blocks and compressed keys.
+        fuse: by compiled kernels.
+
+    Returns:
+        [N, S, count], as `choose_blocks` does.
+    """
+    batch, sequence, group, _ = query.shape
+    weigh = fused(_weights) if fuse else _weights
+    chosen = []
+    for first, stop, seen in chunks(sequence, key.shape[1], reach, batch * group):
+        scores = query[:, first:stop].flatten(1, 2) @ key[:, :seen].transpose(1, 2)
+        chosen.append(choose_blocks(weigh(scores, log_sums[:, first:stop], scale, first, reach), first, choice, fuse))
+    return torch.cat(chosen, dim=1) if len(chosen) > 1 else chosen[0]
+
+
+def chunks(sequence: int, keys: int, reach: Reach, heads: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the first query, the one after the last, and how many keys they are compared with, of each chunk.
+
+    `heads`: those of all sequences and groups.
+    """
+    rows = max(MOST_SCORES // (heads * keys), 1)
+    for first in range(0, sequence, rows):
+        stop = min(first + rows, sequence)
+        yield first, stop, max(reach.last(stop - 1), 1)
+
+
+def _weights(scores: torch.Tensor, log_sums: torch.Tensor, scale: float, first: int, reach: Reach) -> torch.Tensor:
+    """Return probabilities summed over the heads of a group, [N, C, K] in float32, of scores [N, C · G, K]."""
+    scaled = scores.unflatten(1, log_sums.shape[1:]).float() * scale
+    hidden = reach.hidden(
+        torch.arange(first, first + log_sums.shape[1], device=scores.device),
+        torch.arange(scores.shape[2], device=scores.device),
+    )
+    # Also where a query sees no key, and `log_sums` may be anything.
+    return scaled.sub_(log_sums[..., None]).exp_().masked_fill_(hidden[:, None], 0).sum(dim=2)
+
+
+def _ranking(probabilities: torch.Tensor, first: int, blocks: int, choice: Choice) -> torch.Tensor:
+    """Return the importance of each block, [N, C, blocks]: ∞ of those always chosen, −∞ of those yet to come."""
     scores = _block_scores(probabilities, blocks, choice)
-    own = torch.arange(first, first + queries, device=scores.device)[:, None] // choice.block
+    own = torch.arange(first, first + probabilities.shape[1], device=scores.device)[:, None] // choice.block
     number = torch.arange(blocks, device=scores.device)
     always = (number == 0) | ((number <= own) & (number > own - LOCAL_BLOCKS))
-    scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
-    best, chosen = scores.topk(min(choice.count, blocks), dim=-1)
-    chosen.masked_fill_(best == float("-inf"), -1)
-    return torch.nn.functional.pad(chosen, (0, choice.count - chosen.shape[-1]), value=-1)
+    return scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
 
 
 def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:

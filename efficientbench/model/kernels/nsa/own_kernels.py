@@ -4,27 +4,56 @@ from __future__ import annotations
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.hardware import AttentionWork
-from efficientbench.model.attention.nsa_variant import NSAConfig, selected_score_flops
+from efficientbench.model.attention.nsa_variant import NSAConfig, keys_of_last_query, selected_score_flops
+from efficientbench.model.kernels.npu_fused import UNDOCUMENTED
 from efficientbench.model.kernels.nsa import range_attention, selected_attention
-from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
+from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape, chunks
+from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.own_kernels import OwnKernels
+
+WHY_SLOW = {"cuda": "FlexAttention needs Triton", "npu": UNDOCUMENTED}
+"""Device type → why its own kernels of the compressed and the window branch do not run."""
+
+
+def _nsa(config: RunConfig) -> NSAConfig:
+    assert isinstance(config.model.attention, NSAConfig)
+    return config.model.attention
 
 
 def _names(config: RunConfig, device_type: str) -> dict[str, str]:
-    assert isinstance(config.model.attention, NSAConfig)
-    selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, config.model.attention))
-    return {"nsa_compression": range_attention.NAME, "nsa_selection": selection, "nsa_window": range_attention.NAME}
+    selection = selected_attention.kernel_name(device_type, SelectionShape.of(config, _nsa(config)))
+    ranges = range_attention.kernel_name(device_type)
+    return {"nsa_compression": ranges, "nsa_selection": selection, "nsa_window": ranges}
 
 
 def _fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:
-    if _names(config, device_type)["nsa_selection"] != selected_attention.NAME or device_type not in ("cuda", "npu"):
+    if device_type not in WHY_SLOW:
         return {}
-    return {"nsa_selection": "the device's own kernel is not installed, or does not take these shapes"}
+    names, found = _names(config, device_type), {}
+    if names["nsa_window"] == range_attention.NAME:
+        found = {"nsa_compression": WHY_SLOW[device_type], "nsa_window": WHY_SLOW[device_type]}
+    if names["nsa_selection"] == selected_attention.NAME:
+        found["nsa_selection"] = "the device's own kernel is not installed, or does not take these shapes"
+    return found
 
 
 def _work(config: RunConfig, device_type: str) -> AttentionWork:
-    twice = _names(config, device_type)["nsa_selection"] == selected_attention.NAME
-    return AttentionWork(again=selected_score_flops(config.model, config.training.seq_len) if twice else 0)
+    names, again = _names(config, device_type), 0
+    if names["nsa_selection"] == selected_attention.NAME:
+        again += selected_score_flops(config.model, config.training.seq_len)
+    if names["nsa_compression"] != range_attention.NAME:
+        again += _choice_flops(config)
+    return AttentionWork(again=again)
+
+
+def _choice_flops(config: RunConfig) -> int:
+    """Count FLOPs per token of the scores by which queries choose blocks, where their attention does not keep them."""
+    model, training, nsa = config.model, config.training, _nsa(config)
+    keys = max(keys_of_last_query(nsa, training.seq_len).compressed, 1)
+    heads = training.micro_batch_size * model.heads // config.parallel.tp
+    past = Reach(nsa.compress_block, nsa.compress_stride)
+    scores = sum((stop - first) * seen for first, stop, seen in chunks(training.seq_len, keys, past, heads))
+    return 2 * model.heads * model.head_dim * scores // training.seq_len
 
 
 KERNELS = OwnKernels(_names, _fallbacks, _work)

@@ -10,38 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_blocks
+from efficientbench.model.kernels.nsa import range_attention_flex, range_attention_npu
+from efficientbench.model.kernels.nsa.choose_blocks import Choice, choose_at_once, choose_blocks
+from efficientbench.model.kernels.nsa.reach import Reach
 
 NAME = "torch matmuls over blocks of queries, scores recomputed in backward"
-QUERY_BLOCK = 128
+QUERY_BLOCK, QUERY_BLOCK_OF_AN_ACCELERATOR = 128, 1024
 """The most queries whose scores exist at once: enough rows for the matmuls' full speed. With a narrow reach there
-are as many queries as it is wide, because most scores would otherwise be of keys beyond it."""
+are as many queries as it is wide, because most scores would otherwise be of keys beyond it. An accelerator waits
+longer for a kernel to start than for so many more scores."""
 LEAST_QUERY_BLOCK = 32
-
-
-class Reach(NamedTuple):
-    """Which keys a query sees: the latest `width` of those whose tokens all lie in its past (itself included)."""
-
-    length: int = 1
-    """Consecutive tokens that a key stands for."""
-    stride: int = 1
-    """Tokens from the start of one key to the start of the next."""
-    width: int | None = None
-    """The most keys that a query sees; None: all in its past."""
-
-    def last(self, query: int) -> int:
-        """Return one past the last key that the query at this position sees."""
-        return max((query + 1 - self.length) // self.stride + 1, 0)
-
-    def first(self, query: int) -> int:
-        """Return the first key that the query at this position sees."""
-        return 0 if self.width is None else max(self.last(query) - self.width, 0)
-
-    def hidden(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return True where a query does not see a key; positions [C] and keys' numbers [K] → [C, K]."""
-        last = torch.div(queries + 1 - self.length, self.stride, rounding_mode="floor")[:, None] + 1
-        hidden = keys >= last
-        return hidden if self.width is None else hidden | (keys < last - self.width)
 
 
 class Block(NamedTuple):
@@ -53,9 +31,11 @@ class Block(NamedTuple):
     high: int
 
 
-def _blocks(sequence: int, reach: Reach) -> Iterator[Block]:
-    """Yield blocks of queries, without the first ones that see no key."""
-    size = QUERY_BLOCK if reach.width is None else min(max(reach.width, LEAST_QUERY_BLOCK), QUERY_BLOCK)
+def _blocks(query: torch.Tensor, reach: Reach) -> Iterator[Block]:
+    """Yield blocks of queries, without the first ones that see no key; query [N, S, G, D]."""
+    sequence = query.shape[1]
+    most = QUERY_BLOCK if query.device.type == "cpu" else QUERY_BLOCK_OF_AN_ACCELERATOR
+    size = most if reach.width is None else min(max(reach.width, LEAST_QUERY_BLOCK), most)
     for start in range(reach.length - 1, sequence, size):
         stop = min(start + size, sequence)
         yield Block(start, stop, reach.first(start), reach.last(stop - 1))
@@ -76,7 +56,7 @@ class RangeAttention(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         out = torch.zeros_like(query)
         chosen = choice.without_scores(query.shape[0], query.shape[1], query.device) if choice else None
-        for block in _blocks(query.shape[1], reach):
+        for block in _blocks(query, reach):
             rows = slice(block.start, block.stop)
             probabilities = _probabilities(query, key, scale, reach, block)
             seen = value[:, block.low : block.high]
@@ -97,7 +77,7 @@ class RangeAttention(torch.autograd.Function):
         # In float32, because many blocks of queries add to one key.
         grad_key = torch.zeros_like(key, dtype=torch.float32)
         grad_value = torch.zeros_like(value, dtype=torch.float32)
-        for block in _blocks(query.shape[1], ctx.reach):
+        for block in _blocks(query, ctx.reach):
             rows, columns = slice(block.start, block.stop), slice(block.low, block.high)
             probabilities = _probabilities(query, key, ctx.scale, ctx.reach, block)
             grad = grad_outputs[0][:, rows].flatten(1, 2)
@@ -154,5 +134,17 @@ def range_attention(
         The output [N, S, G, D] and the blocks chosen, [N, S, count], or None. Scores exist for one block of queries
         at a time, in the forward and in the backward pass.
     """
+    for kernel in (range_attention_flex, range_attention_npu):
+        if kernel.serves(query.device.type):
+            if choice is None:
+                return kernel.range_attention(query, key, value, scale, reach), None
+            out, log_sums = kernel.range_attention_with_sums(query, key, value, scale, reach)
+            return out, choose_at_once(query, key, log_sums, scale, reach, choice, kernel.FUSES)
     result: tuple[torch.Tensor, torch.Tensor | None] = RangeAttention.apply(query, key, value, scale, reach, choice)
     return result
+
+
+def kernel_name(device_type: str) -> str:
+    """Return the name of the kernel that `range_attention` uses on this device type."""
+    kernels = (range_attention_flex, range_attention_npu)
+    return next((kernel.NAME for kernel in kernels if kernel.serves(device_type)), NAME)

@@ -17,8 +17,8 @@ from efficientbench.model.kernels.nsa import selected_attention_fla, selected_at
 from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape
 
 NAME = "torch matmuls over tiles of queries that share a block, scores recomputed in backward"
-CHUNK_SCORES = 2**18
-"""Scores that exist at once (4 MiB in float32)."""
+CHUNK_SCORES, CHUNK_SCORES_OF_AN_ACCELERATOR = 2**18, 2**25
+"""Scores that exist at once: as many as a processor's cache holds (1 MiB in float32), or 128 MiB in few kernels."""
 
 
 class Tiles(NamedTuple):
@@ -50,7 +50,8 @@ def _tiles(chosen: torch.Tensor, block_size: int, group: int) -> Iterator[Tiles]
     number = torch.arange(len(block), device=chosen.device) - (tiles_of_block.cumsum(0) - tiles_of_block)[block]
     end = pairs_of_block.cumsum(0)
     place = (end - pairs_of_block)[block] + number * size
-    for part in torch.arange(len(block), device=chosen.device).split(max(CHUNK_SCORES // (size * group * size), 1)):
+    scores = CHUNK_SCORES if chosen.device.type == "cpu" else CHUNK_SCORES_OF_AN_ACCELERATOR
+    for part in torch.arange(len(block), device=chosen.device).split(max(scores // (size * group * size), 1)):
         places = place[part][:, None] + torch.arange(size, device=chosen.device)
         full = places < end[block[part]][:, None]
         pair = torch.where(full, pairs[places.clamp(max=total - 1)], total)

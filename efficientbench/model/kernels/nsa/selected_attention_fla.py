@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,62 @@ def serves(device_type: str, shape: SelectionShape) -> bool:
     return device_type == "cuda" and fits and _installed()
 
 
+class SelectedAttention(torch.autograd.Function):
+    """Softmax attention over the chosen blocks; see `selected_attention`.
+
+    fla-core's own function would also keep the filled-up group from forward to backward, pool keys for a branch that is
+    not ours, and multiply by a gate of ones.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        chosen: torch.Tensor,
+        block_size: int,
+        scale: float,
+    ) -> torch.Tensor:
+        from fla.ops.nsa.parallel import parallel_nsa_fwd
+
+        count = chosen.shape[2]
+        missing = (1 << (count - 1).bit_length()) - count
+        # The backward pass takes a power of two.
+        blocks = F.pad(chosen, (0, missing), value=-1) if missing else chosen
+        ctx.options = {"block_counts": blocks.shape[2], "block_size": block_size, "scale": scale}
+        filled, log_sums = parallel_nsa_fwd(
+            q=_fill(query), k=key[:, :, None], v=value[:, :, None], block_indices=blocks[:, :, None], **ctx.options
+        )
+        out: torch.Tensor = filled[:, :, : query.shape[2]].contiguous()
+        ctx.save_for_backward(query, key, value, blocks, out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        from fla.ops.nsa.parallel import parallel_nsa_bwd
+
+        query, key, value, blocks, out, log_sums = ctx.saved_tensors
+        grad_query, grad_key, grad_value = parallel_nsa_bwd(
+            q=_fill(query),
+            k=key[:, :, None].contiguous(),
+            v=value[:, :, None].contiguous(),
+            o=_fill(out),
+            lse=log_sums,
+            do=_fill(grad_outputs[0]),
+            block_indices=blocks[:, :, None],
+            **ctx.options,
+        )
+        return grad_query[:, :, : query.shape[2]], grad_key.squeeze(2), grad_value.squeeze(2), None, None, None
+
+
+def _fill(x: torch.Tensor) -> torch.Tensor:
+    """Fill a group up with query heads of zero, [N, S, G, D] → [N, S, a power of two, D]."""
+    group = x.shape[2]
+    width = max(1 << (group - 1).bit_length(), LEAST_GROUP)
+    return F.pad(x, (0, 0, 0, width - group)).contiguous()
+
+
 def selected_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -44,20 +101,6 @@ def selected_attention(
     block_size: int,
     scale: float,
 ) -> torch.Tensor:
-    """Compute selected_attention.selected_attention; a group is filled up with query heads of zero."""
-    from fla.ops.nsa import parallel_nsa
-
-    group = query.shape[2]
-    width = max(1 << (group - 1).bit_length(), LEAST_GROUP)
-    out: torch.Tensor = parallel_nsa(
-        F.pad(query, (0, 0, 0, width - group)),
-        key.unsqueeze(2),
-        value.unsqueeze(2),
-        # Some releases multiply by this gate even where it is None.
-        g_slc=query.new_ones(*query.shape[:2], width),
-        block_indices=chosen.unsqueeze(2),
-        block_counts=chosen.shape[2],
-        block_size=block_size,
-        scale=scale,
-    )
-    return out[:, :, :group]
+    """Compute selected_attention.selected_attention."""
+    out: torch.Tensor = SelectedAttention.apply(query, key, value, chosen, block_size, scale)
+    return out

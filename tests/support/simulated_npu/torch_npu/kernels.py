@@ -74,7 +74,7 @@ def npu_fusion_attention(
             raise NotImplementedError("the compressed form of ALiBi's bias")
         scores = scores + pse.float()
     scores = scores * scale
-    hidden = _hidden(atten_mask, sparse_mode, q.shape[2], k.shape[2])
+    hidden = _hidden(atten_mask, sparse_mode, q.shape[2], k.shape[2], pre_tockens, next_tockens)
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     largest = scores.amax(dim=-1, keepdim=True)
@@ -112,20 +112,23 @@ def _laid_out(out: torch.Tensor, layout: str) -> torch.Tensor:
     return out.flatten(2) if layout == "BSH" else out
 
 
-def _hidden(mask: Optional, mode: int, queries: int, keys: int) -> Optional:
+def _hidden(mask: Optional, mode: int, queries: int, keys: int, before: int, after: int) -> Optional:
     """Return the mask as [Sq, Skv], or in a shape that broadcasts with the scores; True hides a key."""
     if mask is None:
         return None
     _refuse(mask.dtype not in (torch.bool, torch.uint8), "a mask is bool or uint8")
-    if mode in (2, 3):
-        _refuse(mask.shape != (MASK_SIZE, MASK_SIZE), "the compressed mask of modes 2 and 3 is 2048 × 2048")
+    if mode in (2, 3, 4):
+        _refuse(mask.shape != (MASK_SIZE, MASK_SIZE), "the compressed mask of modes 2, 3 and 4 is 2048 × 2048")
         _refuse(not torch.equal(mask.bool(), torch.ones_like(mask, dtype=torch.bool).triu(1)), "1 hides what follows")
         # From the upper left corner, or from the lower right one.
         first = 1 if mode == 2 else keys - queries + 1
-        return torch.ones(queries, keys, dtype=torch.bool).triu(first)
+        later = torch.ones(queries, keys, dtype=torch.bool).triu(first + after if mode == 4 else first)
+        return later | torch.ones_like(later).tril(first - before - 2) if mode == 4 else later
     if mode not in (0, 1):
         raise NotImplementedError
     _refuse(mask.shape[-2:] != (queries, keys), "a mask ends in [Sq, Skv]")
+    # What the kernel makes of a row that hides all is not documented.
+    _refuse(bool(mask.bool().all(dim=-1).any()), "every query sees a key")
     return mask.bool()
 
 

@@ -1,0 +1,71 @@
+"""Causal attention with a bias by distance, by torch's FlexAttention, on NVIDIA GPUs. Not run on a GPU yet.
+
+FlexAttention could give the bias its gradient too, but would add that of every score by an atomic operation. So it
+takes the bias as a constant, and a kernel of ours sums by distance.
+
+S = sequence, B = batch, D = head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from efficientbench.model.kernels import flex
+
+TRAINED = f"{flex.NAME}; gradient of the bias: own Triton kernel"
+"""The name of the kernel where the bias is trained."""
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor
+) -> torch.Tensor:
+    """Compute biased_attention.biased_causal_attention."""
+    by_distance = bias.detach().float()
+
+    def add_bias(score: torch.Tensor, _: Any, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        # FlexAttention computes masked pairs too, and their distance must be a valid index.
+        return score + by_distance[head, (i - j).abs()]
+
+    parts = [each.permute(1, 2, 0, 3) for each in (query, key, value)]
+    options = {
+        "score_mod": add_bias,
+        "block_mask": flex.causal_block_mask(query.shape[0], str(query.device)),
+        "scale": scale,
+        "enable_gqa": query.shape[2] != key.shape[2],
+        # With more, registers of the backward pass lie in memory on a Hopper GPU.
+        "kernel_options": {"bwd_num_stages": 1},
+    }
+    if not bias.requires_grad:
+        return flex.compiled()(*parts, **options).permute(2, 0, 1, 3).flatten(2)
+    out, log_sums = flex.compiled_with_sums()(*parts, **options)
+    with_gradient: torch.Tensor = BiasGradient.apply(out.permute(2, 0, 1, 3), query, key, value, bias, log_sums, scale)
+    return with_gradient.flatten(2)
+
+
+class BiasGradient(torch.autograd.Function):
+    """Hands an attention's output [S, B, heads, D] on as it is, and gives the bias its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor,
+        log_sums: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(out, query, key, value, bias, log_sums)
+        ctx.scale = scale
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Triton is where FlexAttention runs, and not on every machine.
+        from efficientbench.model.kernels.bias_gradient_triton import bias_gradient
+
+        grad_bias = bias_gradient(grad_outputs[0], *ctx.saved_tensors, ctx.scale)
+        return grad_outputs[0], None, None, None, grad_bias, None, None

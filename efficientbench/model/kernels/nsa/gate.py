@@ -1,0 +1,50 @@
+"""The sum of NSA's branches, each times its gate (arXiv 2502.11089, equation 5).
+
+N = batch × groups, S = sequence, G = query heads of a group, D = head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from efficientbench.model.kernels.fusion import fused
+
+
+class FusedGate(torch.autograd.Function):
+    """By one compiled kernel each way, which rounds once."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gates, *branches)
+        gated: torch.Tensor = fused(_gate)(gates, *branches)
+        return gated
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        grads: tuple[torch.Tensor, ...] = fused(_gate_backward)(grad_outputs[0], *ctx.saved_tensors)
+        return grads
+
+
+def _gate(gates: torch.Tensor, *branches: torch.Tensor) -> torch.Tensor:
+    terms = [gate.float() * branch for gate, branch in zip(gates.unbind(0), branches, strict=True)]
+    return (terms[0] + terms[1] + terms[2]).to(branches[0].dtype)
+
+
+def _gate_backward(grad: torch.Tensor, gates: torch.Tensor, *branches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    wide = grad.float()
+    grad_gates = torch.stack([(wide * branch).sum(dim=-1, keepdim=True) for branch in branches])
+    return grad_gates.to(gates.dtype), *((wide * gate).to(grad.dtype) for gate in gates.unbind(0))
+
+
+def gated_sum(gates: torch.Tensor, branches: list[torch.Tensor], fuse: bool = False) -> torch.Tensor:
+    """Return the sum of three branches [N, S, G, D], each times its gate; gates [3, N, S, G, 1].
+
+    `fuse`: by compiled kernels.
+    """
+    if fuse:
+        gated: torch.Tensor = FusedGate.apply(gates, *branches)
+        return gated
+    first, second, third = gates.unbind(0)
+    return first * branches[0] + second * branches[1] + third * branches[2]

@@ -1,0 +1,90 @@
+"""Attention to consecutive keys by torch's FlexAttention, on NVIDIA GPUs. Not run on a GPU yet.
+
+It was compared with the equations as torch runs it uncompiled, and compiled for GPUs that were not there.
+
+N = batch × groups, S = sequence, G = query heads of a group, K = keys, D = head dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from efficientbench.model.kernels import flex
+from efficientbench.model.kernels.nsa.reach import Reach
+
+NAME = flex.NAME
+FUSES = True
+"""Whether small parts are compiled on such a device."""
+BLOCK = 128
+"""Queries and keys of a block that FlexAttention leaves out, masks or reads whole."""
+
+
+def serves(device_type: str) -> bool:
+    """Return whether the kernel computes these branches on this device type."""
+    return flex.runs(device_type)
+
+
+def range_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
+) -> torch.Tensor:
+    """Compute range_attention.range_attention."""
+    return flex.compiled()(*_arguments(query, key, value), **_options(query, key, scale, reach)).transpose(1, 2)
+
+
+def range_attention_with_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, reach: Reach
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute range_attention.range_attention, and the logarithms of the softmax's sums, [N, S, G] in float32."""
+    out, log_sums = flex.compiled_with_sums()(*_arguments(query, key, value), **_options(query, key, scale, reach))
+    return out.transpose(1, 2), log_sums.transpose(1, 2)
+
+
+def _arguments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return query.transpose(1, 2), key[:, None], value[:, None]
+
+
+def _options(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach) -> dict[str, Any]:
+    mask = block_mask(reach, query.shape[1], key.shape[1], str(query.device))
+    return {"block_mask": mask, "scale": scale, "enable_gqa": True}
+
+
+@functools.lru_cache(maxsize=8)
+def block_mask(reach: Reach, queries: int, keys: int, device: str) -> Any:
+    """Return which blocks of keys a block of queries sees, and which it sees whole.
+
+    As torch's create_block_mask does, but without a tensor of all queries by all keys.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first_key = torch.arange(0, keys, BLOCK)
+    stop_key = first_key + BLOCK
+    some, whole = [], []
+    for start in range(0, queries, BLOCK):
+        last = min(start + BLOCK, queries) - 1
+        some.append((first_key < reach.last(last)) & (stop_key > reach.first(start)))
+        full = (first_key >= reach.first(last)) & (stop_key <= min(reach.last(start), keys))
+        # A block that is cut off at the end is masked.
+        whole.append(full if start + BLOCK <= queries else torch.zeros_like(full))
+    seen, full = torch.stack(some), torch.stack(whole)
+
+    def sees(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return reach.sees(i, j)
+
+    return BlockMask.from_kv_blocks(
+        *_ordered(seen & ~full, device),
+        *_ordered(full, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(queries, keys),
+    )
+
+
+def _ordered(blocks: torch.Tensor, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many blocks of keys each row has, [1, 1, rows], and their numbers first, [1, 1, rows, columns]."""
+    numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    parts = (blocks.sum(dim=-1), numbers)
+    count, order = (part.to(device, torch.int32)[None, None].contiguous() for part in parts)
+    return count, order

@@ -1,0 +1,240 @@
+"""Compile kernels of GPUs that are not there, and print as JSON what each of them needs of a GPU.
+
+    python compile.py LIBRARY MAJOR PART...
+
+MAJOR is that of the compute capability: 9 for Hopper, 10 for Blackwell of data centres. Parts: see `PARTS`. The shapes
+are those of the matrix at 1.5B in bf16. torch.compile, FlexAttention, Triton and ptxas are the real ones; kernels are
+compiled and not run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ctypes.CDLL(sys.argv[1])  # before torch is imported
+
+# What is compiled is compiled here and now.
+CACHE = tempfile.TemporaryDirectory()
+os.environ |= {"TORCHINDUCTOR_CACHE_DIR": CACHE.name, "TRITON_CACHE_DIR": CACHE.name}
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+import triton
+from support.fake_cuda import names
+
+names.CAPABILITY = (int(sys.argv[2]), 0)
+names.install()
+
+import torch._functorch.config
+import torch._inductor.compile_fx as inductor_compiler
+import torch._inductor.config
+import torch.utils._triton
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler as triton_compiler
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
+
+from efficientbench.model.kernels import bias_gradient_triton, biased_attention_flex, cross_entropy, norm, rope
+from efficientbench.model.kernels import swiglu as activation
+from efficientbench.model.kernels.fusion import fused
+from efficientbench.model.kernels.nsa import choose_blocks, gate, range_attention_flex, selected_attention_fla
+from efficientbench.model.kernels.nsa.choose_blocks import Choice
+from efficientbench.model.kernels.nsa.reach import Reach
+
+TARGET = GPUTarget("cuda", 10 * int(sys.argv[2]), 32)
+SEQUENCE, BATCH, HEADS, GROUPS, DIM, HIDDEN, FFN, VOCABULARY = 2048, 2, 12, 2, 128, 1536, 8960, 151_936
+WINDOW, PAST = Reach(width=512), Reach(32, 16)
+COMPRESSED = (SEQUENCE - PAST.length) // PAST.stride + 1
+torch._C._cuda_getCurrentRawStream = lambda device: 0
+KERNELS: list[dict[str, Any]] = []
+
+
+class Driver:
+    """What Triton asks of a driver before it launches anything."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return names.DEVICE
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def is_active(self) -> bool:
+        return True
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16, trained: bool = False) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=names.DEVICE, requires_grad=trained)
+
+
+def note(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return triton's compiler, which notes what each kernel needs."""
+
+    def compile_and_note(source: Any, target: GPUTarget, options: Any = None, **more: Any) -> Any:
+        assert target == TARGET, target
+        kernel = compile_kernel(source, target=target, options=options, **more)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+            cubin.write(kernel.asm["cubin"])
+            cubin.flush()
+            command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
+            usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        needs = {key.lower(): int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+        atomics = len(re.findall(r"\b(?:atom|red)\.", kernel.asm["ptx"]))
+        KERNELS.append({"name": source.name, "shared": kernel.metadata.shared, "atomics": atomics, **needs})
+        return kernel
+
+    return compile_and_note
+
+
+def prepare() -> None:
+    """Let torch.compile and Triton compile for the target, and launch nothing."""
+    triton.runtime.driver.set_active(Driver())
+    triton.compile = triton.compiler.compile = triton_compiler.compile = note(triton_compiler.compile)
+    triton_helpers.set_driver_to_gpu = lambda: None
+    for module in list(sys.modules.values()):
+        for name in ("has_triton", "has_triton_package"):
+            if (getattr(module, "__name__", "") or "").startswith("torch") and hasattr(module, name):
+                setattr(module, name, lambda *arguments: True)
+    for name in ("use_static_triton_launcher", "use_static_cuda_launcher"):
+        setattr(torch._inductor.config, name, False)
+    torch._inductor.config.compile_threads = 1
+    # Folding computes on the device.
+    torch._inductor.config.joint_graph_constant_folding = False
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.enable_autograd_cache = False
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    precompile = CachingAutotuner.precompile
+    CachingAutotuner.precompile = lambda self, **options: precompile(self, warm_cache_only=True)
+    compile_graph = inductor_compiler._compile_fx_inner
+
+    def with_a_gpu(*arguments: Any, **options: Any) -> Any:
+        torch.cuda.is_available = lambda: True
+        try:
+            return compile_graph(*arguments, **options)
+        finally:
+            torch.cuda.is_available = lambda: False
+
+    inductor_compiler._compile_fx_inner = with_a_gpu
+
+    def launch(kernel: Any, grid: Any) -> Any:
+        def dtype_of(argument: Any) -> Any:
+            return argument.dtype if isinstance(argument, torch.Tensor) else argument
+
+        return lambda *arguments, **options: kernel.run(
+            *(triton.runtime.jit.MockTensor.wrap_dtype(dtype_of(each)) for each in arguments),
+            grid=grid,
+            warmup=True,
+            **{key: triton.runtime.jit.MockTensor.wrap_dtype(dtype_of(each)) for key, each in options.items()},
+        )
+
+    def run_last(kernel: Autotuner, *arguments: Any, **options: Any) -> None:
+        # Of the configurations among which a GPU would choose by time, the last has the most threads.
+        kernel.fn.run(*arguments, **options, **kernel.configs[-1].all_kwargs())
+
+    KernelInterface.__getitem__, Autotuner.run = launch, run_last
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function that torch.compile compiles, up to its first launch."""
+    before = len(KERNELS)
+    try:
+        function(*arguments)
+    except Exception:
+        if len(KERNELS) == before:
+            raise
+
+
+def small() -> None:
+    """Norm, rotation, activation, loss and NSA's choice of blocks."""
+    x, weight, gate_up = tensor(SEQUENCE, BATCH, HIDDEN), tensor(HIDDEN), tensor(SEQUENCE, BATCH, 2 * FFN)
+    angles = tensor(SEQUENCE, 1, 1, DIM // 2, dtype=torch.float32)
+    compiled(fused(norm._normalize), x, weight, 1e-6)
+    factor = tensor(SEQUENCE, BATCH, 1, dtype=torch.float32)
+    compiled(fused(norm._normalize_backward), x, x, weight, factor)
+    compiled(fused(rope._rotate_whole), tensor(SEQUENCE, BATCH, HEADS, DIM), angles, angles, False)
+    compiled(fused(activation._activate), gate_up)
+    compiled(fused(activation._activate_backward), tensor(SEQUENCE, BATCH, FFN), gate_up)
+    logits, labels = tensor(1766, VOCABULARY), tensor(1766, dtype=torch.int64)
+    rows = tensor(1766, dtype=torch.float32)
+    compiled(fused(cross_entropy._statistics), logits, labels, None)
+    compiled(fused(cross_entropy._grad_logits), logits, labels, rows, rows, None)
+    sequences, group = BATCH * GROUPS, HEADS // GROUPS
+    scores = tensor(sequences, SEQUENCE * group, COMPRESSED)
+    log_sums = tensor(sequences, SEQUENCE, group, dtype=torch.float32)
+    compiled(fused(choose_blocks._weights), scores, log_sums, 0.1, 0, PAST)
+    probabilities = tensor(sequences, SEQUENCE, COMPRESSED, dtype=torch.float32)
+    compiled(fused(choose_blocks._ranking), probabilities, 0, SEQUENCE // 64, Choice(64, 16, 32, 16))
+    gates, branch = tensor(3, sequences, SEQUENCE, group, 1), tensor(sequences, SEQUENCE, group, DIM)
+    compiled(fused(gate._gate), gates, branch, branch, branch)
+    compiled(fused(gate._gate_backward), branch, gates, branch, branch, branch)
+
+
+def branch(reach: Reach, keys: int) -> None:
+    """One of NSA's branches by FlexAttention, forward and backward; the compressed one returns its sums."""
+    query = tensor(BATCH * GROUPS, SEQUENCE, HEADS // GROUPS, DIM, trained=True)
+    key, value = (tensor(BATCH * GROUPS, keys, DIM, trained=True) for _ in range(2))
+    kernel = range_attention_flex
+    attend = kernel.range_attention if reach is WINDOW else kernel.range_attention_with_sums
+    compiled(attend, query, key, value, 0.1, reach)
+
+
+def selected() -> None:
+    """NSA's selected branch by fla-core, forward and backward."""
+    query = tensor(BATCH * GROUPS, SEQUENCE, HEADS // GROUPS, DIM, trained=True)
+    key, value = (tensor(BATCH * GROUPS, SEQUENCE, DIM, trained=True) for _ in range(2))
+    chosen = tensor(BATCH * GROUPS, SEQUENCE, 16, dtype=torch.int64)
+    selected_attention_fla.selected_attention(query, key, value, chosen, 64, 0.1).sum().backward()
+
+
+def biased() -> None:
+    """Attention with a trained bias: FlexAttention forward and backward, and the bias's gradient by our kernel."""
+    query, *keys = (tensor(SEQUENCE, BATCH, heads, DIM, trained=True) for heads in (HEADS, GROUPS, GROUPS))
+    bias = tensor(HEADS, SEQUENCE, dtype=torch.float32, trained=True)
+    compiled(biased_attention_flex.attend, query, *keys, 0.1, bias)
+    log_sums = tensor(BATCH, HEADS, SEQUENCE, dtype=torch.float32)
+    bias_gradient_triton.bias_gradient(query, query, query, *keys, bias, log_sums, 0.1)
+
+
+PARTS = {
+    "small": small,
+    "window": lambda: branch(WINDOW, SEQUENCE),
+    "compressed": lambda: branch(PAST, COMPRESSED),
+    "selected": selected,
+    "biased": biased,
+}
+
+
+def main() -> None:
+    prepare()
+    found = {}
+    with FakeTensorMode():
+        for part in sys.argv[3:]:
+            KERNELS.clear()
+            PARTS[part]()
+            found[part] = list(KERNELS)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

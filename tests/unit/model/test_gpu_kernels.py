@@ -1,0 +1,39 @@
+"""Kernels compiled for GPUs that are not there, of Hopper and of Blackwell: they fit, and keep what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.fake_cuda.processes import run
+
+pytestmark = pytest.mark.proof
+
+MOST_SHARED_BYTES = 232_448
+"""What a block of threads can have of a multiprocessor's memory: 227 KiB on both."""
+MOST_STACK_BYTES = 512
+"""Registers of a thread that lie in memory instead: what 128 of them hold."""
+PARTS = {
+    "small": {"triton_": 11},
+    "compressed": {"triton_tem_fused": 2},
+    "selected": {"parallel_nsa_fwd_kernel": 1, "parallel_nsa_bwd_kernel_dq": 1, "parallel_nsa_bwd_kernel_dkv": 1},
+    "biased": {"triton_tem_fused": 2, "_sum_band": 1},
+}
+"""Part → how many kernels of a name it has at least."""
+
+
+@pytest.mark.parametrize("major", [9, 10])
+def test_kernels_fit(major: int, fake_gpu: Path) -> None:
+    found = run("compile.py", fake_gpu, str(major), *PARTS)
+    for part, kernels in found.items():
+        for name, least in PARTS[part].items():
+            assert sum(each["name"].startswith(name) for each in kernels) >= least, (part, name, kernels)
+        # Of several configurations of a kernel, the fastest is chosen on the GPU: one at least has to fit.
+        fit = {
+            each["name"]
+            for each in kernels
+            if each["shared"] <= MOST_SHARED_BYTES and each["stack"] <= MOST_STACK_BYTES
+        }
+        assert [each for each in kernels if each["name"] not in fit] == [], part
+    # A bias has fewer elements than there are scores: their gradients are summed before they meet.
+    assert [kernel for kernel in found["biased"] if kernel["atomics"]] == []
