@@ -191,7 +191,7 @@ class DataConfig(Part):
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
         default=(99, 1, 0), description="relative numbers of documents for training, validation and test"
     )
-    cache: str = Field(default="output/data", description="folder for tokenized text and index caches")
+    cache: str = Field(default="output/data", description="folder for tokenized text, index caches and kernels' times")
 
     @property
     def sources(self) -> tuple[str | None, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
@@ -20,7 +22,7 @@ from efficientbench.model.kernels import (
     swiglu,
     weight_gradient,
 )
-from efficientbench.model.kernels.choose_attention import AttentionShape, choose
+from efficientbench.model.kernels.choose_attention import AttentionChoice, AttentionShape, choose
 from efficientbench.model.kernels.own_kernels import OwnKernels
 
 UNDECLARED = "n/a: the attention's declaration names no kernels"
@@ -83,7 +85,7 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
         return AttentionWork()
     chosen = causal_attention.NAME
     if config.parallel.cp == 1:
-        chosen = choose(config.kernels.attention, shape, device_type).name
+        chosen = _chosen(config, shape, device_type).name
     # Kernels as in causal_attention.py: torch's own choice on a CPU is its flash kernel.
     flash = chosen == "flash" or (chosen == causal_attention.NAME and device_type == "cpu")
     return AttentionWork(scores_again=chosen != "math", pads_values=flash)
@@ -98,7 +100,11 @@ def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     if shape is None:
         trained = position_of(model).costs.parameters(model) > 0
         return {"attention": biased_attention.name(device_type, trained)}
-    return {"attention": choose(config.kernels.attention, shape, device_type).describe()}
+    return {"attention": _chosen(config, shape, device_type).describe()}
+
+
+def _chosen(config: RunConfig, shape: AttentionShape, device_type: str) -> AttentionChoice:
+    return choose(config.kernels.attention, shape, device_type, Path(config.data.cache))
 
 
 def _own_kernels(model: ModelConfig) -> OwnKernels | None:
