@@ -271,10 +271,9 @@ class Trainer:
         if batches is None:
             return model(None), None
         batch = next(batches)
-        if model.training:
-            weights, function = self.loss.of(batch)
-        else:
-            weights, function = batch.loss_mask, partial(row_losses, batch, self.token_bytes)
+        if not model.training:
+            return model(batch.tokens, batch.labels, batch.loss_mask), partial(row_losses, batch, self.token_bytes)
+        weights, function = self.loss.of(batch)
         return model(batch.tokens, batch.labels, weights), function
 
     def _routing(self, routed: list[float]) -> Routing | None:
