@@ -1,4 +1,4 @@
-"""What used a device, and how much, over a whole run: plain data that a measurement and a record share."""
+"""What used a device, how much, and how long ranks waited: plain data that a measurement and a record share."""
 
 from __future__ import annotations
 
@@ -49,3 +49,14 @@ class Disturbance:
     description: str
     share: float | None = None
     """The largest part of the device that it took, 0 to 1; None where nobody can tell."""
+
+
+@dataclass(frozen=True)
+class RankWaits:
+    """How long one rank's device waited for other ranks in a step, mean over the measured steps."""
+
+    rank: int
+    communication_s: float
+    """For ranks of its own pipeline stage, and for what they send each other, where no computing hides it."""
+    pipeline_s: float | None
+    """For the other stages of its pipeline, and for what it gets from them; None where there is one stage."""

@@ -78,6 +78,9 @@ def run(
     config, mode = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
     if again and repeat is None:
         raise typer.BadParameter("--again goes with --repeat N: a single run is always trained again")
+    from efficientbench.running.micro_batch import with_micro_batch
+
+    config = with_micro_batch(config, mode)
     if repeat is not None:
         from efficientbench.running.repeat import run_repeats
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.config.part import AUTO
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
 
@@ -91,7 +92,7 @@ def fit_micro_batch(config: RunConfig, devices: int, nodes: int) -> RunConfig:
     """
     training, parallel = config.training, config.parallel
     dp = devices * nodes // (parallel.tp * parallel.cp * parallel.pp)
-    if parallel.dp is not None or dp == 0 or training.global_batch_size % dp:
+    if parallel.dp is not None or dp == 0 or training.global_batch_size % dp or training.micro_batch_size == AUTO:
         return config
     share = training.global_batch_size // dp
     # Interleaved stages take micro-batches in rounds of pp.
@@ -249,6 +250,8 @@ def _expert_problems(config: RunConfig, dp: int) -> list[str]:
 def _batch_problems(config: RunConfig, dp: int) -> list[str]:
     pp, vpp, batch = config.parallel.pp, config.parallel.vpp, config.training.global_batch_size
     micro_batch = config.training.micro_batch_size
+    if micro_batch == AUTO:
+        return ["training.micro_batch_size: auto is decided by `run` and `sweep`, on the devices: give a number here"]
     micro_batches, rest = divmod(batch, micro_batch * dp)
     nearest_multiple = max(round(batch / (micro_batch * dp)), 1) * micro_batch * dp
     return _messages(

@@ -6,7 +6,7 @@ import reprlib
 from contextlib import suppress
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, WrapValidator
 
 LARGEST = 2**63 - 1
 """Of whole numbers: figures that follow from larger ones may be too large to compute."""
@@ -20,6 +20,14 @@ def _not_too_large(number: int) -> int:
 
 PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_not_too_large)]
 NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_not_too_large)]
+AUTO = 0
+"""A micro-batch that is not decided yet, written `auto`."""
+MicroBatch = Annotated[
+    PositiveInt,
+    WrapValidator(lambda given, validated: AUTO if given == "auto" else validated(given)),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+]
+"""Sequences of a micro-batch, or `auto`."""
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]

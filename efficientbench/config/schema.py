@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
     Fraction,
+    MicroBatch,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -104,7 +105,11 @@ class TrainingConfig(Part):
     """Length, batch, precision and optimization."""
 
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
-    micro_batch_size: PositiveInt = Field(default=1, description="sequences that one rank computes at once")
+    micro_batch_size: MicroBatch = Field(
+        default=1,
+        description="sequences that one rank computes at once; auto: the most that fit, up to 16,384 tokens, found by "
+        "plan and by trying, once for all runs of a suite",
+    )
     micro_batch_size_asked: PositiveInt | None = Field(
         default=None,
         description="micro_batch_size before a retry after running out of memory made it smaller; a sweep sets it for "
@@ -191,7 +196,7 @@ class DataConfig(Part):
     split: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
         default=(99, 1, 0), description="relative numbers of documents for training, validation and test"
     )
-    cache: str = Field(default="output/data", description="folder for tokenized text and index caches")
+    cache: str = Field(default="output/data", description="folder for tokenized text, index caches and kernels' times")
 
     @property
     def sources(self) -> tuple[str | None, ...]:

@@ -59,7 +59,8 @@ def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str,
 def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Work:
     """Return the work of a rank of a pipeline stage once in a step.
 
-    It zeroes and clips gradients, takes their norm, runs AdamW, and casts float32 masters to the compute dtype.
+    It zeroes gradients, takes their norm (of several ranks before and after the reduction), runs AdamW, and casts
+    float32 masters to the compute dtype. AdamW clips as it reads, and writes the clipped gradients back.
     """
     common = rank_parameters(config, layout, stage)
     experts = rank_experts(config, layout)
@@ -68,12 +69,10 @@ def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Work:
     if config.parallel.distributed_optimizer:
         replicas = layout.cp * layout.dp
         own = common / replicas + experts / (layout.tp * replicas / (layout.ep * config.parallel.expert_tp))
-    # The norm reads the gradient, clipping reads and writes it. AdamW reads weight, gradient and both moments, and
-    # writes all but the gradient.
-    floats = 1 + 2 + 7
+    floats = 8 + (1 if layout.world_size > 1 else 0)
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     cast = 0 if dtype_bytes == FLOAT32_BYTES else FLOAT32_BYTES + dtype_bytes
-    return Work(0, count * FLOAT32_BYTES + own * (floats * FLOAT32_BYTES + cast))
+    return Work(0, 2 * count * FLOAT32_BYTES + own * (floats * FLOAT32_BYTES + cast))
 
 
 def _forwards(config: RunConfig) -> int:
@@ -171,8 +170,8 @@ def _embedding(config: RunConfig, layout: Layout) -> Work:
 def _loss(config: RunConfig, layout: Layout) -> Works:
     """Return the output projection and cross-entropy over blocks of tokens.
 
-    There are three products, a softmax in place between them, and the table's float32 gradient: every block adds to it,
-    and it is scaled and added to the sums once.
+    There are three products and a softmax in place between them. Every block adds to the table's float32 gradient: the
+    sum of all micro-batches, or with fp16's loss scaler one that is scaled and added to the sums once.
     """
     model, tokens, rows = config.model, rank_tokens(config, layout), vocabulary_rows(config, layout)
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
@@ -188,6 +187,6 @@ def _loss(config: RunConfig, layout: Layout) -> Works:
         softmax = 4 * dtype_bytes
     return (
         Work(3 * 2 * tokens * model.hidden_size * rows, products),
-        # The table's gradient: zeros, scaled, added.
-        Work(0, tokens * rows * softmax + table * 6 * FLOAT32_BYTES),
+        # The table's gradient with a scaler: zeros, scaled, added.
+        Work(0, tokens * rows * softmax + table * (6 if config.training.dtype == "fp16" else 0) * FLOAT32_BYTES),
     )

@@ -193,8 +193,8 @@ def _loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
     """Estimate the temporary tensors of the loss, which goes over blocks of tokens.
 
     They are one block's logits (compute dtype, float32 unless fused, and their gradient; the slope of a bound on them
-    unless fused), the output embedding's float32 gradient with one block's contribution to it, and the gradient of the
-    hidden states.
+    unless fused), one block's contribution to the output embedding's gradient, and the gradient of the hidden states;
+    with fp16's loss scaler also the embedding's float32 gradient, which waits for the scale.
     """
     training = config.training
     dtype_bytes = DTYPE_BYTES[training.dtype]
@@ -207,4 +207,5 @@ def _loss_workspace_bytes(config: RunConfig, layout: Layout) -> int:
     rows = vocabulary_rows(config, layout)
     block = min(max(config.kernels.loss_block // rows, 1), tokens) * rows
     contribution = 0 if dtype_bytes == FLOAT32_BYTES else embedding * dtype_bytes
-    return block * copies + embedding * FLOAT32_BYTES + contribution + tokens * config.model.hidden_size * dtype_bytes
+    waiting = embedding * FLOAT32_BYTES if training.dtype == "fp16" else 0
+    return block * copies + waiting + contribution + tokens * config.model.hidden_size * dtype_bytes

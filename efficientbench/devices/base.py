@@ -75,6 +75,18 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait for all work that is queued on the current device."""
 
+    def stamp(self) -> Any:
+        """Return a stamp of the time at which the device comes to this place in its queue of work."""
+        import torch
+
+        event = torch.get_device_module(self.type).Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_s(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two stamps, after `synchronize`."""
+        return float(begin.elapsed_time(end)) / 1e3
+
     @abstractmethod
     def unsupported_dtypes(self) -> dict[str, str]:
         """Return the compute dtypes that the device lacks, each with its reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from typing import TYPE_CHECKING
 
 from efficientbench.devices.base import Device
@@ -42,6 +43,12 @@ class CPU(Device):
 
     def synchronize(self) -> None:
         """Nothing is queued on a CPU."""
+
+    def stamp(self) -> float:
+        return time.perf_counter()
+
+    def between_s(self, begin: float, end: float) -> float:
+        return end - begin
 
     def unsupported_dtypes(self) -> dict[str, str]:
         return {}

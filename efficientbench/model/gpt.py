@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -193,7 +194,7 @@ def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKerne
     if shape is None:
         return causal_attention
     names = ["", *KERNELS]
-    chosen = choose(config.kernels.attention, shape, device.type).name
+    chosen = choose(config.kernels.attention, shape, device.type, Path(config.data.cache)).name
     index = torch.tensor([names.index(chosen) if chosen in KERNELS else 0], device=device)
     torch.distributed.broadcast(index, src=0)
     return KERNELS.get(names[int(index)], causal_attention)

@@ -19,6 +19,7 @@ from efficientbench.planning.plan_table import plain_table
 from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
 from efficientbench.running.job import Job
+from efficientbench.running.micro_batch import with_micro_batch
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.run import run
 
@@ -34,6 +35,7 @@ def profile(config: RunConfig, mode: str) -> int:
     Raises:
         ConfigError, DeviceError, DataError, LaunchError, MetricsError: the message is for the user.
     """
+    config = with_micro_batch(config, mode)
     if not config.measurement.profile_steps:
         traced = config.measurement.model_copy(update={"profile_steps": STEPS})
         config = config.model_copy(update={"measurement": traced})

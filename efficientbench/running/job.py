@@ -27,6 +27,8 @@ class Job:
     output: Path
     resume: Path | None = None
     """The checkpoint to resume from; None: start at step 1. The first node's job decides for all."""
+    trial: bool = False
+    """Whether the ranks only try if the run fits: a few steps on random tokens, which leave nothing."""
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""

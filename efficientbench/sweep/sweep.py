@@ -61,7 +61,7 @@ def sweep(
     """
     machine = find_machine(_device(request))
     at_once = parallel_runs(jobs, machine)
-    tasks = build_tasks(request, machine, at_once)
+    tasks = build_tasks(request, machine, at_once, trial=not dry_run)
     suite = _suite(tasks)
     queue = Queue(suite)
     if dry_run:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
+from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.planning.plan import DoesNotFitError, Plan
+from efficientbench.planning.plan import DoesNotFitError, Hardware, Plan
+from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
 from efficientbench.running.resume import settings
@@ -56,7 +58,7 @@ class Task:
         return config.training.micro_batch_size if config else 0
 
 
-def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Task]:
+def build_tasks(request: Request, machine: Machine, jobs: int | None, trial: bool = True) -> list[Task]:
     """Return every run of the sweep, planned on this machine.
 
     A combination that cannot run is refused with its reason, and the others stay.
@@ -65,17 +67,41 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Ta
         request: the sweep.
         machine: that runs it.
         jobs: as of `slots_needed`.
+        trial: whether a micro-batch that is `auto` is tried on the devices; else it follows from plans alone.
 
     Raises:
         ConfigError: a mistake in the request itself, or nothing that it names can run.
+        LaunchError: a micro-batch was tried and failed for another reason than memory.
     """
-    tasks = [task for each in chosen_combinations(request) for task in _tasks(request, each, machine, jobs)]
+    combinations = _with_micro_batch(chosen_combinations(request), machine, jobs, trial)
+    tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
     reasons = [task.refused.reason for task in tasks if task.refused]
     if len(reasons) == len(tasks):
         raise ConfigError(list(dict.fromkeys(reasons)))
     return tasks
+
+
+def _with_micro_batch(
+    combinations: list[Combination], machine: Machine, jobs: int | None, trial: bool
+) -> list[Combination]:
+    """Return the combinations with one decided micro-batch for all of those that leave it open."""
+    runs: list[tuple[RunConfig, Hardware]] = [
+        (each.config, machine.part(slots_needed(machine, jobs, _named_ranks(each.config))))
+        for each in combinations
+        if each.refused is None and each.config.training.micro_batch_size == AUTO
+    ]
+    if not runs:
+        return combinations
+    size = decide(runs, machine.type, machine.name, trial)
+    decided = f"training.micro_batch_size={size}"
+    return [
+        replace(each, config=resized(each.config, size), overrides=(*each.overrides, decided))
+        if each.config.training.micro_batch_size == AUTO
+        else each
+        for each in combinations
+    ]
 
 
 def _tasks(request: Request, combination: Combination, machine: Machine, jobs: int | None) -> list[Task]:

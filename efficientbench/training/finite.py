@@ -62,6 +62,10 @@ class FiniteCheck:
         self._norms += [torch.linalg.vector_norm(bucket.grad_data) for bucket in group.buckets]
         start(force_all_reduce=force_all_reduce)
 
+    def norm(self) -> torch.Tensor:
+        """Return the norm of this rank's own gradients of the step, [] on the device."""
+        return torch.linalg.vector_norm(torch.stack(self._norms))
+
     def row(self, loss: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Return this rank's row of the checks, [3] float32 on the device.
 

@@ -7,7 +7,9 @@ the device clips, and skips the update by itself where the step is not finite.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from megatron.core.optimizer_param_scheduler import ParamGroupOverride
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.initial_weights import global_parameters
@@ -146,43 +148,59 @@ def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: 
 
 
 def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
-    """Return whether `QueuedUpdate` works: tried on `device`, since not every fused AdamW has a flag to skip a step.
+    """Return whether `QueuedUpdate` works: tried on `device`, since not every fused AdamW can skip a step and clip.
 
     fp16's loss scaler decides on the host, and Apex's and Transformer Engine's AdamW have no such flag.
     """
     parts = optimizer.chained_optimizers
     ours = all(part.optimizer is None or type(part.optimizer) is torch.optim.AdamW for part in parts)
-    return ours and not any(part.config.fp16 for part in parts) and _skips_by_flag(device)
+    return ours and not any(part.config.fp16 for part in parts) and _obeys(device)
 
 
-def _skips_by_flag(device: torch.device) -> bool:
+def _obeys(device: torch.device) -> bool:
+    """Return whether the device's fused AdamW skips a step by a flag, and divides gradients by a factor."""
     weight = torch.ones(2, device=device, requires_grad=True)
     try:
-        adamw = torch.optim.AdamW([weight], lr=0.5, fused=True)
-        skipped = []
-        for flag, gradient in ((1.0, torch.nan), (0.0, 1.0)):
+        adamw = torch.optim.AdamW([weight], lr=0.5, betas=(0.5, 0.5), fused=True)
+        for flag, gradient in ((1.0, torch.nan), (0.0, 8.0)):
             weight.grad = torch.full_like(weight, gradient)
-            _step(adamw, torch.full((), flag, device=device))
+            with _told([adamw], torch.full((), flag, device=device), torch.full((), 4.0, device=device)):
+                adamw.step()
             state = [value.cpu() for value in adamw.state[weight].values()]
-            skipped.append(not any(map(torch.count_nonzero, state)) and bool((weight.cpu() == 1).all()))
+            if flag and (any(map(torch.count_nonzero, state)) or not bool((weight.cpu() == 1).all())):
+                return False
+        # Half of 8 / 4.
+        return bool((adamw.state[weight]["exp_avg"].cpu() == 1).all())
     except RuntimeError:
-        # The device has no such kernel, or one that takes no flag.
+        # The device has no such kernel, or one that takes neither.
         return False
-    return skipped == [True, False]
 
 
-def _step(adamw: torch.optim.Optimizer, skip: torch.Tensor) -> None:
-    # The attribute that torch.amp.GradScaler sets for AdamW's fused kernels.
-    adamw.found_inf = skip  # type: ignore[attr-defined]
-    adamw.step()
-    del adamw.found_inf  # type: ignore[attr-defined]
+@contextlib.contextmanager
+def _told(optimizers: list[torch.optim.AdamW], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
+    """Let fused AdamW skip the block's step where `skip` is 1, else divide its gradients by `divisor`."""
+    # The attributes that torch.amp.GradScaler sets.
+    for each in optimizers:
+        each.found_inf, each.grad_scale = skip, divisor  # type: ignore[attr-defined]
+    yield
+    for each in optimizers:
+        del each.found_inf, each.grad_scale  # type: ignore[attr-defined]
 
 
 class QueuedUpdate:
     """The optimizer's part of a step, queued on the device, for an optimizer that `can_queue`."""
 
-    def __init__(self, optimizer: MegatronOptimizer, device: torch.device) -> None:
-        self.optimizer, self.device = optimizer, device
+    def __init__(
+        self, optimizer: MegatronOptimizer, device: torch.device, own_norm: Callable[[], torch.Tensor] | None = None
+    ) -> None:
+        """Take what to update.
+
+        Args:
+            optimizer: of this rank.
+            device: of this rank.
+            own_norm: returns the norm of this rank's own gradients, where there is no other rank; else None.
+        """
+        self.optimizer, self.device, self.own_norm = optimizer, device, own_norm
 
     @torch.no_grad()
     def norm(self) -> torch.Tensor:
@@ -191,6 +209,8 @@ class QueuedUpdate:
         The value is that of Megatron's `get_grad_norm`, which would read it on the host.
         """
         self.optimizer.prepare_grads()
+        if self.own_norm is not None:
+            return self.own_norm()
         parts = self.optimizer.chained_optimizers
         gradients = [part.get_main_grads_for_grad_norm() for part in parts]
         groups = [part.get_grad_stats_parallel_group() for part in parts]
@@ -214,11 +234,9 @@ class QueuedUpdate:
             skip: [] float32 on the device, 0 or 1, the same on all ranks.
         """
         parts = [part for part in self.optimizer.chained_optimizers if part.optimizer is not None]
-        for part in parts:
-            if part.config.clip_grad > 0.0:
-                clip_grads_with_norm_(part.get_parameters(), part.config.clip_grad, norm)
-            # In a skipped step the norm may be NaN, and so are the clipped gradients: the update does not read them.
-            part.optimizer.found_inf = skip
-        self.optimizer.step_with_ready_grads()
-        for part in parts:
-            del part.optimizer.found_inf
+        clip = parts[0].config.clip_grad if parts else 0.0
+        # AdamW's kernel divides as it reads: clipping by itself would be a pass over all gradients. The quotient is
+        # that of torch's clip_grads_with_norm_. In a skipped step it may be NaN, and the kernel does not read it.
+        divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0.0 else torch.ones_like(norm)
+        with _told([part.optimizer for part in parts], skip, divisor):
+            self.optimizer.step_with_ready_grads()

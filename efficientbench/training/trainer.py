@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -31,9 +32,8 @@ from efficientbench.training.events import (
 )
 from efficientbench.training.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
 from efficientbench.training.schedule import learning_rate
+from efficientbench.training.step_loss import LossFunction, StepLoss
 from efficientbench.training.validation import ended, row_losses
-
-LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 class _Rows(NamedTuple):
@@ -90,10 +90,12 @@ class Trainer:
         self.stages, self.optimizer, self.batches = stages, optimizer, batches
         self.listeners, self.token_bytes, self.checkpoints = listeners, token_bytes, checkpoints
         self.finite = finite.FiniteCheck(stages, batches.device, config.training.dtype == "fp16")
+        self.loss = StepLoss(stages, batches.micro_batches, scaler=config.training.dtype == "fp16")
         self.skipped = resumed_from.steps_left_out if resumed_from is not None else 0
         """Steps skipped because loss or gradients were not finite."""
         device = batches.device
-        self.queued = QueuedUpdate(optimizer, device) if can_queue(optimizer, device) else None
+        own_norm = self.finite.norm if dist.get_world_size() == 1 else None
+        self.queued = QueuedUpdate(optimizer, device, own_norm) if can_queue(optimizer, device) else None
         """None where the host has to decide on each update, and waits for the device before."""
         # What Megatron's schedules call: the first before each backward pass, the second after the last one, and around
         # all micro-batches but the last what keeps gradients from being sent before they are complete.
@@ -269,16 +271,10 @@ class Trainer:
         if batches is None:
             return model(None), None
         batch = next(batches)
-        output = model(batch.tokens, batch.labels, batch.loss_mask)
-        return output, partial(self._loss, batch) if model.training else partial(row_losses, batch, self.token_bytes)
-
-    def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        # Three values, with `calculate_per_token_loss` off: Megatron then divides by the tokens of all ranks. A mean of
-        # two values would multiply gradients by CP, and the flag would weaken the auxiliary loss under CP and SP.
-        tokens = batch.loss_mask.sum()
-        # Copies, because the schedules divide the loss in place by the number of micro-batches.
-        sums = torch.stack([loss.detach().float(), tokens.float(), torch.zeros_like(tokens)])
-        return loss, tokens.int(), sums
+        if not model.training:
+            return model(batch.tokens, batch.labels, batch.loss_mask), partial(row_losses, batch, self.token_bytes)
+        weights, function = self.loss.of(batch)
+        return model(batch.tokens, batch.labels, weights), function
 
     def _routing(self, routed: list[float]) -> Routing | None:
         """Return the event's routing from what routers counted, summed over all ranks, layer after layer."""

@@ -24,6 +24,7 @@ from efficientbench.running.failures import diagnose
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.worker.session import train_rank
+from efficientbench.worker.trial import try_rank
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ def main() -> int:
     heartbeat = HeartbeatWriter()
     heartbeat.start()
     try:
-        stopped = train_rank(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), heartbeat)
+        work = try_rank if job.trial else train_rank
+        stopped = work(job, rank, int(os.environ["LOCAL_RANK"]), lambda: bool(received), heartbeat)
     except Exception as error:
         logger.exception("rank %d failed", rank)
         failure = diagnose(error, job, log_file)

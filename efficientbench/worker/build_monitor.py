@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from efficientbench.devices.base import Device
 from efficientbench.metrics import AllocatorSensor, EfficiencyMonitor
@@ -11,8 +12,13 @@ from efficientbench.metrics.sensors.base import Sensor
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.running.job import Job
 
+if TYPE_CHECKING:
+    from efficientbench.training.waits import Waits
 
-def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_before: int = 0) -> EfficiencyMonitor:
+
+def build_monitor(
+    job: Job, device: Device, rank: int, local_rank: int, waits: Waits, steps_before: int = 0
+) -> EfficiencyMonitor:
     """Return this rank's monitor; all ranks must call this together.
 
     A node's first rank reads all devices of the node.
@@ -22,14 +28,15 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
         device: that the ranks train on.
         rank: of this process in the run.
         local_rank: of this process on its node.
+        waits: of this rank for others.
         steps_before: steps that earlier attempts of the run have trained.
     """
     from efficientbench.metrics.monitoring.exchange import gather
     from efficientbench.training import groups
 
     # By host and not by node: two nodes of a run may share a host, whose power must be counted once.
-    places = gather((host_uuid(), os.getpid()), tuple[str, int])
-    pids_here = [pid for host, pid in places if host == host_uuid()]
+    places = gather((host_uuid(), os.getpid(), os.getppid()), tuple[str, int, int])
+    pids_here = [pid for host, pid, _ in places if host == host_uuid()]
     measurement = job.config.measurement
     sensors: list[Sensor] = []
     if measurement.enabled:
@@ -37,7 +44,9 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
         is_host = device.memory_capacity_bytes() is None
         reads_devices = os.getpid() == pids_here[0] if is_host else local_rank == 0
         if reads_devices:
-            sensors += device_sensors(device.type, range(job.layout.ranks_per_node), pids_here)
+            # On an accelerator the launcher is of the run, too: asking the driver for devices may leave it a context.
+            launchers = [] if is_host else sorted({parent for host, _, parent in places if host == host_uuid()})
+            sensors += device_sensors(device.type, range(job.layout.ranks_per_node), [*pids_here, *launchers])
         allocator = device.allocator()
         if allocator is not None:
             sensors.append(AllocatorSensor(allocator, local_rank, device.names()[local_rank]))
@@ -49,4 +58,5 @@ def build_monitor(job: Job, device: Device, rank: int, local_rank: int, steps_be
         sample_interval_s=measurement.sample_interval_s,
         rank=rank,
         steps_before=steps_before,
+        waited=waits.take if job.layout.world_size > 1 else None,
     )

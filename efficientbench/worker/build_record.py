@@ -107,6 +107,7 @@ def build_record(
         timelines=list(run.timelines),
         windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
         disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
+        rank_waits=list(run.waits),
         kernels=kernel_names(config, device.type),
         kernel_reasons=kernel_reasons(config, device.type),
         decayed_parameters=list(decayed),

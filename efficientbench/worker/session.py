@@ -41,20 +41,23 @@ def train_rank(
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
         from efficientbench.training.optimizer import decayed_names
+        from efficientbench.training.waits import Waits
         from efficientbench.worker.build_trainer import build_trainer
 
     heartbeat.at(0, "meeting the other ranks")
+    waits = Waits(device, job.layout.pp)
     limit_s = job.config.faults.hang_limit_s
     with (
         groups.world(device.backend, limit_s),
         groups.model_parallel(job.config.parallel, job.config.training.seed, limit_s),
+        waits.recorded(),
     ):
         heartbeat.collectives = groups.collectives_begun
         heartbeat.at(0, "building model and data")
         # The first node's parent has looked for it, and verified it.
         resume = gather(job.resume, Path | None)[0]
         manifest = read_manifest(resume) if resume is not None else None
-        monitor = build_monitor(job, device, rank, local_rank, manifest.step if manifest is not None else 0)
+        monitor = build_monitor(job, device, rank, local_rank, waits, manifest.step if manifest is not None else 0)
         monitor.start()
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device)

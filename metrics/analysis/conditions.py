@@ -46,9 +46,17 @@ def _data(record: RunRecord) -> str:
 def _layout(record: RunRecord) -> str:
     names = ("tp", "pp", "dp", "ep", "cp", "micro_batch_size")
     parallel = {key: value for key, value in flat(record.section("parallel")).items() if key not in names}
-    given = {name: getattr(record, name) for name in names} | parallel
+    bucket_size = parallel.pop("bucket_size", None)
+    given = {name: getattr(record, name) for name in names} | parallel | {"overlap": _overlaps(record)}
+    if given["overlap"] and bucket_size is not None:
+        given["bucket_size"] = bucket_size
     given["recompute"] = record.section("training").get("recompute")
     return ", ".join(f"{name} {value}" for name, value in given.items())
+
+
+def _overlaps(record: RunRecord) -> bool:
+    """Return whether replicas sent while they computed; records of before this was possible do not name it."""
+    return record.cp * record.dp > 1 and record.section("parallel").get("overlap") is True
 
 
 CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
@@ -86,11 +94,16 @@ def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
         names = [record.kernels.get(part) for record in (one, other)]
         fallbacks = [record.fallback_kernels.get(part) for record in (one, other)]
         chosen = part in _CHOSEN_BY and any(key.startswith(_CHOSEN_BY[part]) for key in changed)
-        differ = None not in names and names[0] != names[1] and not chosen
+        differ = None not in names and _chosen(names[0]) != _chosen(names[1]) and not chosen
         if differ or (fallbacks[0] is None) != (fallbacks[1] is None):
             texts = [_kernel(name, why) for name, why in zip(names, fallbacks, strict=True)]
             found.append(Difference(KERNELS, f"{part}: {texts[0]}", texts[1]))
     return found
+
+
+def _chosen(name: str | None) -> str | None:
+    """Return the kernel without the times by which it was chosen, which differ from run to run."""
+    return name and name.partition("; ")[0]
 
 
 def _kernel(name: str | None, why: str | None) -> str:
@@ -122,4 +135,4 @@ def differing(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _grid(record: RunRecord) -> tuple[int, ...]:
-    return record.tp, record.pp, record.dp, record.ep, record.cp
+    return record.tp, record.pp, record.dp, record.ep, record.cp, _overlaps(record)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from efficientbench.metrics.definitions import window_length_s
-from efficientbench.metrics.device_use import Disturbance
+from efficientbench.metrics.device_use import Disturbance, RankWaits
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
@@ -44,6 +44,10 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
     allocators = _Figures(_OF_ALLOCATORS, ranks, everything, "allocator", no_allocator)
     meters = _Figures(_OF_METERS, ranks, everything, energy_scope, no_meter)
     unavailable = {**devices.unavailable, **meters.unavailable, **allocators.unavailable}
+    waits = tuple(each for each in map(_waits, ranks) if each is not None)
+    if not waits:
+        one = len(ranks) == 1
+        unavailable["waits"] = "a single rank waits for no other" if one else "nobody measured how long ranks waited"
     if scope is None:
         unavailable["device_scope"] = "no sensor of a device was in use"
     has_energy = "energy_j" not in unavailable
@@ -77,7 +81,17 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
             sorted((d for device in everything for d in device.disturbances), key=attrgetter("begin_s"))
         ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
+        waits=waits,
     )
+
+
+def _waits(rank: RankMeasurement) -> RankWaits | None:
+    """Return the means over a rank's measured steps; None where not each of them has its waits."""
+    waited = [step.waited_s for step in rank.steps if step.waited_s is not None]
+    if not waited or len(waited) < len(rank.steps):
+        return None
+    across = [pipeline_s for _, pipeline_s in waited if pipeline_s is not None]
+    return RankWaits(rank.rank, _mean([own_s for own_s, _ in waited]), _mean(across) if across else None)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from efficientbench.metrics.definitions import BYTES_PER_GB, average_latency, percentile
-from efficientbench.metrics.device_use import Disturbance, Timeline
+from efficientbench.metrics.device_use import Disturbance, RankWaits, Timeline
 from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
 
@@ -25,6 +25,8 @@ class StepTime:
     """Tokens that this rank alone counts."""
     begin_s: float = 0.0
     """On this rank's monotonic clock."""
+    waited_s: tuple[float, float | None] | None = None
+    """The two parts of a RankWaits in this step; None where the loop does not say."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ class RunMeasurement:
     """The times in which others used a device, in order."""
     sensors: tuple[SensorState, ...] = ()
     """What each sensor of each rank measured."""
+    waits: tuple[RankWaits, ...] = ()
+    """Of every rank; empty: `unavailable` has the reason."""
 
 
 def describe(run: RunMeasurement) -> str:

@@ -41,6 +41,9 @@ class EfficiencyMonitor:
         rank: this process's rank, for the record.
         clock: a monotonic clock in seconds.
         steps_before: steps of the same training before this monitor's first, which number its own.
+        waited: returns the seconds that the device has waited for other ranks since the last call, within the rank's
+            pipeline stage and for other stages (None: there is one); called where the device has done all its work.
+            None: not measured.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class EfficiencyMonitor:
         rank: int = 0,
         clock: Callable[[], float] = time.monotonic,
         steps_before: int = 0,
+        waited: Callable[[], tuple[float, float | None]] | None = None,
     ) -> None:
         if warmup_steps < 0 or sample_interval_s <= 0:
             raise MetricsError(
@@ -75,6 +79,7 @@ class EfficiencyMonitor:
         self._window_begin_s: float | None = None
         self._step_begin_s: float | None = None
         self._steps_before = steps_before
+        self._waited: Callable[[], tuple[float, float | None] | None] = waited or nothing
         self._steps_run = 0
         self._steps: list[StepTime] = []
         self._measurement: RankMeasurement | None = None
@@ -100,6 +105,7 @@ class EfficiencyMonitor:
         if self._window_begin_s is None and self._steps_run >= self._warmup_steps:
             self._open_window()
         self._wait_for_device()
+        self._waited()
         self._step_begin_s = self._clock()
 
     def end_step(self, tokens: int) -> float:
@@ -116,12 +122,12 @@ class EfficiencyMonitor:
             raise MetricsError("end_step was called without begin_step")
         self._wait_for_device()
         begin_s, self._step_begin_s = self._step_begin_s, None
-        step_time_s = self._clock() - begin_s
+        step_time_s, waited_s = self._clock() - begin_s, self._waited()
         for thread in self._threads:
             thread.give_up_hanging()
         self._steps_run += 1
         if self._window_begin_s is not None:
-            self._steps.append(StepTime(self._steps_before + self._steps_run, step_time_s, tokens, begin_s))
+            self._steps.append(StepTime(self._steps_before + self._steps_run, step_time_s, tokens, begin_s, waited_s))
         return step_time_s
 
     @contextmanager

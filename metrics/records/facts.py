@@ -115,6 +115,15 @@ class Measured:
             raise MetricsError(self.run.unavailable.get(name, "not measured"))
         return value
 
+    def waited(self, name: str) -> list[float]:
+        """Return a field of every rank's RankWaits, s."""
+        if not self.run.waits:
+            raise MetricsError(self.run.unavailable.get("waits", NO_STEP))
+        values = [getattr(rank, name) for rank in self.run.waits]
+        if None in values:
+            raise MetricsError("the pipeline has one stage")
+        return values
+
     def learned(self, name: str, reason: str, like: str = "") -> Any:
         """Return a field of `quality`, or raise its reason there, else that of field `like`, else `reason`."""
         value, reasons = getattr(self.quality, name), self.quality.reasons

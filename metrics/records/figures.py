@@ -203,3 +203,9 @@ class Metrics(BaseModel):
         lambda m: definitions.text_read(m.text.tokens, m.text.sources)[1])
     unigram_entropy: float | None = figure("nats",
         "of the text's single tokens; a validation loss above it: speed only", lambda m: m.text.unigram_entropy)
+    exposed_communication_s: float | None = figure("s",
+        "of a step in which a device waits for ranks of its stage and what they send, mean over ranks",
+        lambda m: average(m.waited("communication_s")), better="lower", compared="exposed communication, s")
+    pipeline_bubble_s: float | None = figure("s",
+        "of a step in which a device waits for other pipeline stages, mean over ranks",
+        lambda m: average(m.waited("pipeline_s")), better="lower", compared="pipeline bubble, s")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
 from efficientbench.metrics.definitions import speed_only_reason
-from efficientbench.metrics.device_use import Disturbance, Timeline
+from efficientbench.metrics.device_use import Disturbance, RankWaits, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
@@ -82,6 +82,8 @@ class RunRecord(Metrics, Identity):
     """The measured intervals."""
     disturbances: list[Disturbance] = []
     """When others used the run's devices; the 500 longest times."""
+    rank_waits: list[RankWaits] = []
+    """The ranks' own waits of `exposed_communication_s` and `pipeline_bubble_s`; empty where these are absent."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
     kernel_reasons: dict[str, str] = {}

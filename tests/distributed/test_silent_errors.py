@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -141,15 +142,25 @@ def test_interleaved_stages_send_and_receive_overlapped(ranks: Callable[[int], R
 
 def train_with_mean_loss(config: RunConfig, prefix: Path) -> Outcome:
     """One step with a loss function that returns its rank's mean and no count of tokens."""
-    from efficientbench.training.trainer import Trainer
+    from efficientbench.training import trainer
+    from efficientbench.training.step_loss import StepLoss
 
-    count = Trainer._loss
+    class Mean(StepLoss):
+        """As with a scaler, since only then megatron's factors reach the gradients."""
 
-    def mean(self: Trainer, batch: object, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, tokens, sums = count(self, batch, loss)  # type: ignore[arg-type]
-        return loss / tokens, sums
+        def __init__(self, stages: list[Any], micro_batches: int, scaler: bool) -> None:
+            super().__init__(stages, micro_batches, scaler=True)
 
-    with mock.patch.object(Trainer, "_loss", mean):
+        def of(self, batch: Any) -> Any:
+            weights, function = super().of(batch)
+
+            def mean(loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                loss, tokens, sums = function(loss)
+                return loss / tokens, sums
+
+            return weights, mean
+
+    with mock.patch.object(trainer, "StepLoss", Mean):
         return train(config, prefix, steps=1)
 
 

@@ -166,3 +166,32 @@ def test_out_of_memory_is_tried_again_with_a_smaller_micro_batch(sweep: Words, t
     # It is complete, and what was asked for is known: nothing is left to do.
     again = efficientbench(*sweep, *wide, *batch, "--retry-smaller")
     assert (again.returncode, "complete, kept" in again.stdout) == (0, True)
+
+
+@pytest.mark.proof
+def test_an_automatic_micro_batch_is_tried_before_the_runs(sweep: Words, tmp_path: Path) -> None:
+    """17 sequences fit by plan into this machine, and not into the address space that the ranks may have."""
+    short = ("training.steps=2", "measurement.warmup_steps=0", "measurement.min_steps=2")
+    wide = ("model.ffn_hidden_size=8192", "training.seq_len=512", "training.global_batch_size=17", *short)
+    done = subprocess.run(
+        command(*sweep, *wide, "training.micro_batch_size=auto"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIME_LIMIT_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if "for auto" in line]
+    assert told == [
+        "micro-batch 17 for auto: tried with gqa_1.5B_smoke, does not fit",
+        "micro-batch 1 for auto: tried with gqa_1.5B_smoke, fits",
+    ]
+    written = record(tmp_path / "gqa_1.5B_smoke")
+    assert (written["micro_batch_size"], written["config"]["training"]["micro_batch_size"]) == (1, 1)
+    assert not (tmp_path / "gqa_1.5B_smoke" / "micro_batch").exists()
+    # A later run of the suite takes the number and tries nothing.
+    later = efficientbench("run", "mqa_1.5B", *sweep[3:], *wide, "training.micro_batch_size=auto")
+    assert (later.returncode, "for auto" in later.stdout) == (0, False), later.stdout + later.stderr
+    assert record(tmp_path / "mqa_1.5B_smoke")["micro_batch_size"] == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ import torch
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
+from efficientbench.model.kernels import choose_attention
 from efficientbench.model.kernels.causal_attention import KERNELS, causal_attention
-from efficientbench.model.kernels.choose_attention import AttentionShape, choose, fastest
+from efficientbench.model.kernels.choose_attention import AttentionShape, choose, fastest, fastest_kept
 
 CPU = torch.device("cpu")
 GROUPED = AttentionShape(300, 2, 4, 2, 16, 16, torch.float32)
@@ -96,17 +100,88 @@ def test_a_rank_of_many_has_a_key_value_head(name: str, tp: int) -> None:
 
 
 def test_without_a_choice_torch_decides() -> None:
-    assert choose("auto", GROUPED, "cpu").kernel is causal_attention
+    assert choose("auto", GROUPED, "cpu", Path()).kernel is causal_attention
     assert fastest(["cudnn"], GROUPED, CPU).kernel is causal_attention
 
 
 def test_a_kernel_that_is_asked_for_must_serve() -> None:
-    assert choose("math", LATENT, "cpu").kernel is KERNELS["math"]
+    assert choose("math", LATENT, "cpu", Path()).kernel is KERNELS["math"]
     with pytest.raises(ConfigError, match="kernels.attention=te does not serve this run: Transformer Engine is not"):
-        choose("te", GROUPED, "cpu")
+        choose("te", GROUPED, "cpu", Path())
+
+
+def not_measured(*arguments: object) -> float:
+    raise AssertionError("measured again")
+
+
+def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["math", "flash", "cudnn"]
+    first = fastest_kept(names, GROUPED, CPU, tmp_path / "data")
+    (file,) = (tmp_path / "data").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(choose_attention, "_time_s", not_measured)
+        again = fastest_kept(names, GROUPED, CPU, tmp_path / "data")
+    assert (again.name, again.kernel, again.times_s, again.refused) == (
+        first.name,
+        first.kernel,
+        first.times_s,
+        first.refused,
+    )
+    assert (first.kept, again.kept) == (False, True)
+    assert f"forward and backward, of an earlier run: {first.name} " in again.describe()
+    # Another shape, other kernels and another torch are measured.
+    fastest_kept(names, LATENT, CPU, tmp_path / "data")
+    fastest_kept(names[:2], GROUPED, CPU, tmp_path / "data")
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    assert not fastest_kept(names, GROUPED, CPU, tmp_path / "data").kept
+    assert len(list((tmp_path / "data").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (None, b"", "it holds no kernels' times"),
+        (None, b'{"times_s": [["math", 1.0', "it holds no kernels' times"),
+        (None, b"[1, 2]", "it holds no kernels' times"),
+        ("conditions", {"torch": "1.0"}, "its times are of other kernels or conditions"),
+        ("times_s", [], "or are none"),
+        ("times_s", [["flex", 1e-3]], "its times are of other kernels"),
+        ("times_s", [["flash", 2.0], ["math", 1.0]], "its times are of other kernels"),
+        ("times_s", [["flash", -1.0]], "its times are of other kernels"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
+    key: str | None, value: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(value if key is None else json.dumps(json.loads(file.read_bytes()) | {key: value}).encode())
+    with caplog.at_level(logging.WARNING):
+        assert not fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).kept
+    (line,) = caplog.messages
+    assert line.startswith(f"{file} is ignored: ")
+    assert reason in line
+    # And it is mended.
+    assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).kept
+
+
+def test_a_kept_kernel_that_has_become_wrong_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose_attention, "_time_s", lambda kernel, *_: 2.0 if kernel is KERNELS["math"] else 1.0)
+    assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).name == "flash"
+    wrong = lambda query, key, value, scale: causal_attention(query, key, value, 2 * scale)  # noqa: E731
+    monkeypatch.setitem(KERNELS, "flash", wrong)
+    assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).name == "math"
+
+
+def test_without_a_place_to_write_the_choice_is_made_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    assert not fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path / "file").kept
+    assert caplog.messages[-1].startswith("kernels' times are not kept: ")
 
 
 @pytest.mark.gpu
-def test_the_choice_on_a_gpu() -> None:
-    choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda")
+def test_the_choice_on_a_gpu(tmp_path: Path) -> None:
+    choice = choose("auto", AttentionShape(2048, 1, 12, 2, 128, 128, torch.bfloat16), "cuda", tmp_path)
     assert choice.times_s

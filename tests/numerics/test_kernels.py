@@ -129,6 +129,33 @@ def test_loss(device: str, fuse: bool, block_logits: int, softcap: float | None)
     )
 
 
+@pytest.mark.parametrize("looked_up", [True, False])
+@pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
+@pytest.mark.usefixtures("single_rank")
+def test_a_loss_of_known_gradient_adds_the_tables_at_once(device: str, block_logits: int, looked_up: bool) -> None:
+    """To what is in `main_grad`, in the forward pass, and the hidden states' gradient is that of the formula too."""
+    hidden, table = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)
+    labels, weights = torch.randint(131, (17,), device=device), torch.rand(17, device=device)
+    leaves = [x.double().requires_grad_() for x in (hidden, table)]
+    (F.cross_entropy(leaves[0] @ leaves[1][:131].t(), labels, reduction="none") @ weights.double()).backward()
+    parameter = torch.nn.Parameter(table)
+    before = torch.randn(140, 24, device=device)
+    parameter.main_grad = before.clone()
+    found = hidden.clone().requires_grad_()
+    kernel = LossKernel(block_logits, gradient_is_one=True)
+    loss = linear_cross_entropy(found, parameter, 131, labels, weights, dist.group.WORLD, kernel, None, looked_up)
+    added = parameter.main_grad.double() - before
+    loss.backward()
+    for ours, leaf in ((added, leaves[1]), (found.grad, leaves[0])):
+        assert float((ours.double() - leaf.grad).norm() / leaf.grad.norm()) < 1e-6
+    # And nothing more in the backward pass, whose dummy tells Megatron that the table's own gradient is complete.
+    assert torch.equal(parameter.main_grad.double() - before, added)
+    assert (parameter.grad is None, getattr(parameter, "grad_added_to_main_grad", False)) == (looked_up, not looked_up)
+    with torch.no_grad():
+        linear_cross_entropy(found, parameter, 131, labels, weights, dist.group.WORLD, kernel, None, looked_up)
+    assert torch.equal(parameter.main_grad.double() - before, added)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_gradients_are_added_to_what_is_there(device: str, dtype: torch.dtype) -> None:
     left = torch.randn(33, weight_gradient.ROWS_AT_ONCE + 3, device=device, dtype=dtype)

@@ -72,7 +72,8 @@ def train_poisoned(
         if waits:
             trainer.queued = None
         if what == "loss":
-            stages[-1].register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
+            last = stages[-1].module.decoder
+            last.register_forward_hook(lambda *call: call[-1] * float("nan") if poisoned() else None)
         else:
             experts = what == "experts' gradients"
             [group, *_] = stages[0].expert_parallel_bucket_groups if experts else stages[0].bucket_groups

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex
+from efficientbench.model.kernels import TORCH_DTYPES, causal_attention, flex, kept_timings
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel
 
 CHECKED_SEQUENCE = 256
@@ -67,25 +68,29 @@ class AttentionChoice:
     """Each kernel and its time forward and backward, the fastest first; empty where none was measured."""
     refused: tuple[tuple[str, str], ...] = ()
     """Each kernel that does not serve this shape here, and why."""
+    kept: bool = False
+    """Whether an earlier run measured."""
 
     @property
     def reasons(self) -> str:
         """Return the measurements as text for the record; empty where there was none."""
         measured = ", ".join(f"{name} {time_s * 1e3:.2f} ms" for name, time_s in self.times_s)
         refused = ", ".join(name for name, _ in self.refused)
-        parts = [f"forward and backward: {measured}" if measured else "", f"not: {refused}" if refused else ""]
+        earlier = ", of an earlier run" if self.kept else ""
+        parts = [f"forward and backward{earlier}: {measured}" if measured else "", f"not: {refused}" if refused else ""]
         return "; ".join(part for part in parts if part)
 
 
 @functools.lru_cache(maxsize=16)
-def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoice:
-    """Return the kernel for a shape on this process's device; measure once in a process.
+def choose(asked: str, shape: AttentionShape, device_type: str, folder: Path) -> AttentionChoice:
+    """Return the kernel for a shape on this process's device; measure once in `folder`.
 
     Args:
         asked: a name of `KERNELS`, or 'auto': by measurement where the device has several that are worth it, else the
             device's own.
         shape: what a rank computes.
         device_type: of this process's device.
+        folder: where measurements are kept.
 
     Raises:
         ConfigError: the kernel asked for does not serve this shape here.
@@ -98,7 +103,23 @@ def choose(asked: str, shape: AttentionShape, device_type: str) -> AttentionChoi
         if reason is not None:
             raise ConfigError(f"kernels.attention={asked} does not serve this run: {reason}; auto picks one that does")
         return AttentionChoice(asked, KERNELS[asked])
-    return fastest([name for name in KERNELS if name not in NOT_TRIED], shape, device)
+    return fastest_kept([name for name in KERNELS if name not in NOT_TRIED], shape, device, folder)
+
+
+def fastest_kept(names: list[str], shape: AttentionShape, device: torch.device, folder: Path) -> AttentionChoice:
+    """Return `fastest`, by the times in `folder` where there are some of these conditions.
+
+    Also a kernel that was right before is compared with the formula again.
+    """
+    path, conditions = kept_timings.place(folder, names, str(shape), device.type)
+    kept = kept_timings.read(path, conditions)
+    if kept is not None and unavailable_reason(kept.times_s[0][0], shape, device) is None:
+        name = kept.times_s[0][0]
+        return AttentionChoice(name, KERNELS[name], kept.times_s, kept.refused, kept=True)
+    choice = fastest(names, shape, device)
+    if choice.times_s:
+        kept_timings.write(path, kept_timings.Timings(conditions, choice.times_s, choice.refused))
+    return choice
 
 
 def fastest(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:

@@ -27,6 +27,9 @@ class LossKernel:
     """Logits in one block: enough rows for the matmul's full speed, few enough to bound memory (64 MiB in float32)."""
     fuse: bool = False
     """Softmax and gradient by compiled kernels, which make no float32 copy of the logits."""
+    gradient_is_one: bool = False
+    """The caller's promise that the loss itself is what it minimizes. The forward pass then adds the table's gradient
+    to its `main_grad`, and keeps no float32 table until the backward pass tells a factor."""
 
     def rows(self, vocabulary: int) -> int:
         """Return how many tokens one block has."""
@@ -34,7 +37,7 @@ class LossKernel:
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Σ weight_n · (−log softmax(logits_n)[label_n]); computes its gradients, up to a scale, in the forward pass.
+    """Σ weight_n · (−log softmax(logits_n)[label_n]); computes its gradients, up to a factor, in the forward pass.
 
     logits_n = hidden_n Wᵀ, or with a softcap c · tanh(hidden_n Wᵀ / c).
     """
@@ -51,12 +54,17 @@ class LinearCrossEntropy(torch.autograd.Function):
         kernel: LossKernel,
         softcap: float | None,
         looked_up: bool,
+        with_gradient: bool,
     ) -> torch.Tensor:
         weight = embedding[:vocabulary]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        with_gradient = any(ctx.needs_input_grad)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_gradient else None
+        at_once = with_gradient and kernel.gradient_is_one and hasattr(embedding, "main_grad")
+        grad_weight = None
+        if at_once:
+            grad_weight = embedding.main_grad[:vocabulary]  # type: ignore[attr-defined]
+        elif with_gradient:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         gradient_of = _fused_loss if kernel.fuse else _loss
         for first in range(0, hidden.shape[0], kernel.rows(vocabulary)):
             block = slice(first, first + kernel.rows(vocabulary))
@@ -69,7 +77,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 continue
             torch.mm(grad_logits, weight, out=grad_hidden[block])
             add_product(grad_weight, grad_logits, hidden[block])
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden, None if at_once else grad_weight)
         ctx.embedding, ctx.looked_up = embedding, looked_up
         return loss
 
@@ -77,16 +85,18 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale, embedding = grad_outputs[0], ctx.embedding
+        if grad_weight is None:
+            return grad_hidden, None if ctx.looked_up else added_to_main_grad(embedding), *[None] * 8
         grad_hidden.mul_(scale)
         grad_weight.mul_(scale)
         if hasattr(embedding, "main_grad"):
             # As the linear layers do: no second copy of the vocabulary's gradient, and no rounding of it.
             embedding.main_grad[: grad_weight.shape[0]] += grad_weight
             grad_embedding = None if ctx.looked_up else added_to_main_grad(embedding)
-            return grad_hidden, grad_embedding, *[None] * 7
+            return grad_hidden, grad_embedding, *[None] * 8
         padding = embedding.shape[0] - grad_weight.shape[0]
         grad_embedding = torch.nn.functional.pad(grad_weight, (0, 0, 0, padding)).to(embedding.dtype)
-        return grad_hidden, grad_embedding, *[None] * 7
+        return grad_hidden, grad_embedding, *[None] * 8
 
 
 def _loss(
@@ -218,7 +228,9 @@ def linear_cross_entropy(
         looked_up: whether the same table embeds on this stage. Its gradient is complete with that of the lookup, which
             autograd adds.
     """
+    # The function itself cannot tell: torch asks for gradients of parameters there also where none are taken.
+    with_gradient = torch.is_grad_enabled() and (hidden.requires_grad or embedding.requires_grad)
     loss: torch.Tensor = LinearCrossEntropy.apply(
-        hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up
+        hidden, embedding, vocabulary, labels, token_weights, group, kernel, softcap, looked_up, with_gradient
     )
     return loss

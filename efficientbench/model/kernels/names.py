@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import UndeclaredError, imported, shown
@@ -112,7 +114,7 @@ def _choice(config: RunConfig, device_type: str) -> AttentionChoice | None:
     if config.parallel.cp > 1:
         # Of `context_parallel.attention`, which takes the device's own.
         return AttentionChoice(causal_attention.name(device_type), causal_attention.causal_attention)
-    return choose(config.kernels.attention, shape, device_type)
+    return choose(config.kernels.attention, shape, device_type, Path(config.data.cache))
 
 
 def _position(config: RunConfig, device_type: str) -> dict[str, str]:

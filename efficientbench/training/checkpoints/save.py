@@ -148,12 +148,10 @@ class Saver:
         return folder
 
     def _write_now(self, request: AsyncRequest, folder: Path) -> None:
-        arguments = list(request.async_fn_args)
-        if request.preload_fn is not None:
-            arguments[1] = request.preload_fn()
         if request.async_fn is not None:
-            # A thread, because a file system that hangs would hang this one for good.
-            writing = threading.Thread(target=request.async_fn, args=arguments, daemon=True)
+            # A thread, because a file system that hangs would hang this one for good. It fetches each tensor from the
+            # device as it writes it: `preload_fn` would hold all of them in the host's memory.
+            writing = threading.Thread(target=request.async_fn, args=request.async_fn_args, daemon=True)
             writing.start()
             writing.join(self.time_limit_s)
             if writing.is_alive():

@@ -84,7 +84,8 @@ class Writer(megatron_internals.FileSystemWriterAsync):
             return None, None, []
         transforms = [self.transforms] if hasattr(self, "transforms") else []
         write = partial(_write, os.getpid(), transforms, self.results)
-        return write, partial(self.preload_tensors, self.write_buckets, True), [0, self.write_buckets, None]
+        # Into memory that is given back: torch keeps what is pinned for asynchronous copies, rounded up, to the end.
+        return write, partial(self.preload_tensors, self.write_buckets, False), [0, self.write_buckets, None]
 
     def retrieve_write_results(self) -> list[WriteResult] | megatron_internals.WRAPPED_EXCEPTION:
         """Return what `_write` has left in the shared file, once it has ended."""
@@ -121,7 +122,7 @@ def _write(parent: int, transforms: list[Any], results: Any, rank: int, buckets:
         torch.set_num_threads(1)
     ((path, name, (_, tensors)),) = buckets
     # One dense copy at a time: a view would be saved with all the storage that it looks into.
-    dense = ((item, tensor.clone()) for item, tensor in tensors)
+    dense = ((item, tensor.to("cpu", copy=True)) for item, tensor in tensors)
     outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
     unfinished: queue.Queue[int] = queue.Queue()
     unfinished.put(0)

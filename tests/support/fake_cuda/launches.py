@@ -27,13 +27,15 @@ class Launches(TorchDispatchMode):
         self.before_update = 0
         self.to_host = self.to_device = 0
         self.live_bytes = self.peak_bytes = 0
+        self.moved_bytes = 0
+        """Of the tensors that launches read and write, each once."""
         self._storages: dict[int, int] = {}
         self._inside = 0
 
     def begin(self) -> None:
         """Forget what was counted; what lives stays."""
         self.operations.clear()
-        self.to_host = self.to_device = 0
+        self.to_host = self.to_device = self.moved_bytes = 0
         self.peak_bytes = self.live_bytes
 
     def as_one(self, name: str, function: Callable[..., Any], launches: int = 1) -> Callable[..., Any]:
@@ -44,6 +46,7 @@ class Launches(TorchDispatchMode):
                 results = function(*arguments)
             self._keep(results)
             self.operations[name] += launches
+            self._move(arguments, results)
             return results
 
         return call
@@ -53,6 +56,10 @@ class Launches(TorchDispatchMode):
         self._inside += 1
         yield
         self._inside -= 1
+
+    def _move(self, *tree: Any) -> None:
+        tensors = (each for each in tree_leaves(tree) if isinstance(each, torch.Tensor))
+        self.moved_bytes += sum(each.nbytes for each in tensors if each.device.type == "cuda")
 
     def _keep(self, results: Any) -> None:
         for tensor in tree_leaves(results):
@@ -85,4 +92,5 @@ class Launches(TorchDispatchMode):
         launches = not func.is_view and not name.startswith(WITHOUT_A_KERNEL)
         if launches and any(each.device.type == "cuda" for each in tensors):
             self.operations[name] += 1
+            self._move(args, results)
         return results

@@ -4,7 +4,8 @@
 
 Devices, dtypes, autograd and reads by the host are real; there is no memory and there are no numbers. What needs them
 has a stand-in with the same tensors: Triton's kernels, ours and fla's, FlexAttention, the choice of an attention kernel
-by time, and the experts' counts of rows.
+by time, and the experts' counts of rows, which are equal here. In a layout of several ranks this is the first of them,
+and its transfers send nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +27,35 @@ ctypes.CDLL(sys.argv[1])  # before torch is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 warnings.simplefilter("ignore")
 
+import numpy as np
 import torch
 from support.fake_cuda import names
 
 names.install()
 
 import torch.distributed as dist
+
+
+@contextlib.contextmanager
+def one_by_one(*arguments: object, **options: object) -> Iterator[_CoalescingManager]:
+    """Begin the block's transfers one by one: the fake backend has none of several at once."""
+    yield _CoalescingManager()
+
+
+dist._coalescing_manager = one_by_one  # before megatron takes it
+
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from support.fake_cuda.launches import Launches
 from support.training_steps import our_step, random_tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.distributed_c10d import _CoalescingManager
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from triton.runtime.jit import KernelInterface
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
-from efficientbench.model import gpt
+from efficientbench.model import context_parallel, gpt, megatron_patches
 from efficientbench.model.kernels import cross_entropy, flex, grouped_mm, norm, rope, swiglu, weight_gradient
 from efficientbench.model.kernels.choose_attention import AttentionShape
 from efficientbench.model.kernels.nsa import choose_blocks, gate
@@ -124,8 +138,10 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     dist.all_gather_object = gathered
     CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     dense = AttentionShape.of(config) is not None
-    gpt._attention_kernel = lambda config, device: flash if dense else gpt.causal_attention
-    optimizer._skips_by_flag = lambda device: True
+    context_parallel.causal_attention = flash
+    plain = context_parallel.attention if config.parallel.cp > 1 else flash
+    gpt._attention_kernel = lambda config, device: plain if dense else gpt.causal_attention
+    optimizer._obeys = lambda device: True
     weight_gradient.adds_wide = lambda device_type, dtype: device_type == "cuda"
     weight_gradient._add_wide = launches.as_one("addmm.dtype_out", lambda total, left, right: None)
     count_micro_batch(launches)
@@ -139,13 +155,24 @@ def stand_in(config: RunConfig, launches: Launches) -> None:
     if moe is not None:
         rows = training.micro_batch_size * training.seq_len * moe.top_k
         grouped_mm.RowGroups.sizes = property(lambda self: [rows // len(self.ends)] * len(self.ends))
+        megatron_patches._move_to_host = functools.partial(equal_counts, rows)
+
+
+def equal_counts(rows: int, counts: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What the host gets of counts: where it needs their values, as many rows for each of them."""
+    if not isinstance(counts, Tensor):
+        return counts
+    if counts.dim() == 1 and not as_numpy:
+        return counts.cpu()
+    return np.full(tuple(counts.shape), rows // counts.numel())
 
 
 def main() -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     config = resolve(sys.argv[2], False, ["kernels.fused=true", "training.draw_weights_on=cpu", *sys.argv[3:]])
-    plan = make_plan(config, Layout.of(config, devices=1, oversubscribe=True), runtime_bytes=0)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    layout = Layout.of(config, devices=1, oversubscribe=True)
+    plan = make_plan(config, layout, runtime_bytes=0)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
     launches = Launches()
     stand_in(config, launches)
     seen: dict[str, Any] = {"plan_bytes": plan.rank_memory_bytes()}
@@ -161,6 +188,7 @@ def main() -> None:
         "launches": launches.operations.total(),
         "before_update": launches.before_update,
         "most": dict(launches.operations.most_common(40)),
+        "moved_bytes": launches.moved_bytes,
         "copies_to_host": launches.to_host,
         "copies_to_device": launches.to_device,
         "waits": names.WAITS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from support.metrics_parts import make_record, printed
 
 from efficientbench.metrics import MetricsError
 from efficientbench.metrics.analysis.compare import compare
-from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.conditions import differences, differing, group
 from efficientbench.metrics.analysis.repeats import Group, group_repeats, load_group, load_neighbours
 from efficientbench.metrics.ratio import NO_INTERVAL
 from efficientbench.metrics.records.record import RunRecord, write_record
@@ -29,10 +30,16 @@ CONFIG = {
 
 
 def run_of(
-    name: str = "gqa", seed: int = 1, attention: str = "gqa", learning_rate: float = 0.1, **figures: Any
+    name: str = "gqa",
+    seed: int = 1,
+    attention: str = "gqa",
+    learning_rate: float = 0.1,
+    parallel: Mapping[str, Any] | None = None,
+    **figures: Any,
 ) -> RunRecord:
     config = {
         **CONFIG,
+        "parallel": parallel or {},
         "variant": name,
         "model": {**CONFIG["model"], "attention": {"kind": attention}},
         "training": {"seed": seed, "learning_rate": learning_rate},
@@ -96,6 +103,28 @@ def test_other_conditions_are_refused_by_name_unless_allowed(figures: dict[str, 
     assert [difference.condition for difference in compare(first, second, [condition]).despite] == [condition]
 
 
+def test_overlap_is_a_condition_where_replicas_send() -> None:
+    """A single device sends nothing, and records of before the key have sent without overlap."""
+
+    def runs(**figures: Any) -> list[RunRecord]:
+        sections: list[dict[str, Any]] = [
+            {},
+            {"overlap": False},
+            {"overlap": True},
+            {"overlap": True, "bucket_size": 9},
+        ]
+        return [run_of(**figures, parallel=section) for section in sections]
+
+    alone = runs()
+    assert [differences(alone[0], other) for other in alone] == [[], [], [], []]
+    old, without, overlapped, small = runs(dp=2)
+    assert differences(old, without) == []
+    assert [each.condition for each in differences(without, overlapped)] == ["layout"]
+    assert [each.condition for each in differences(overlapped, small)] == ["layout"]
+    assert (group(old) == group(without), group(without) == group(overlapped)) == (True, False)
+    assert differing([without, overlapped]) == ["layout"]
+
+
 def test_an_unknown_condition_is_refused() -> None:
     with pytest.raises(MetricsError, match="speed is no condition of a comparison: they are device, dtype"):
         compare(group_of(run_of()), group_of(run_of()), ["speed"])
@@ -108,6 +137,11 @@ def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> No
     slow = run_of("nsa", attention="nsa", kernels={"nsa_selection": "tiles", "norm": "torch"}, fallback_kernels={
         "nsa_selection": "fla-core is not installed"
     })  # fmt: skip
+    timed = [
+        run_of(kernels={"attention": f"flash; forward and backward: flash {ms} ms, cudnn 2.00 ms", "norm": "torch"})
+        for ms in ("1.11", "1.12")
+    ]
+    cudnn = run_of(kernels={"attention": "cudnn; forward and backward: cudnn 1.00 ms", "norm": "torch"})
     other_norm = run_of("mla", attention="mla", kernels={"attention": "flex", "norm": "slow"})
     fallback = "kernels: nsa_selection: no such part against tiles (a fallback: fla-core is not installed)"
     for one, other, expected in (
@@ -115,6 +149,12 @@ def test_a_models_own_kernels_are_no_difference_and_a_fallback_always_is() -> No
         (dense, sparse, []),
         (dense, slow, [fallback]),
         (dense, other_norm, ["kernels: norm: torch against slow"]),
+        (*timed, []),
+        (
+            timed[0],
+            cudnn,
+            [f"kernels: attention: {timed[0].kernels['attention']} against {cudnn.kernels['attention']}"],
+        ),
         (slow, slow, []),
     ):
         assert [str(difference) for difference in differences(one, other)] == expected

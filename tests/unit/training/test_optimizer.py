@@ -52,6 +52,10 @@ def _without_the_flag(*tensors: Any, found_inf: Any = None, **options: Any) -> N
     _fused_adamw(*tensors, **options)
 
 
+def _without_the_divisor(*tensors: Any, grad_scale: Any = None, **options: Any) -> None:
+    _fused_adamw(*tensors, **options)
+
+
 def _not_there(*tensors: Any, **options: Any) -> None:
     raise NotImplementedError("Could not run 'aten::_fused_adamw_' with arguments from the 'NPU' backend")
 
@@ -59,8 +63,8 @@ def _not_there(*tensors: Any, **options: Any) -> None:
 _fused_adamw = torch._fused_adamw_
 
 
-@pytest.mark.parametrize("kernel", [_without_the_flag, _not_there])
-def test_a_kernel_that_heeds_no_flag_makes_the_host_wait(
+@pytest.mark.parametrize("kernel", [_without_the_flag, _without_the_divisor, _not_there])
+def test_a_kernel_that_cannot_skip_or_clip_makes_the_host_wait(
     kernel: Callable[..., None], optimizer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from efficientbench.training.optimizer import can_queue

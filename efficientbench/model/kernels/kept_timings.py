@@ -1,0 +1,86 @@
+"""Keep on disk how fast kernels were, for later runs of the same shape, device and versions."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from efficientbench.devices.registry import device_called
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import write_whole
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """A measurement of kernels."""
+
+    conditions: dict[str, str]
+    """Everything that the times depend on."""
+    times_s: tuple[tuple[str, float], ...]
+    """Each kernel that serves and its time, the fastest first; at least one."""
+    refused: tuple[tuple[str, str], ...]
+    """Each other kernel, and why it does not serve."""
+
+
+_TIMINGS = TypeAdapter(Timings)
+
+
+def place(folder: Path, names: list[str], shape: str, device_type: str) -> tuple[Path, dict[str, str]]:
+    """Return where the times of kernels are kept, and their conditions: names, shape, device and versions."""
+    device = device_called(device_type)
+    conditions = {
+        "kernels": " ".join(names),
+        "shape": shape,
+        "device": device.names()[0],
+        "torch": torch.__version__,
+        "transformer-engine": _version("transformer-engine"),
+        **device.versions(),
+    }
+    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+    return folder / f"attention_{digest[:16]}.json", conditions
+
+
+def read(path: Path, conditions: dict[str, str]) -> Timings | None:
+    """Return the times that `write` kept under these conditions; None without them.
+
+    A file that is damaged, or of something else, is ignored with a line in the log.
+    """
+    try:
+        kept = _TIMINGS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        logger.warning("%s is ignored: it holds no kernels' times (%s)", path, str(error).partition("\n")[0])
+        return None
+    times_s = [time_s for _, time_s in kept.times_s]
+    sound = all(math.isfinite(time_s) and time_s > 0 for time_s in times_s) and times_s == sorted(times_s)
+    known = {name for name, _ in kept.times_s} <= set(conditions["kernels"].split())
+    if kept.conditions != conditions or not times_s or not sound or not known:
+        logger.warning("%s is ignored: its times are of other kernels or conditions, or are none", path)
+        return None
+    return kept
+
+
+def write(path: Path, timings: Timings) -> None:
+    """Keep times; where the file cannot be written, a line in the log says so and the next run measures again."""
+    try:
+        write_whole(path, _TIMINGS.dump_json(timings, indent=2).decode() + "\n")
+    except MetricsError as error:
+        logger.warning("kernels' times are not kept: %s", error)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

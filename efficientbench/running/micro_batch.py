@@ -1,0 +1,158 @@
+"""Decide `training.micro_batch_size=auto`: the most that fits, by plan and by trying, once for a suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.part import AUTO
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known
+from efficientbench.devices.registry import device_called, find_device
+from efficientbench.launchers.errors import LaunchError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.processes.failure import STOP_EXIT_CODES, Failure
+from efficientbench.launchers.processes.launch import launch
+from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.metrics.cgroup import memory_limit_bytes
+from efficientbench.metrics.files import write_whole
+from efficientbench.planning.plan import Hardware, Plan
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import plan_on
+
+FILE = "micro_batch.json"
+"""In the suite's folder: the size that was decided, and on which device."""
+MOST_TOKENS = 16_384
+"""Of a micro-batch. Its products then have 16,384 rows, which fill the processors of today's devices several times."""
+ROOM = 0.9
+"""Share of the memory that a plan may take: allocators lose some of it between tensors."""
+
+Runs = Sequence[tuple[RunConfig, Hardware]]
+"""Runs of a suite, each with the devices that it gets."""
+
+
+def with_micro_batch(config: RunConfig, mode: str) -> RunConfig:
+    """Return the run with a decided micro-batch; as it is where the user gave a number.
+
+    Raises:
+        ConfigError: no size serves, or there are several nodes.
+        DeviceError: the device cannot be used.
+        LaunchError: a size was tried and failed for another reason than memory.
+    """
+    if config.training.micro_batch_size != AUTO:
+        return config
+    if mode == "dlc" and Cluster.from_environment(os.environ).nodes > 1:
+        raise ConfigError("training.micro_batch_size: auto tries sizes on one machine: give several nodes a number")
+    device = find_device(config.device)
+    return resized(config, decide([(config, device)], device.type, device.names()[0]))
+
+
+def resized(config: RunConfig, size: int) -> RunConfig:
+    """Return the run with another micro-batch."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
+
+
+def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True) -> int:
+    """Return the micro-batch of all runs of a suite: that of its file, or the largest that all can have.
+
+    Runs that cannot have any are left out; planning them tells why.
+
+    Args:
+        runs: of one suite.
+        device_type: of their devices, by torch's name.
+        device_name: of the devices.
+        trial: whether to try the run that needs most memory, and write the file; else by plan alone.
+
+    Raises:
+        ConfigError, LaunchError: as `with_micro_batch`.
+    """
+    file = Path(runs[0][0].output).absolute() / FILE
+    runs = [(config, part) for config, part in runs if _plans([(config, part)], 1, room=1) is not None]
+    if not runs:
+        return 1
+    kept = _read(file, device_name)
+    if kept is not None:
+        if _plans(runs, kept, room=1) is None:
+            raise ConfigError(
+                f"training.micro_batch_size: auto is {kept} in this suite ({file}), which does not serve every run "
+                "here: give a number, or another folder by output=FOLDER"
+            )
+        return kept
+    for size in _sizes([config for config, _ in runs]):
+        plans = _plans(runs, size)
+        if plans is None:
+            continue
+        if not trial:
+            return size
+        if _fits(max(plans, key=itemgetter(0))[1], device_type):
+            write_whole(file, json.dumps({"micro_batch_size": size, "device": device_name}) + "\n")
+            return size
+    raise ConfigError("training.micro_batch_size: no size was found to fit for auto: give a number")
+
+
+def _sizes(configs: Sequence[RunConfig]) -> list[int]:
+    """Return the sizes that divide every run's global batch, the largest first."""
+    batches = [config.training.global_batch_size for config in configs]
+    most = min(max(1, MOST_TOKENS // config.training.seq_len) for config in configs)
+    return [size for size in range(min(most, *batches), 0, -1) if all(batch % size == 0 for batch in batches)]
+
+
+def _plans(runs: Runs, size: int, room: float = ROOM) -> list[tuple[int, Plan]] | None:
+    """Return the bytes and the plans of all runs with this micro-batch; None where one cannot have it.
+
+    Bytes are those of a rank, or of a node's ranks where these share its memory; 0 where no formula gives them.
+    """
+    plans = []
+    for config, part in runs:
+        try:
+            plan = plan_on(resized(config, size), part, nodes=1)
+        except ConfigError:
+            return None
+        own_bytes = part.memory_capacity_bytes()
+        needed = known(plan.node_memory_bytes if own_bytes is None else plan.rank_memory_bytes) or 0
+        if plan.config.training.micro_batch_size != size or needed > room * (own_bytes or memory_limit_bytes()):
+            return None
+        plans.append((needed, plan))
+    return plans
+
+
+def _read(file: Path, device_name: str) -> int | None:
+    """Return the size that was decided on such a device; None: none was, or the file is damaged."""
+    try:
+        content = json.loads(file.read_bytes())
+        size, device = content["micro_batch_size"], content["device"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return size if device == device_name and type(size) is int and size > 0 else None
+
+
+def _fits(plan: Plan, device_type: str) -> bool:
+    """Make a few steps of a run with all of its ranks, and return whether memory sufficed."""
+    for name, value in device_called(device_type).environment(plan.layout.tp).items():
+        os.environ.setdefault(name, value)
+    config = plan.config
+    folder = OutputFolder(OutputFolder.of(config).path / "micro_batch")
+    Job(config, plan.layout, plan.budget, (), folder.path, trial=True).write(folder.config)
+    failures: list[Failure] = []
+    exit_code = launch(
+        module_command("efficientbench.worker", str(folder.config)),
+        plan.layout.ranks_per_node,
+        None,
+        folder.log,
+        on_failure=failures.append,
+        hang_limit_s=config.faults.hang_limit_s,
+    )
+    if exit_code in STOP_EXIT_CODES.values():
+        raise SystemExit(exit_code)
+    size, fits = config.training.micro_batch_size, exit_code == 0
+    if not fits and failures[0].kind != "out_of_memory":
+        raise LaunchError(f"{config.name} with a micro-batch of {size}, tried for auto: {failures[0].reason}")
+    shutil.rmtree(folder.path, ignore_errors=True)
+    print(f"micro-batch {size} for auto: tried with {config.name}, {'fits' if fits else 'does not fit'}", flush=True)
+    return fits

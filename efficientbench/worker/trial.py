@@ -1,0 +1,66 @@
+"""Try on one rank whether a run fits into the devices' memory: a few of its steps, on random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+from efficientbench.devices.registry import find_device
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+from efficientbench.running.job import Job
+from efficientbench.worker.loading import loading
+
+if TYPE_CHECKING:
+    import torch
+
+    from efficientbench.training.batches import Batch, Batches
+
+STEPS = 2
+"""The second one has the optimizer's moments, which the first makes, beside its activations."""
+
+
+class RandomTokens:
+    """The micro-batches of one rank, all the same."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        import torch
+
+        from efficientbench.training.batches import Batch
+
+        training = job.config.training
+        shape = (training.micro_batch_size, training.seq_len // job.layout.cp)
+        tokens = torch.randint(job.config.model.vocab_size, shape, device=device)
+        self.batch = Batch(tokens, tokens, torch.ones(shape, device=device))
+        self.micro_batches, self.device = job.layout.micro_batches, device
+
+    def training_step(self, step: int) -> Iterator[Batch]:
+        """Return the micro-batches of a step."""
+        return iter([self.batch] * self.micro_batches)
+
+
+def try_rank(
+    job: Job, rank: int, local_rank: int, stop_requested: Callable[[], bool], heartbeat: HeartbeatWriter
+) -> bool:
+    """Make STEPS steps, and return whether this was asked to stop before their end; errors are those of a run."""
+    with loading():
+        device = find_device(job.config.device)
+        torch_device = device.prepare(local_rank)
+        from efficientbench.model.gpt import build_stages
+        from efficientbench.training import groups
+        from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
+        from efficientbench.training.trainer import Trainer
+
+    config, limit_s = job.config, job.config.faults.hang_limit_s
+    heartbeat.at(0, "trying a micro-batch")
+    with (
+        groups.world(device.backend, limit_s),
+        groups.model_parallel(config.parallel, config.training.seed, limit_s),
+    ):
+        stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, torch_device)]
+        batches = cast("Batches", RandomTokens(job, torch_device))
+        trainer = Trainer(config, STEPS, stages, build_optimizer(stages, config), batches, [])
+        for step in range(1, STEPS + 1):
+            if trainer.train_step(step, stop_requested()):
+                return True
+        device.synchronize()
+    return False

@@ -1,0 +1,96 @@
+"""`training.micro_batch_size=auto` by plan, against plans of each size, and what its file decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.load import resolve
+from efficientbench.config.part import AUTO
+from efficientbench.config.schema import RunConfig
+from efficientbench.running.micro_batch import FILE, decide, resized
+from efficientbench.running.run import plan_on
+from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.selection import Request
+from efficientbench.sweep.tasks import build_tasks
+
+NAME = "NVIDIA H200"
+
+
+def machine(gigabytes: float, devices: int = 1) -> Machine:
+    return Machine("cuda", NAME, tuple(map(str, range(devices))), int(gigabytes * 1e9), 1_500_000_000, None, True)
+
+
+def run_of(name: str, output: Path, *words: str) -> RunConfig:
+    return resolve(name, overrides=["training.micro_batch_size=auto", f"output={output}", *words])
+
+
+def by_plan(*runs: RunConfig, part: Machine) -> int:
+    return decide([(config, part) for config in runs], "cuda", NAME, trial=False)
+
+
+def needed_bytes(config: RunConfig, size: int, part: Machine) -> int:
+    return plan_on(resized(config, size), part, nodes=1).rank_memory_bytes()
+
+
+@pytest.mark.parametrize(("gigabytes", "size"), [(141, 8), (60, 4), (45, 1)])
+def test_the_most_that_leaves_a_tenth_of_the_memory(gigabytes: float, size: int, tmp_path: Path) -> None:
+    config, part = run_of("gqa_1.5B", tmp_path), machine(gigabytes)
+    assert by_plan(config, part=part) == size
+    room = 0.9 * gigabytes * 1e9
+    assert needed_bytes(config, size, part) <= room
+    if size < 8:
+        assert needed_bytes(config, 2 * size, machine(1000)) > room
+
+
+def test_all_runs_of_a_suite_have_the_same(tmp_path: Path) -> None:
+    small, large = run_of("gqa_0.5B", tmp_path), run_of("gqa_3B", tmp_path)
+    own = [by_plan(small, part=machine(100)), by_plan(large, part=machine(100))]
+    assert own[0] > own[1]
+    assert by_plan(small, large, part=machine(100)) == own[1]
+    # A run that fits with no micro-batch is refused later, with its reason, and decides nothing here.
+    assert by_plan(small, run_of("moe_1.5Bx8", tmp_path), part=machine(100)) == own[0]
+
+
+def test_replicas_share_the_global_batch(tmp_path: Path) -> None:
+    """Of 16 sequences each of 8 devices has two, and pipelines' rounds and odd batches divide further."""
+    config = run_of("gqa_0.5B", tmp_path)
+    assert by_plan(config, part=machine(141, 8)) == 2
+    assert by_plan(run_of("gqa_0.5B", tmp_path, "training.global_batch_size=15"), part=machine(141)) == 5
+    assert by_plan(run_of("gqa_0.5B", tmp_path, "training.seq_len=32768"), part=machine(141)) == 1
+
+
+def test_a_suite_keeps_what_was_decided_for_its_device(tmp_path: Path) -> None:
+    config, file = run_of("gqa_1.5B", tmp_path), tmp_path / FILE
+    file.write_text(json.dumps({"micro_batch_size": 2, "device": NAME}))
+    assert by_plan(config, part=machine(141)) == 2
+    for content in (json.dumps({"micro_batch_size": 2, "device": "another"}), "{", "[]", '{"micro_batch_size": 0}'):
+        file.write_text(content)
+        assert by_plan(config, part=machine(141)) == 8
+    file.write_text(json.dumps({"micro_batch_size": 8, "device": NAME}))
+    with pytest.raises(ConfigError, match=r"auto is 8 in this suite .*micro_batch\.json"):
+        by_plan(config, part=machine(45))
+
+
+def test_a_sweep_gives_every_run_the_number(tmp_path: Path) -> None:
+    overrides = ("training.micro_batch_size=auto", f"output={tmp_path}")
+    request = Request(only=("gqa", "mla"), sizes=("0.5B", "3B"), overrides=overrides)
+    tasks = build_tasks(request, machine(100), None, trial=False)
+    sizes = {task.plan.config.training.micro_batch_size for task in tasks if task.plan}
+    assert len(tasks) == 4
+    assert len(sizes) == 1
+    assert all(task.arguments[-1] == f"training.micro_batch_size={min(sizes)}" for task in tasks)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_elsewhere_a_number_is_needed() -> None:
+    config = resolve("gqa_1.5B", overrides=["training.micro_batch_size=auto"])
+    assert config.training.micro_batch_size == AUTO
+    with pytest.raises(ConfigError, match="auto is decided by `run` and `sweep`, on the devices: give a number here"):
+        Layout.of(config, 1)
+    with pytest.raises(ConfigError, match="training.micro_batch_size"):
+        resolve("gqa_1.5B", overrides=["training.micro_batch_size=0"])
