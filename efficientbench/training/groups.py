@@ -38,6 +38,16 @@ def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def alone(backend: str) -> Iterator[None]:
+    """Start torch.distributed over this process, for what all ranks do together elsewhere."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
 def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """Megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(
