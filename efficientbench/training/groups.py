@@ -38,11 +38,12 @@ def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(backend: str) -> Iterator[None]:
-    """Start torch.distributed over this process, for what all ranks do together elsewhere."""
+def one_rank(backend: str) -> Iterator[None]:
+    """Make a world of this process alone, with Megatron's process groups."""
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield
+        with model_parallel(ParallelConfig(), seed=0):
+            yield
     finally:
         dist.destroy_process_group()
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.checkpoints import begin, train
+from support.command_line import damage
 from support.configs import tiny
 from support.ranks import Ranks
 
 from efficientbench.config.schema import RunConfig
-from efficientbench.training.checkpoints.manifest import checkpoint_folder
+from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 from efficientbench.training.checkpoints.read import read_weights
 
 STEPS, SAVED = 4, 2
@@ -108,3 +111,20 @@ def test_masters_are_the_weights_in_another_dtype(
     expected, weights = read_weights(folder), read_weights(checkpoint_folder(tmp_path, STEPS))
     for key, tensor in expected.items():
         assert torch.equal(weights[key], tensor.bfloat16()), key
+
+
+@pytest.mark.parametrize("what", ["damaged", "exchanged"])
+def test_another_checkpoint_than_the_one_that_was_named_is_refused(
+    what: str, ranks: Callable[[int], Ranks], corpus: Path, base: Base, tmp_path: Path
+) -> None:
+    size, overrides = LAYOUTS["DP 2"]
+    folder = checkpoint_folder(tmp_path, STEPS)
+    shutil.copytree(checkpoint_folder(base("gqa_1.5B", size, *overrides), STEPS), folder)
+    named = identity(folder) if what == "damaged" else "0" * 64
+    file = next(folder.glob("*.distcp"))
+    reason = "is another checkpoint than that which the run was to begin with"
+    if what == "damaged":
+        damage(file)
+        reason = f"{file}: damaged, its SHA-256 is not that of the manifest"
+    with pytest.raises(AssertionError, match=re.escape(reason)):
+        ranks(1).call(begin, configured("gqa_1.5B", corpus), corpus, STEPS, tmp_path / "run", folder, named)

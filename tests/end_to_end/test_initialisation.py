@@ -7,8 +7,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.command_line import Finished, efficientbench, interrupted, losses, record
+from support.command_line import Finished, efficientbench, interrupted, losses, record, steps
 
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 
@@ -33,6 +34,8 @@ def test_the_record_names_the_checkpoint_and_the_run_resumes(tiny: Tiny, base: P
     assert f"begins with the weights of {base} after step 6 (SHA-256 {sha256})" in done.stdout
     whole = folder.with_name(f"{folder.name}__whole")
     assert record(whole)["config"]["init"] == {"run": str(base), "step": 6, "sha256": sha256}
+    rates = [line["learning_rate"] for line in steps(whole) if line["kind"] == "step"]
+    assert rates == pytest.approx(np.interp(range(1, 31), [0, 3, 30], [0, 1.5e-3, 5e-6]).tolist())
     # What was learned counts from the first step on.
     assert losses(whole)[0] < losses(base)[0] - 0.1
     assert interrupted(folder, words, signal.SIGKILL, 12) == 1

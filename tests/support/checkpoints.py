@@ -67,10 +67,12 @@ class Begun(Observed):
     """That the optimizer had made before the first step."""
 
 
-def begin(config: RunConfig, prefix: Path, steps: int, folder: Path, checkpoint: Path) -> Begun:
+def begin(
+    config: RunConfig, prefix: Path, steps: int, folder: Path, checkpoint: Path, sha256: str | None = None
+) -> Begun:
     """Train `steps` steps into the run folder `folder`, beginning with the weights of another run's checkpoint.
 
-    The weights are saved before the first step, too, and validated.
+    The weights are saved before the first step, too, and validated. `sha256`: of the checkpoint that is wanted.
     """
     import torch.distributed as dist
 
@@ -85,7 +87,7 @@ def begin(config: RunConfig, prefix: Path, steps: int, folder: Path, checkpoint:
         layout = Layout.of(config, dist.get_world_size(), oversubscribe=True)
         parameters = sharded_parameters([stage.module for stage in built.stages], config.model)
         checkpoints = Checkpoints(config, layout, steps, ["the corpus"], folder, parameters, built.optimizer)
-        checkpoints.initialise(checkpoint, None)
+        checkpoints.initialise(checkpoint, sha256)
         outcome.updates_before = contents.updates_made(built.optimizer)
         listeners = [outcome.listen]
         trainer = Trainer(config, steps, built.stages, built.optimizer, built.batches, listeners, None, checkpoints)

@@ -31,5 +31,5 @@ def write_weights(run_folder: Path, content: Manifest, weights: Mapping[str, tor
     shards = [
         Shard(f"model.{name}", tuple(weight.shape), (0,) * weight.dim(), weight) for name, weight in weights.items()
     ]
-    with groups.alone(backend):
+    with groups.one_rank(backend):
         Saver(run_folder, 1, TIME_LIMIT_S).save(content, shards, asynchronous=False)
