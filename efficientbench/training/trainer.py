@@ -269,16 +269,16 @@ class Trainer:
         if batches is None:
             return model(None), None
         batch = next(batches)
-        output = model(batch.tokens, batch.labels, batch.loss_mask)
+        output = model(batch.tokens, batch.labels, batch.weights)
         return output, partial(self._loss, batch) if model.training else partial(row_losses, batch, self.token_bytes)
 
     def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        # Three values, with `calculate_per_token_loss` off: Megatron then divides by the tokens of all ranks. A mean of
-        # two values would multiply gradients by CP, and the flag would weaken the auxiliary loss under CP and SP.
-        tokens = batch.loss_mask.sum()
-        # Copies, because the schedules divide the loss in place by the number of micro-batches.
-        sums = torch.stack([loss.detach().float(), tokens.float(), torch.zeros_like(tokens)])
-        return loss, tokens.int(), sums
+        # Megatron divides by the second value and the number of micro-batches, and averages gradients over replicas.
+        # With this micro-batch's targets there, a target of a short answer would weigh more. A mean of two values would
+        # multiply gradients by CP, and `calculate_per_token_loss` weaken the auxiliary loss under CP and SP.
+        targets = torch.full_like(loss, batch.targets, dtype=torch.float32)
+        sums = torch.stack([loss.detach().float(), targets, torch.zeros_like(targets)])
+        return loss / batch.divisor, torch.ones_like(targets, dtype=torch.int), sums
 
     def _routing(self, routed: list[float]) -> Routing | None:
         """Return the event's routing from what routers counted, summed over all ranks, layer after layer."""

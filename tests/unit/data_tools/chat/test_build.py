@@ -20,10 +20,12 @@ from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.record import ConversationRecord, mask_prefix
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.shown import show_conversation
+from efficientbench.data_tools.corpus import prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import load_corpus, load_record, manifest_path
+from efficientbench.data_tools.splitting import split_documents
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import load_tokenizer
 from efficientbench.data_tools.verify import verify_pair
@@ -178,6 +180,17 @@ def test_a_mask_of_other_numbers_is_refused_without_checksums(rows: Path, tmp_pa
     mask.write_bytes(bytes(len(content)))
     with pytest.raises(DataError, match=r"chat\.mask\.bin marks 0 tokens, but .* says"):
         build_conversations(file, prefix, chat_bpe)
+
+
+def test_a_run_takes_the_pair_and_verifies_its_mask(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:
+    prefix = tmp_path / "chat"
+    made = build_conversations(mixture(tmp_path, {"task": "messages", "path": "rows.jsonl"}), prefix, chat_bpe)
+    assert prepare_corpus(prefix, None, tmp_path / "cache", 300) == made
+    split = split_documents([prefix], (90, 10, 0), made.vocab_size, tmp_path / "cache")[0]
+    assert (len(split.training), len(split.validation)) == (36, 4)
+    damaged(bin_path(mask_prefix(prefix)))
+    with pytest.raises(DataError, match=r"chat\.mask\.bin: bytes 0 to"):
+        prepare_corpus(prefix, None, tmp_path / "cache", 300)
 
 
 def test_the_folder_can_be_moved(rows: Path, tmp_path: Path, chat_bpe: Path) -> None:

@@ -111,7 +111,7 @@ def test_killed_at_random_moments(file: Path, tmp_path: Path, chat_bpe: Path, un
     moments = random.Random(0)
     killed = finished = 0
     prefix = tmp_path / "0" / "chat"
-    while killed < 15:
+    while killed < 10:
         process = started(file, prefix, chat_bpe, "render(2)")
         while not (prefix.parent / "chat.parts" / "plan.json").exists() and process.poll() is None:
             time.sleep(0.005)

@@ -248,6 +248,7 @@ CHOICES = {"text": ["a", "b"], "label": ["A", "B"]}
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
+        ("messages", {"conversation": [], "id": 1}, "messages: the key is missing; keys there: 'conversation', 'id'"),
         ("gsm8k", {"question": "Q", "answer": "no number"}, "answer: it has no number after '####'"),
         (
             "gsm8k",
@@ -288,7 +289,7 @@ def test_files_that_hold_no_rows(tmp_path: Path) -> None:
     )
     bad = Examples("messages", OWN["messages"](), [tmp_path / "bad.jsonl"])
     for number, line, problem in (
-        (0, 1, "messages: a list of messages is needed"),
+        (0, 1, "messages: the key is missing; keys there: none"),
         (1, 3, "not JSON at character"),
         (2, 4, "each line must be one JSON object"),
         (3, 5, "not UTF-8: byte 8 of the line is 0xff"),
