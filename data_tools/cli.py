@@ -148,6 +148,26 @@ def prepare(
 
 
 @app.command()
+def chat(
+    mixture: Annotated[Path, typer.Argument(metavar="MIXTURE", help="YAML file that names tasks and their shares")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", help="the .bin/.idx pair, without suffix")],
+    tokenizer: Tokenizer = QWEN,
+    workers: Workers = CORES,
+) -> None:
+    """Turn conversations into tokens and a mask on disk; after an interruption, the same command continues."""
+    from efficientbench.data_tools.chat.build import build_conversations
+    from efficientbench.data_tools.chat.record import ConversationRecord, describe_conversations
+    from efficientbench.data_tools.manifest import load_record
+
+    with _interruption_explained():
+        corpus = build_conversations(mixture, output, tokenizer, workers=workers, on_part=_show_parts)
+    record = load_record(corpus.manifest, ConversationRecord)
+    assert record is not None
+    for line in describe_conversations(corpus, record):
+        print(line)
+
+
+@app.command()
 def inspect(
     prefix: Prefix,
     documents: Annotated[int, typer.Option("--documents", min=0, help="how many documents to show as text")] = 3,
@@ -155,11 +175,14 @@ def inspect(
         str | None, typer.Option("--tokenizer", help="folder or name; by default the one that made the pair")
     ] = None,
 ) -> None:
-    """Describe a .bin/.idx pair: figures, lengths of its documents, the first of them as text."""
+    """Describe a .bin/.idx pair: figures, lengths of its documents, the first of them as text.
+
+    Of conversations, what is to be learned is green; where there are no colours, it stands in ⟦ ⟧.
+    """
     from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
 
     prefix = _without_suffix(prefix)
-    for line in describe_pair(prefix, tokenizer_of(prefix, tokenizer), documents):
+    for line in describe_pair(prefix, tokenizer_of(prefix, tokenizer), documents, coloured=sys.stdout.isatty()):
         print(line)
 
 
@@ -173,11 +196,12 @@ def train_tokenizer(
         typer.Option("--compare", metavar="FOLDER_OR_NAME", help="a tokenizer to compare with; may be given again"),
     ] = None,
     text_key: Annotated[str, typer.Option("--text-key", help="the key or column of the text")] = "text",
+    chat: Annotated[bool, typer.Option("--chat", help="reserve the special tokens of conversations")] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer, and measure how well it compresses text that it has not seen."""
     from efficientbench.data_tools.tokenizer_training import describe_training, train_on_files
 
-    for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key)):
+    for line in describe_training(train_on_files(inputs, vocab_size, output, compare or [], text_key, chat)):
         print(line)
 
 

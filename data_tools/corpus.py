@@ -47,11 +47,10 @@ from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import (
     TRAINING_RULES,
     TextTokenizer,
-    folder_checksum,
     load_tokenizer,
-    tokenizer_folder,
     train_tokenizer,
 )
+from efficientbench.data_tools.tokenizer_files import folder_checksum, tokenizer_folder
 from efficientbench.data_tools.tokenizer_training import documents_in_turn
 
 _PREFIX = "tokens"

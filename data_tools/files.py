@@ -11,6 +11,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,12 @@ def sha256(path: Path) -> str:
     for block in file_blocks(path):
         digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_of_each(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the SHA-256 (hex) of each file; several are read at once."""
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(paths, pool.map(sha256, paths), strict=True))
 
 
 def file_blocks(path: Path) -> Iterator[bytes]:

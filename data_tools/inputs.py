@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,26 @@ PART_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
+class InputState:
+    """An input file as it is when a run begins."""
+
+    path: Path
+    size_bytes: int
+    modified_ns: int
+
+    @staticmethod
+    def of(path: Path) -> InputState:
+        """Return the file's state now."""
+        stat = path.stat()
+        return InputState(path, stat.st_size, stat.st_mtime_ns)
+
+    def check_unchanged(self) -> None:
+        """Raise a DataError if the file has another size or time now."""
+        if InputState.of(self.path) != self:
+            raise DataError(f"{self.path} changed while it was read: nothing of it was kept; begin again")
+
+
+@dataclass(frozen=True)
 class Part:
     """A piece of one file: its lines that begin in bytes [begin, end), or its parquet row groups [begin, end).
 
@@ -42,27 +62,39 @@ class Part:
     end: int | None
 
 
-def find_inputs(inputs: Iterable[str | Path]) -> list[Path]:
+def is_text_file(path: Path) -> bool:
+    """Return whether a file's name is that of a kind that can be tokenized."""
+    return _kind(path) is not None
+
+
+def find_inputs(
+    inputs: Iterable[str | Path], is_known: Callable[[Path], bool] = is_text_file, known: str = KNOWN_SUFFIXES
+) -> list[Path]:
     """Return the files that paths, folders (with all below them) and globs name; each once, in a fixed order.
+
+    Args:
+        inputs: Paths and globs.
+        is_known: Whether a file's name is that of a kind that is wanted.
+        known: Those kinds, for people.
 
     Raises:
         DataError: one of the inputs names nothing, or a file of an unknown kind.
     """
     found: dict[str, Path] = {}
     for given in inputs:
-        for path in _find(Path(os.path.expanduser(given))):
+        for path in _find(Path(os.path.expanduser(given)), is_known, known):
             found.setdefault(os.path.realpath(path), path)
     if not found:
         raise DataError("no input was given")
     return list(found.values())
 
 
-def _find(given: Path) -> list[Path]:
+def _find(given: Path, is_known: Callable[[Path], bool], known: str) -> list[Path]:
     if given.is_dir():
-        below = (path for path in given.rglob("*") if _kind(path) is not None and path.is_file())
+        below = (path for path in given.rglob("*") if is_known(path) and path.is_file())
         paths = sorted(path for path in below if not _is_output(path.relative_to(given)))
         if not paths:
-            raise DataError(f"{given} holds no file of a known kind: {KNOWN_SUFFIXES}")
+            raise DataError(f"{given} holds no file of a known kind: {known}")
         return paths
     if not given.exists() and glob.has_magic(str(given)):
         paths = [path for path in map(Path, sorted(glob.glob(str(given), recursive=True))) if path.is_file()]
@@ -71,7 +103,7 @@ def _find(given: Path) -> list[Path]:
     else:
         paths = [given]
     for path in paths:
-        _check_file(path)
+        _check_file(path, is_known, known)
     return paths
 
 
@@ -82,13 +114,13 @@ def _is_output(path: Path) -> bool:
     return any(folder.name.endswith((".parts", ".tokenizer")) for folder in path.parents)
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, is_known: Callable[[Path], bool], known: str) -> None:
     if not path.exists():
         raise DataError(f"{path}: no such file")
     if not path.is_file():
         raise DataError(f"{path} is not a regular file: it must be read twice, which a pipe does not allow")
-    if _kind(path) is None:
-        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {KNOWN_SUFFIXES}")
+    if not is_known(path):
+        raise DataError(f"{path}: unknown kind of file {path.suffix!r}; known: {known}")
 
 
 def _kind(path: Path) -> tuple[str, str | None] | None:

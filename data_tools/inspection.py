@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from efficientbench.data_tools.chat.record import check_mask, mask_prefix
+from efficientbench.data_tools.chat.shown import show_conversation
 from efficientbench.data_tools.indexed import bin_path, check_indexed, idx_path
 from efficientbench.data_tools.indexed_documents import IndexedDocuments, token_counts
 from efficientbench.data_tools.manifest import load_corpus, manifest_path
@@ -76,8 +78,12 @@ def pair_statistics(prefix: Path, tokenizer: TextTokenizer | None) -> PairStatis
     return PairStatistics(IndexedDocuments(prefix).lengths(), counts, bytes_per_token)
 
 
-def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int) -> Iterator[str]:
+def describe_pair(
+    prefix: Path, tokenizer: TextTokenizer | None, documents: int, coloured: bool = False
+) -> Iterator[str]:
     """Yield lines for people: figures, the histogram of lengths, and the first `documents` documents.
+
+    Of conversations, what is to be learned is set apart: `coloured`, or in brackets.
 
     Raises:
         DataError: as `pair_statistics` does.
@@ -86,12 +92,25 @@ def describe_pair(prefix: Path, tokenizer: TextTokenizer | None, documents: int)
     yield from _figures(prefix, found, "not known" if tokenizer is None else "not byte-level")
     yield ""
     yield from _bars(found.histogram())
-    opened = IndexedDocuments(prefix)
+    opened, mask = IndexedDocuments(prefix), _mask(prefix)
     for number in range(min(documents, len(opened))):
         tokens = opened[number]
         yield ""
-        yield f"document {number:,} ({len(tokens):,} tokens)"
-        yield _text(tokens, tokenizer)
+        if mask is None or tokenizer is None:
+            yield f"document {number:,} ({len(tokens):,} tokens)"
+            yield _text(tokens, tokenizer)
+        else:
+            yield f"conversation {number:,} ({len(tokens):,} tokens, {int(mask[number].sum()):,} supervised)"
+            yield show_conversation(tokens, mask[number], tokenizer, coloured)
+
+
+def _mask(prefix: Path) -> IndexedDocuments | None:
+    """Open the mask of conversations; return None for other pairs. Raises DataError: it is damaged."""
+    if not idx_path(mask_prefix(prefix)).is_file():
+        return None
+    if manifest_path(prefix).is_file():
+        check_mask(load_corpus(manifest_path(prefix)))
+    return IndexedDocuments(mask_prefix(prefix))
 
 
 def _figures(prefix: Path, found: PairStatistics, tokenizer: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -80,6 +80,8 @@ class InputRecord:
 class TokenizeRecord:
     """How a corpus was made from files; the manifest has it under `tokenized`."""
 
+    KEY: ClassVar[str] = "tokenized"
+
     inputs: list[InputRecord]
     text_key: str
     """The key (JSONL) or the column (parquet) of the text."""
@@ -115,10 +117,22 @@ def pair_fingerprint(prefix: Path, files: Mapping[Path, FileChecksums]) -> str:
     return hashlib.sha256(f"{files[idx_path(prefix)].sha256} {files[bin_path(prefix)].sha256}".encode()).hexdigest()
 
 
-def save_corpus(corpus: Corpus, pair: Mapping[Path, FileChecksums], record: TokenizeRecord | None = None) -> None:
+class MakingRecord(Protocol):
+    """A dataclass that says how a corpus was made."""
+
+    KEY: ClassVar[str]
+    """The manifest's key for it."""
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Made = TypeVar("Made", bound=MakingRecord)
+
+
+def save_corpus(corpus: Corpus, pair: Mapping[Path, FileChecksums], record: MakingRecord | None = None) -> None:
     """Write the manifest, with the checksums of every file, and the record of how the corpus was made if there is one.
 
-    Paths inside its folder are relative, so that the folder can be moved.
+    Paths inside its folder are relative, so that the folder can be moved. `pair` has the checksums of all files but
+    those of the tokenizer and the lengths of tokens.
     """
     folder = corpus.manifest.parent
 
@@ -133,7 +147,7 @@ def save_corpus(corpus: Corpus, pair: Mapping[Path, FileChecksums], record: Toke
     files = {**pair, **{path: file_checksums(path) for path in others}}
     content["files"] = {written(path): asdict(checksums) for path, checksums in files.items()}
     if record is not None:
-        content["tokenized"] = asdict(record)
+        content[record.KEY] = asdict(record)
     write_file(corpus.manifest, (json.dumps(content, indent=2) + "\n").encode())
 
 
@@ -204,15 +218,25 @@ def check_counts(corpus: Corpus, header: IndexedHeader) -> None:
 
 
 def load_tokenize_record(manifest: Path) -> TokenizeRecord | None:
-    """Read how the corpus of a manifest was made; return None if it was not made from files.
+    """Read how the corpus of a manifest was made; return None if it was not made from files of text.
 
     Raises:
         DataError: the manifest is missing or damaged.
     """
+    return load_record(manifest, TokenizeRecord)
+
+
+def load_record(manifest: Path, kind: type[Made]) -> Made | None:
+    """Read the record of this kind that a manifest holds; return None if it holds none.
+
+    Raises:
+        DataError: the manifest is missing or damaged.
+    """
+    found = _read(manifest).get(kind.KEY)
     try:
-        return TypeAdapter(TokenizeRecord | None).validate_python(_read(manifest).get("tokenized"))
+        return None if found is None else TypeAdapter(kind).validate_python(found)
     except ValidationError:
-        raise DataError(f"{manifest} is damaged: its key 'tokenized' is no record; {_REMEDY}") from None
+        raise DataError(f"{manifest} is damaged: its key {kind.KEY!r} is no record; {_REMEDY}") from None
 
 
 def summary(corpus: Corpus) -> str:

@@ -1,30 +1,25 @@
 """The tokens of one part of the input on disk, and the pair that is put together from all parts.
 
 A part is `NUMBER.bin` (its tokens), `NUMBER.lengths` (int32, tokens of each document), `NUMBER.hashes`
-(`document_hash` of each), `NUMBER.rejects.jsonl`, and `NUMBER.json` with its `PartCounts`, followed by the CRC-32 of
-that line. The last is written last: a part that has one is complete.
+(`document_hash` of each), `NUMBER.rejects.jsonl`, and `NUMBER.json` with its `PartCounts`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
+from efficientbench.data_tools.building import CountedFile, finish_part, part_file, part_files
 from efficientbench.data_tools.documents import PartReader, Reject
 from efficientbench.data_tools.engine import Engine
-from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import complete_file, file_blocks, write_file
+from efficientbench.data_tools.files import complete_file, file_blocks
 from efficientbench.data_tools.indexed import bin_path, document_hash, hashes_path, idx_path, index_blocks
-from efficientbench.data_tools.inputs import Part
+from efficientbench.data_tools.inputs import InputState, Part
 
 _KINDS = ("bin", "lengths", "hashes", "rejects.jsonl")
 """What a part's files are named after their number, except the last one."""
@@ -49,26 +44,6 @@ class PartCounts:
 
 
 @dataclass(frozen=True)
-class InputState:
-    """An input file as it is when a run begins."""
-
-    path: Path
-    size_bytes: int
-    modified_ns: int
-
-    @staticmethod
-    def of(path: Path) -> InputState:
-        """Return the file's state now."""
-        stat = path.stat()
-        return InputState(path, stat.st_size, stat.st_mtime_ns)
-
-    def check_unchanged(self) -> None:
-        """Raise a DataError if the file has another size or time now."""
-        if InputState.of(self.path) != self:
-            raise DataError(f"{self.path} changed while it was read: nothing of it was kept; begin again")
-
-
-@dataclass(frozen=True)
 class PartTokenizer:
     """Tokenizes parts into `folder`; worker processes unpickle it."""
 
@@ -79,22 +54,17 @@ class PartTokenizer:
     text_key: str
     max_document_mb: int
 
-    def __call__(self, task: tuple[int, Part, InputState]) -> PartCounts:
+    def __call__(self, numbered: tuple[int, tuple[Part, InputState]]) -> PartCounts:
         """Tokenize one part, and write its files, which its number names."""
-        number, part, state = task
-        # The process id, since a worker may outlive its parent for a moment, beside the next run's workers.
-        suffix = f"{os.getpid()}.partial"
-        with ExitStack() as stack:
-            paths = (_part_file(self.folder, number, kind) for kind in _KINDS)
-            files = [_Counted(stack.enter_context(complete_file(path, suffix))) for path in paths]
+        number, (part, state) = numbered
+        with part_files(self.folder, number, _KINDS) as files:
             counts = self._write(part, *files)
             state.check_unchanged()
-        line = json.dumps(asdict(counts)).encode()
-        write_file(_part_file(self.folder, number, "json"), b"%b\n%08x\n" % (line, zlib.crc32(line)))
+        finish_part(self.folder, number, counts)
         return counts
 
     def _write(
-        self, part: Part, tokens: _Counted, lengths: _Counted, hashes: _Counted, rejects: _Counted
+        self, part: Part, tokens: CountedFile, lengths: CountedFile, hashes: CountedFile, rejects: CountedFile
     ) -> PartCounts:
         reader = PartReader(part, self.text_key, self.max_document_mb)
         rejected: Counter[str] = Counter()
@@ -119,46 +89,15 @@ class PartTokenizer:
         return PartCounts(documents, written_tokens, utf8_bytes, reader.lines, dict(rejected), dict(special), crc32)
 
 
-class _Counted:
-    """Writes a file, and keeps the CRC-32 of what it was given to write."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self.crc32 = stream, 0
-
-    def write(self, content: bytes) -> None:
-        self.crc32 = zlib.crc32(content, self.crc32)
-        self._stream.write(content)
-
-
-def finished_part(folder: Path, number: int) -> PartCounts | None:
-    """Return what the part of this number holds; None if it is not complete or damaged, and has to be made."""
-    try:
-        line, crc32 = _part_file(folder, number, "json").read_bytes().splitlines()
-        if zlib.crc32(line) != int(crc32, 16):
-            return None
-        counts = PartCounts(**json.loads(line))
-        found = {kind: _crc32(_part_file(folder, number, kind)) for kind in _KINDS}
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-    return counts if found == counts.crc32 else None
-
-
-def _crc32(path: Path) -> int:
-    crc32 = 0
-    for block in file_blocks(path):
-        crc32 = zlib.crc32(block, crc32)
-    return crc32
-
-
 def merge_pair(folder: Path, counts: Sequence[PartCounts], prefix: Path, dtype: np.dtype) -> None:
     """Write the pair and the documents' hashes from its parts."""
     numbers = range(len(counts))
 
     def lengths() -> Iterator[np.ndarray]:
-        return (np.fromfile(_part_file(folder, number, "lengths"), np.int32) for number in numbers)
+        return (np.fromfile(part_file(folder, number, "lengths"), np.int32) for number in numbers)
 
     def blocks(kind: str) -> Iterator[bytes]:
-        return (block for number in numbers for block in file_blocks(_part_file(folder, number, kind)))
+        return (block for number in numbers for block in file_blocks(part_file(folder, number, kind)))
 
     documents = sum(count.documents for count in counts)
     # All files are on the disk before one of them gets its name.
@@ -178,7 +117,7 @@ def merge_rejects(folder: Path, parts: Sequence[Part], counts: Sequence[PartCoun
     lines: Counter[Path] = Counter()  # of each file, in the parts before
     with complete_file(path) as stream:
         for number, (part, count) in enumerate(zip(parts, counts, strict=True)):
-            with _part_file(folder, number, "rejects.jsonl").open("rb") as rejects:
+            with part_file(folder, number, "rejects.jsonl").open("rb") as rejects:
                 for reject in (Reject(**json.loads(row)) for row in rejects):
                     line = lines[part.path] + reject.line
                     first = first or f"{part.path}:{line}: {reject.detail}"
@@ -186,7 +125,3 @@ def merge_rejects(folder: Path, parts: Sequence[Part], counts: Sequence[PartCoun
                     stream.write(json.dumps({**row, "detail": reject.detail}).encode() + b"\n")
             lines[part.path] += count.lines
     return first
-
-
-def _part_file(folder: Path, number: int, kind: str) -> Path:
-    return folder / f"{number:06}.{kind}"

@@ -7,19 +7,17 @@ written last: a pair that has one is complete.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from efficientbench.data_tools.building import begin, corpus_of_parts, make_parts, parts_folder
 from efficientbench.data_tools.documents import MAX_DOCUMENT_MB, TEXT_KEY, sample_texts
 from efficientbench.data_tools.engine import Engine, choose_engine
 from efficientbench.data_tools.errors import DataError
@@ -29,11 +27,10 @@ from efficientbench.data_tools.files import (
     exclusive_lock,
     file_checksums,
     remove_partial,
-    sha256,
-    write_file,
+    sha256_of_each,
 )
-from efficientbench.data_tools.indexed import bin_path, check_indexed, hashes_path, idx_path, token_dtype
-from efficientbench.data_tools.inputs import Part, cut_into_parts, find_inputs
+from efficientbench.data_tools.indexed import check_indexed, hashes_path, token_dtype
+from efficientbench.data_tools.inputs import InputState, Part, cut_into_parts, find_inputs
 from efficientbench.data_tools.manifest import (
     Corpus,
     InputRecord,
@@ -42,20 +39,12 @@ from efficientbench.data_tools.manifest import (
     load_tokenize_record,
     manifest_path,
     pair_checksums,
-    pair_fingerprint,
     save_corpus,
     versions,
 )
 from efficientbench.data_tools.parallel import Workers
-from efficientbench.data_tools.parts import (
-    InputState,
-    PartCounts,
-    PartTokenizer,
-    finished_part,
-    merge_pair,
-    merge_rejects,
-)
-from efficientbench.data_tools.plan import compare_plans, read_plan
+from efficientbench.data_tools.parts import PartCounts, PartTokenizer, merge_pair, merge_rejects
+from efficientbench.data_tools.plan import compare_plans
 from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 MAX_REJECTS = 0.01
@@ -79,7 +68,7 @@ class _Job:
 
     @property
     def folder(self) -> Path:
-        return beside(self.prefix, "parts")
+        return parts_folder(self.prefix)
 
     @property
     def dtype(self) -> np.dtype:
@@ -142,55 +131,27 @@ def tokenize_files(
                     names = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
                     loaded = load_tokenizer(tokenizer)
                     job = _Job(
-                        prefix, states, _checksums(paths), parts, loaded, text_key, max_document_mb, source or names
+                        prefix, states, sha256_of_each(paths), parts, loaded, text_key, max_document_mb, source or names
                     )
                     if is_complete:
                         return _complete_corpus(job, max_rejects)
                     return _make_corpus(job, processes, max_rejects, on_part)
             finally:
-                remove_partial(beside(prefix, "parts"))
-
-
-def _checksums(paths: list[Path]) -> dict[Path, str]:
-    with ThreadPoolExecutor(min(8, len(paths))) as pool:
-        return dict(zip(paths, pool.map(sha256, paths), strict=True))
+                remove_partial(parts_folder(prefix))
 
 
 def _make_corpus(job: _Job, workers: Workers, max_rejects: float, on_part: Callable[[int, int], None]) -> Corpus:
-    _begin(job)
+    begin(job.prefix, job.content(), job.tokenizer)
     sample = sample_texts(job.parts, job.text_key, job.max_document_mb)
     engine = choose_engine(job.tokenizer, job.folder / "tokenizer", sample)
-    counts = [finished_part(job.folder, number) for number in range(len(job.parts))]
-    missing = [number for number, count in enumerate(counts) if count is None]
-    done = len(counts) - len(missing)
-    if missing and done:
-        logger.info("continuing from %d finished parts of %d", done, len(counts))
     tokenize_part = PartTokenizer(
         job.folder, engine, job.tokenizer.eod_id, job.dtype, job.text_key, job.max_document_mb
     )
-    tasks = [(number, job.parts[number], job.inputs[job.parts[number].path]) for number in missing]
-    for (number, _, _), count in workers.run(tokenize_part, job.folder / "tokenize_part.pickle", tasks):
-        counts[number] = count
-        done += 1
-        on_part(done, len(counts))
+    tasks = [(part, job.inputs[part.path]) for part in job.parts]
+    counts = make_parts(job.folder, tokenize_part, tasks, PartCounts, workers, on_part)
     for state in job.inputs.values():
         state.check_unchanged()
-    return _merge(job, engine, [count for count in counts if count is not None], max_rejects)
-
-
-def _begin(job: _Job) -> None:
-    """Make the folder of the parts, or check that the one that exists belongs to this job."""
-    plan = job.folder / "plan.json"
-    if not plan.exists():
-        shutil.rmtree(job.folder, ignore_errors=True)
-        if found := [path for path in (bin_path(job.prefix), idx_path(job.prefix)) if path.exists()]:
-            raise DataError(f"{found[0]} exists already, and this command did not make it: choose another name")
-        job.folder.mkdir()
-        write_file(plan, json.dumps(job.content()).encode())
-    remedy = f"delete the folder {job.folder} to begin again"
-    compare_plans(read_plan(plan, remedy), job.content(), job.prefix, remedy)
-    remove_partial(job.folder)
-    job.tokenizer.save(job.folder / "tokenizer")
+    return _merge(job, engine, counts, max_rejects)
 
 
 def _complete_corpus(job: _Job, max_rejects: float) -> Corpus:
@@ -225,26 +186,9 @@ def _merge(job: _Job, engine: Engine, counts: list[PartCounts], max_rejects: flo
     merge_pair(job.folder, counts, job.prefix, job.dtype)
     hashes = hashes_path(job.prefix)
     checksums = {**pair_checksums(job.prefix), hashes: file_checksums(hashes)}
-    lengths_path = job.tokenizer.save_token_bytes(beside(job.prefix, "token_bytes.npy"))
-    folder = beside(job.prefix, "tokenizer")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(job.folder / "tokenizer", folder)
-    tokens = sum(count.tokens for count in counts)
+    documents, tokens = sum(count.documents for count in counts), sum(count.tokens for count in counts)
     utf8_bytes = sum(count.utf8_bytes for count in counts)
-    corpus = Corpus(
-        prefix=job.prefix,
-        vocab_size=job.tokenizer.vocab_size,
-        eod_id=job.tokenizer.eod_id,
-        tokens=tokens,
-        documents=sum(count.documents for count in counts),
-        utf8_bytes=utf8_bytes,
-        token_bytes_path=lengths_path,
-        tokenizer_folder=folder,
-        tokenizer_fingerprint=job.tokenizer.fingerprint,
-        fingerprint=pair_fingerprint(job.prefix, checksums),
-        source=job.source,
-        manifest=manifest_path(job.prefix),
-    )
+    corpus = corpus_of_parts(job.prefix, job.tokenizer, checksums, (documents, tokens, utf8_bytes), job.source)
     record = TokenizeRecord(
         inputs=records,
         text_key=job.text_key,

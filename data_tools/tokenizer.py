@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from efficientbench.data_tools.chat.styles import CHAT_TOKENS, find_style
 from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.files import complete_folder, sha256, write_file
-from efficientbench.data_tools.hub import fetch_from_hub
+from efficientbench.data_tools.files import complete_folder, write_file
+from efficientbench.data_tools.tokenizer_files import eos_token, folder_checksum, tokenizer_folder
 
 END_OF_DOCUMENT = "<|endoftext|>"
 """The token that ends each document, where the tokenizer has it."""
@@ -36,19 +36,6 @@ MAX_TRAINING_CHARACTERS = 64_000_000
 
 TRAINING_RULES = f"byte-level BPE {SPLIT_PATTERN} {END_OF_DOCUMENT} {MAX_TRAINING_CHARACTERS}"
 """All that decides a training's result, besides the text and the vocabulary's size."""
-
-_FILE_PATTERNS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "config.json",
-    "*.model",
-)
-"""The files of a tokenizer's folder that decide its ids; only these are downloaded from the hub."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +73,10 @@ class TextTokenizer:
             lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
         return lengths
 
+    def special_tokens(self) -> dict[str, int]:
+        """Return the ids of the special tokens by their names, which are ordinary text wherever they occur in one."""
+        return {added["content"]: added["id"] for added in self.spec["added_tokens"] if added["special"]}
+
     def save_token_bytes(self, path: Path) -> Path | None:
         """Write `token_bytes()` as `.npy` and return the path; write nothing and return None if there are none."""
         lengths = self.token_bytes()
@@ -98,30 +89,39 @@ class TextTokenizer:
         return path
 
     def save(self, folder: Path) -> None:
-        """Write a folder that `load_tokenizer` and `AutoTokenizer` load; it appears only when complete."""
-        config = {
+        """Write a folder that `load_tokenizer` and `AutoTokenizer` load; it appears only when complete.
+
+        A tokenizer with chat tokens gets the `chat_template` of its style.
+        """
+        config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.backend.id_to_token(self.eod_id),
             "clean_up_tokenization_spaces": False,
             "model_max_length": 10**9,
         }
+        if style := find_style(self.special_tokens()):
+            config["chat_template"] = style.template
         with complete_folder(folder) as partial:
             write_file(partial / "tokenizer.json", self.description.encode())
             write_file(partial / "tokenizer_config.json", json.dumps(config, indent=2).encode())
 
 
-def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path) -> None:
-    """Train byte-level BPE of at most `vocab_size` tokens, `<|endoftext|>` included, and save it in `folder`.
+def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path, chat: bool = False) -> None:
+    """Train byte-level BPE of at most `vocab_size` tokens, special ones included, and save it in `folder`.
 
-    At most the first `MAX_TRAINING_CHARACTERS` are read. A text that is too short for so many merges makes a smaller
-    vocabulary. The same documents make the same tokenizer.
+    Its special tokens are `<|endoftext|>` and, if `chat`, those of conversations. At most the first
+    `MAX_TRAINING_CHARACTERS` are read. A text that is too short for so many merges makes a smaller vocabulary. The same
+    documents make the same tokenizer.
 
     Raises:
-        DataError: `vocab_size` is below `MIN_VOCAB_SIZE`.
+        DataError: `vocab_size` is too small for every byte and the special tokens.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
+    special = [END_OF_DOCUMENT, *(CHAT_TOKENS if chat else ())]
+    smallest = MIN_VOCAB_SIZE - 1 + len(special)
+    if vocab_size < smallest:
+        more = f", and {len(CHAT_TOKENS)} chat tokens" if chat else ""
         raise DataError(
-            f"a byte-level tokenizer needs at least {MIN_VOCAB_SIZE} tokens (256 bytes and the end of a document), "
+            f"a byte-level tokenizer needs at least {smallest} tokens (256 bytes and the end of a document{more}), "
             f"not {vocab_size}"
         )
     tokenizer = Tokenizer(models.BPE())
@@ -131,7 +131,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, folder: Path) -> 
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_DOCUMENT],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -165,43 +165,7 @@ def load_tokenizer(path_or_name: str | Path) -> TextTokenizer:
             raise DataError(f"{tokenizer_json} cannot be read as a tokenizer: {first_line(error)}") from None
     else:
         backend = _load_with_transformers(folder)
-    return _text_tokenizer(backend, _eos_token(folder), folder)
-
-
-def tokenizer_folder(path_or_name: str | Path) -> Path:
-    """Return the local folder of a tokenizer; one with a hub name is downloaded into the hub's own cache.
-
-    Raises:
-        DataError: there is no such folder, or the hub has no such name or cannot be reached.
-    """
-    folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise DataError(f"tokenizer {path_or_name} is a file: give its folder")
-    name = str(path_or_name)
-    if _is_path(name):
-        raise DataError(f"tokenizer folder {path_or_name} does not exist")
-    return fetch_from_hub(name, _FILE_PATTERNS)
-
-
-def folder_checksum(folder: Path) -> str:
-    """Return the SHA-256 (hex) of a tokenizer folder's files, without loading the tokenizer.
-
-    Raises:
-        DataError: the folder holds no file of a tokenizer.
-    """
-    files = sorted(path for pattern in _FILE_PATTERNS for path in folder.glob(pattern))
-    if not files:
-        raise DataError(f"{folder} holds no tokenizer: none of {', '.join(_FILE_PATTERNS)}")
-    return hashlib.sha256(" ".join([path.name + sha256(path) for path in files]).encode()).hexdigest()
-
-
-def _is_path(name: str) -> bool:
-    """Return whether `name` is a path: names on the hub are `name` or `owner/name`."""
-    if name.startswith((".", "~", os.sep)) or name.endswith(os.sep) or name.count(os.sep) > 1:
-        return True
-    return os.sep in name and Path(name).parent.is_dir()
+    return _text_tokenizer(backend, eos_token(folder), folder)
 
 
 def _load_with_transformers(folder: Path) -> Tokenizer:
@@ -261,24 +225,6 @@ def _vocabulary(spec: dict[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, dict):
         return vocabulary
     return {token: index for index, (token, _) in enumerate(vocabulary)}  # unigram models list tokens with scores
-
-
-def _eos_token(folder: Path) -> str | None:
-    """Return the end-of-sequence token that the folder's configuration names."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            token = json.loads(path.read_bytes()).get("eos_token")
-        except (ValueError, AttributeError, RecursionError):
-            raise DataError(f"{path} is not a JSON object") from None
-        token = token.get("content") if isinstance(token, dict) else token
-        if token is not None and not isinstance(token, str):
-            raise DataError(f"{path}: eos_token must be a text, it is: {token!r}")
-        if token:
-            return token
-    return None
 
 
 def _is_byte_level(spec: dict[str, Any]) -> bool:

@@ -51,9 +51,9 @@ class TrainedTokenizer:
 
 
 def train_on_files(
-    inputs: Sequence[str], vocab_size: int, folder: Path, compare: Sequence[str], text_key: str
+    inputs: Sequence[str], vocab_size: int, folder: Path, compare: Sequence[str], text_key: str, chat: bool = False
 ) -> TrainedTokenizer:
-    """Train on files, folders and globs, and save in `folder` what `AutoTokenizer` loads.
+    """Train on files, folders and globs, and save in `folder` what `AutoTokenizer` loads; with chat tokens if `chat`.
 
     Beside the tokenizer lie `token_bytes.npy` (int32 [vocabulary], UTF-8 length of each token, 0 for special ones)
     and `training.json` (what is returned). The folder appears only when it is complete. At most
@@ -70,7 +70,7 @@ def train_on_files(
     if not training:
         raise DataError(f"{', '.join(inputs)}: no usable document")
     with complete_folder(folder) as partial:
-        train_tokenizer(training, vocab_size, partial)
+        train_tokenizer(training, vocab_size, partial, chat)
         trained = load_tokenizer(partial)
         tokenizers = [(str(folder), trained), *others] if held_out else []
         result = TrainedTokenizer(

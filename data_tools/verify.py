@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from efficientbench.data_tools.chat.record import check_mask
 from efficientbench.data_tools.indexed import IndexedHeader, check_indexed, check_layout
 from efficientbench.data_tools.indexed_documents import token_counts
 from efficientbench.data_tools.intact import check_sizes, verify_file
@@ -12,6 +13,8 @@ from efficientbench.data_tools.manifest import Corpus, check_counts, load_checks
 
 def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHeader, Corpus | None]:
     """Check header, sizes, lengths, pointers, document indices, bounds of tokens, and the manifest's checksums.
+
+    Of conversations, check the mask too.
 
     Return what the header holds and the manifest's corpus; None if no manifest lies beside the pair, and so no
     checksums to compare with.
@@ -37,4 +40,5 @@ def verify_pair(prefix: Path, vocab_size: int | None = None) -> tuple[IndexedHea
     check_sizes(corpus, recorded)
     for path, checksums in recorded.items():
         verify_file(path, checksums, manifest)
+    check_mask(corpus)
     return header, corpus

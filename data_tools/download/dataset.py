@@ -60,6 +60,8 @@ class DownloadRequest:
     """At most so many files, the first by path."""
     max_workers: int = 3
     """Files that are downloaded at once."""
+    split: str | None = None
+    """One split of the configuration, which is `default` then if none is named; None for all."""
 
 
 def download_dataset(request: DownloadRequest, patience: Patience | None = None) -> list[Path]:
@@ -91,8 +93,10 @@ def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Li
     revision = request.revision or default_revision(request.repository)
     config = request.config or default_config(request.repository)
     key = f"config={config} revision={revision} num_files={request.num_files}"
+    if request.split is not None:
+        key += f" split={request.split}"
     try:
-        listing = list_dataset(request.repository, config, revision, request.num_files, patience)
+        listing = list_dataset(request.repository, config, revision, request.num_files, patience, request.split)
     except HubUnreachableError as error:
         recorded = record.listings.get(key)
         if recorded is None or not all(record.holds(file) for file in recorded.files):

@@ -70,11 +70,20 @@ def default_config(repository: str) -> str | None:
     return next(iter(FINEWEB_EDU_SAMPLES)) if repository == FINEWEB_EDU else None
 
 
-def list_dataset(repository: str, config: str | None, revision: str, num_files: int, patience: Patience) -> Listing:
+def list_dataset(
+    repository: str,
+    config: str | None,
+    revision: str,
+    num_files: int,
+    patience: Patience,
+    split: str | None = None,
+) -> Listing:
     """List the first `num_files` files of a dataset's configuration, or of all its documents, by path.
 
+    With a split, only its files are listed, of the configuration `default` if none is named.
+
     Raises:
-        DataError: no such dataset, revision or configuration, no file in it, or a response that makes no sense.
+        DataError: no such dataset, revision, configuration or split, no file in it, or a response that makes no sense.
         HubUnreachableError: the hub cannot be reached.
     """
 
@@ -87,7 +96,7 @@ def list_dataset(repository: str, config: str | None, revision: str, num_files: 
 
     commit, card = retry(f"dataset {repository}", info, patience, threading.Event())
     try:
-        patterns = _patterns(repository, config, card)
+        patterns = _patterns(repository, config, card, split)
         folder = "" if patterns is None else _common_folder(patterns)
         expressions = [re.compile(glob_translate(pattern.removeprefix("./"))) for pattern in patterns or ()]
     except DataError:
@@ -133,8 +142,10 @@ def _remote_file(file: RepoFile) -> RemoteFile:
     return RemoteFile(file.path, file.size, file.blob_id)
 
 
-def _patterns(repository: str, config: str | None, card: Any) -> list[str] | None:
+def _patterns(repository: str, config: str | None, card: Any, split: str | None) -> list[str] | None:
     """Return the path patterns of a configuration; None for every file of documents."""
+    if split is not None:
+        config = config or "default"
     if config is None:
         return None
     if repository == FINEWEB_EDU and config in FINEWEB_EDU_SAMPLES:
@@ -151,7 +162,19 @@ def _patterns(repository: str, config: str | None, card: Any) -> list[str] | Non
         shown = ", ".join([*declared][:8]) + (", …" if len(declared) > 8 else "")
         known = f"it has {shown}" if declared else "its card declares none: leave --config out"
         raise DataError(f"dataset {repository!r} has no configuration {config!r}: {known}{hint}")
-    return [*_paths(declared[config].get("data_files"), declared[config].get("data_dir"))]
+    data_files, folder = declared[config].get("data_files"), declared[config].get("data_dir")
+    if split is not None:
+        data_files = _of_split(data_files, split, f"dataset {repository!r}, configuration {config!r}")
+    return [*_paths(data_files, folder)]
+
+
+def _of_split(data_files: Any, split: str, what: str) -> list[Any]:
+    """Return the entries of a card's `data_files` that are of one split. Raises DataError: there is none."""
+    entries = data_files if isinstance(data_files, list) else [data_files]
+    splits = {entry["split"]: entry for entry in entries if isinstance(entry, dict)}
+    if split not in splits:
+        raise DataError(f"{what} has no split {split!r}: its card declares {', '.join(splits) or 'none'}")
+    return [splits[split]]
 
 
 def _paths(data_files: Any, folder: str | None) -> Iterable[str]:

@@ -26,8 +26,8 @@ from efficientbench.training.validation import ValidationText, choose_documents
 from efficientbench.training.verified_reads import verify_reads
 
 Samples: TypeAlias = GPTDataset | BlendedDataset | ValidationText
-HostBatch: TypeAlias = tuple[torch.Tensor, ...]
-"""Tokens, labels and loss mask of one micro-batch, not yet on the device."""
+HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
+"""Tokens, labels and weights of one micro-batch, not yet on the device, and its targets."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,13 @@ class Batch:
     """[B, S]"""
     labels: torch.Tensor
     """[B, S]: the tokens that follow."""
-    loss_mask: torch.Tensor
-    """[B, S] float32: 0 leaves a position out of the loss."""
+    weights: torch.Tensor
+    """[B, S] float32: what the loss of each position is multiplied by; 0 leaves it out."""
+    targets: int
+    """How many of its positions the step's mean loss counts, whatever their weights add up to."""
+    divisor: float
+    """What the weighted losses of a training step are divided by: the step's targets over all ranks, for one
+    micro-batch of one replica (a rank of data or context parallelism)."""
 
 
 class Batches:
@@ -79,6 +84,8 @@ class Batches:
         self.validation = _open_validation(config, prefixes, splits, blocks or {})
         self.duplicates = [split.duplicates for split in splits]
         """Of each source, documents left to training because their text occurs more than once."""
+        # Of training text every position is a target.
+        self._divisor = training.micro_batch_size * training.seq_len / config.parallel.cp
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
@@ -126,12 +133,13 @@ class Batches:
         offset = parallel_state.get_data_parallel_rank() * count * size
         coming = self._reading(dataset, first + offset)
         for index in range(count):
-            tokens, labels, loss_mask = (part.to(self.device, non_blocking=True) for part in coming.result())
+            parts, targets = coming.result()
+            tokens, labels, weights = (part.to(self.device, non_blocking=True) for part in parts)
             if index + 1 < count:
                 coming = self._read(dataset, first + offset + (index + 1) * size)
             elif then is not None and then < self.training_samples:
                 self._next_step = (then + offset, self._reading(dataset, then + offset))
-            yield Batch(tokens, labels, loss_mask)
+            yield Batch(tokens, labels, weights, targets, self._divisor)
 
     def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
         """Return the micro-batch of samples from `start`, perhaps begun before: several stages of a rank read one."""
@@ -149,11 +157,12 @@ class Batches:
 
     def _read_now(self, dataset: Samples, start: int) -> HostBatch:
         samples = [dataset[sample] for sample in range(start, start + self.config.training.micro_batch_size)]
-        parts = (
+        tokens, labels, weights = (
             _own_part(torch.stack([sample[key] for sample in samples])) for key in ("tokens", "labels", "loss_mask")
         )
         # The device copies from pinned memory by itself, after the work that is queued there.
-        return tuple(part.pin_memory() if self._pins else part for part in parts)
+        parts = tuple(part.pin_memory() if self._pins else part for part in (tokens, labels, weights))
+        return parts, int(weights.count_nonzero())
 
 
 def _pins(device: torch.device) -> bool:

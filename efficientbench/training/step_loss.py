@@ -13,15 +13,17 @@ from efficientbench.training.batches import Batch
 
 LossFunction = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Returns from the model's output three values, with `calculate_per_token_loss` off: Megatron then divides by the
-tokens of all ranks. A mean of two values would multiply gradients by CP, and the flag would weaken the auxiliary loss
-under CP and SP. The third are loss, tokens and UTF-8 bytes, summed."""
+second value and the number of micro-batches, and averages gradients over replicas. A mean of two values would multiply
+gradients by CP, and the flag would weaken the auxiliary loss under CP and SP. The third are loss, targets and UTF-8
+bytes, summed."""
 
 
 class StepLoss:
-    """Weighs each token by its share of the replica's mean loss, so that the forward pass knows the gradient's scale.
+    """Divides the weighted losses of a micro-batch by the targets of the whole step.
 
-    The gradients of the output projection then need no tensor that waits for the scale. A loss scaler, which fp16 has,
-    tells it in the backward pass only.
+    By the targets of its own micro-batch, a target of a short answer would weigh more. The weights are divided before
+    the forward pass, which then knows the gradient's scale: the gradients of the output projection need no tensor that
+    waits for it. A loss scaler, which fp16 has, tells it in the backward pass only.
     """
 
     def __init__(self, stages: list[DistributedDataParallel], micro_batches: int, scaler: bool) -> None:
@@ -37,26 +39,27 @@ class StepLoss:
             stage.config.loss_kernel = replace(stage.config.loss_kernel, gradient_is_one=not scaler)
 
     def of(self, batch: Batch) -> tuple[torch.Tensor, LossFunction]:
-        """Return the weights [B, S] of a micro-batch's tokens, and what to do with their weighted sum of losses."""
-        tokens = batch.loss_mask.sum()
+        """Return the weights [B, S] of a micro-batch's positions, and what to do with their weighted sum of losses."""
         if self.scaler:
-            return batch.loss_mask, partial(self._divided_by_megatron, tokens)
-        share = 1 / (tokens.clamp(min=1) * self.micro_batches)
-        return batch.loss_mask * share, partial(self._divided, tokens, share)
+            return batch.weights, partial(_divided, batch)
+        share = 1 / (batch.divisor * self.micro_batches)
+        return batch.weights * share, partial(self._divided_before, batch, share)
 
-    @staticmethod
-    def _divided_by_megatron(
-        tokens: torch.Tensor, loss: torch.Tensor
+    def _divided_before(
+        self, batch: Batch, share: float, loss: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        # A copy, because the schedules divide the loss in place.
-        return loss, tokens.int(), _sums(loss.detach().clone(), tokens)
-
-    def _divided(
-        self, tokens: torch.Tensor, share: torch.Tensor, loss: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        # Megatron divides by the second value and by the micro-batches: its quotient is the loss as it was computed.
-        return loss * self.micro_batches, torch.ones_like(tokens).int(), _sums(loss.detach() / share, tokens)
+        # Megatron's division by the micro-batches gives the loss as it was computed.
+        return loss * self.micro_batches, _one(loss), _sums(loss / share, batch.targets)
 
 
-def _sums(loss: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return torch.stack([loss.float(), tokens.float(), torch.zeros_like(tokens)])
+def _divided(batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return loss / batch.divisor, _one(loss), _sums(loss, batch.targets)
+
+
+def _one(loss: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(loss, dtype=torch.int)
+
+
+def _sums(loss: torch.Tensor, targets: int) -> torch.Tensor:
+    loss = loss.detach().float()
+    return torch.stack([loss, torch.full_like(loss, targets), torch.zeros_like(loss)])

@@ -272,7 +272,7 @@ class Trainer:
             return model(None), None
         batch = next(batches)
         if not model.training:
-            return model(batch.tokens, batch.labels, batch.loss_mask), partial(row_losses, batch, self.token_bytes)
+            return model(batch.tokens, batch.labels, batch.weights), partial(row_losses, batch, self.token_bytes)
         weights, function = self.loss.of(batch)
         return model(batch.tokens, batch.labels, weights), function
 

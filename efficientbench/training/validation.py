@@ -113,10 +113,11 @@ def row_losses(
         token_bytes: [V] int64, UTF-8 bytes of each token; None where the tokenizer does not know them.
         losses: [B], sums over the targets of each sequence.
     """
-    tokens = batch.loss_mask.sum(dim=1)
+    # Weights of validation text are 0 and 1.
+    tokens = batch.weights.sum(dim=1)
     utf8_bytes = torch.zeros_like(tokens)
     if token_bytes is not None:
-        utf8_bytes = (token_bytes[batch.labels] * batch.loss_mask).sum(dim=1)
+        utf8_bytes = (token_bytes[batch.labels] * batch.weights).sum(dim=1)
     return losses.sum(), tokens.sum().int(), torch.stack([losses.float(), tokens, utf8_bytes.float()], dim=1)
 
 

@@ -63,7 +63,7 @@ def drawn(config: RunConfig, prefixes: list[Path], steps: int) -> tuple[int, np.
     with groups.model_parallel(config.parallel, config.training.seed):
         batches = Batches(config, steps, prefixes, Vocabulary(131, 0, {"name": "tiny"}), torch.device("cpu"))
         training = [torch.cat([*map(whole, batches.training_step(step))]) for step in range(1, steps + 1)]
-        validation = torch.cat([batch.labels[batch.loss_mask == 1] for batch in batches.validation_step()])
+        validation = torch.cat([batch.labels[batch.weights == 1] for batch in batches.validation_step()])
         return parallel_state.get_data_parallel_rank(), torch.stack(training).numpy(), validation.numpy()
 
 

@@ -26,7 +26,7 @@ def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -
 
     [stage] = build_stages(config, device)
     tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
-    batch = Batch(tokens, labels, torch.ones(tokens.shape, device=device))
+    batch = Batch(tokens, labels, torch.ones(tokens.shape, device=device), tokens.numel(), tokens.numel())
     count = config.training.global_batch_size // config.training.micro_batch_size
 
     class SameBatch:

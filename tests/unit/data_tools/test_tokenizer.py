@@ -16,7 +16,8 @@ from support.repository import ROOT
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.tokenizer import TextTokenizer, folder_checksum, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer_files import folder_checksum
 
 QWEN2 = ROOT.parent / "shared" / "data" / "qwen2_tokenizer"
 TEXTS = [

@@ -1,0 +1,158 @@
+"""Conversations: messages of a system, a user and an assistant, who may call a tool between pieces of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from efficientbench.data_tools.errors import DataError
+
+SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+TEXT, CALL, RESULT = PART_KINDS = ("text", "python", "python_output")
+"""Kinds of parts: text, an expression that the assistant has computed, and its result, which the tool writes."""
+
+_MESSAGE_KEYS = ("role", "content", "loss_weight")
+
+
+class RowError(DataError):
+    """A row is no conversation. The message begins with the key that is wrong."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a message."""
+
+    kind: str
+    """One of `PART_KINDS`."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one of them says at once."""
+
+    role: str
+    """One of `ROLES`."""
+    parts: tuple[Part, ...]
+    """Of the system and the user, text alone; of the assistant, each call is followed by its result."""
+    supervised: bool = True
+    """Whether the assistant's own words in it are to be learned."""
+
+    @property
+    def text(self) -> str:
+        """The text of all parts."""
+        return "".join(part.text for part in self.parts if part.kind == TEXT)
+
+
+def read_messages(value: Any) -> tuple[Message, ...]:
+    """Read and check `messages` as JSON has them.
+
+    A message is `{"role": …, "content": …}`; the content is a text, or a list of parts `{"type": …, "text": …}`. The
+    text of a part may also lie under `value`, and an assistant's message with `loss_weight` 0 is not to be learned.
+
+    Raises:
+        RowError: the roles do not alternate, from the user (after a system message, if there is one) to the assistant;
+            a message is empty; a part is of an unknown kind; a call has no result.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise RowError(f"messages: a list of messages is needed, it is: {_shown(value)}")
+    messages = tuple(_message(each, f"messages[{number}]") for number, each in enumerate(value))
+    _check_order(messages)
+    return messages
+
+
+def _message(value: Any, place: str) -> Message:
+    if not isinstance(value, Mapping):
+        raise RowError(f"{place}: an object with role and content is needed, it is: {_shown(value)}")
+    # Parquet has every key in every row.
+    if unknown := [key for key, each in value.items() if key not in _MESSAGE_KEYS and each is not None]:
+        raise RowError(f"{place}.{unknown[0]}: unknown key; a message has {', '.join(_MESSAGE_KEYS)}")
+    role = value.get("role")
+    if role not in ROLES:
+        raise RowError(f"{place}.role: {_shown(role)} is none of {', '.join(ROLES)}{_nearest(role, ROLES)}")
+    parts = tuple(_parts(value.get("content"), f"{place}.content"))
+    if not any(part.text.strip() for part in parts):
+        raise RowError(f"{place}.content: the message is empty")
+    if role != ASSISTANT and any(part.kind != TEXT for part in parts):
+        raise RowError(f"{place}.content: only the assistant calls tools, not the {role}")
+    _check_calls(parts, f"{place}.content")
+    weight = value.get("loss_weight")
+    if weight is not None and weight not in (0, 1):
+        raise RowError(f"{place}.loss_weight: 0 (not learned) or 1 is needed, it is: {_shown(weight)}")
+    if weight == 1 and role != ASSISTANT:
+        raise RowError(f"{place}.loss_weight: only the assistant's messages are learned, the {role}'s have 0")
+    return Message(role, parts, weight != 0)
+
+
+def _parts(content: Any, place: str) -> Iterator[Part]:
+    if isinstance(content, str):
+        yield Part(TEXT, _checked_text(content, place))
+        return
+    if not isinstance(content, Sequence):
+        raise RowError(f"{place}: a text or a list of parts is needed, it is: {_shown(content)}")
+    for number, each in enumerate(content):
+        here = f"{place}[{number}]"
+        if not isinstance(each, Mapping):
+            raise RowError(f"{here}: an object with type and text is needed, it is: {_shown(each)}")
+        kind = each.get("type")
+        if kind not in PART_KINDS:
+            raise RowError(
+                f"{here}.type: {_shown(kind)} is none of {', '.join(PART_KINDS)}{_nearest(kind, PART_KINDS)}"
+            )
+        key = "value" if "value" in each else "text"
+        text = each.get(key)
+        if not isinstance(text, str) or not text:
+            raise RowError(f"{here}.{key}: a text that is not empty is needed, it is: {_shown(text)}")
+        yield Part(kind, _checked_text(text, f"{here}.{key}"))
+
+
+def _checked_text(text: str, place: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            lone = text[error.start]
+            raise RowError(f"{place}: half of a surrogate pair ({lone!r}) stands alone: it is no character") from None
+    return text
+
+
+def _check_calls(parts: Sequence[Part], place: str) -> None:
+    """Raise a RowError unless each call is followed by its result, and each result follows a call."""
+    for number, part in enumerate(parts):
+        after = parts[number + 1].kind if number + 1 < len(parts) else None
+        before = parts[number - 1].kind if number else None
+        if part.kind == CALL and after != RESULT:
+            raise RowError(f"{place}[{number}]: a {CALL} part needs its {RESULT} right after it")
+        if part.kind == RESULT and before != CALL:
+            raise RowError(f"{place}[{number}]: a {RESULT} part needs its {CALL} part right before it")
+
+
+def _check_order(messages: Sequence[Message]) -> None:
+    first = int(messages[0].role == SYSTEM)
+    for number, message in enumerate(messages[first:]):
+        wanted = (USER, ASSISTANT)[number % 2]
+        if message.role != wanted:
+            raise RowError(
+                f"messages[{first + number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
+                "message, if there is one, user and assistant alternate"
+            )
+    if messages[-1].role != ASSISTANT:
+        raise RowError(
+            f"messages[{len(messages) - 1}].role: a conversation ends with the assistant, this one with the "
+            f"{messages[-1].role}"
+        )
+    if not any(message.supervised for message in messages if message.role == ASSISTANT):
+        raise RowError("messages: every message of the assistant has loss_weight 0: there is nothing to learn")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]} …"
+
+
+def _nearest(value: Any, known: Sequence[str]) -> str:
+    found = get_close_matches(value, known, 1) if isinstance(value, str) else []
+    return f"; did you mean {found[0]}?" if found else ""

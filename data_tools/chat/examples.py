@@ -1,0 +1,101 @@
+"""The examples of a task, by their number: for mixtures, for evaluation and for reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from efficientbench.data_tools.chat.conversations import RowError
+from efficientbench.data_tools.chat.find_task import OWN, find_task
+from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, Row, is_rows_file
+from efficientbench.data_tools.chat.task import Example, HubFiles, Task
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.inputs import find_inputs
+
+_ALL_FILES = 1_000_000
+"""Of a dataset on the hub: a task's rows are never cut silently."""
+
+
+class ConversationError(DataError):
+    """A row is no conversation. The message names its file and line."""
+
+
+class Examples:
+    """The examples of one task: `examples[5]`; it can be pickled."""
+
+    def __init__(self, name: str, task: Task, files: Sequence[Path]) -> None:
+        """Open the rows of files; without any, those that the task makes itself.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        self.name, self.task, self.files = name, task, list(files)
+        self._rows: FileRows | Sequence[Row] = FileRows(files, task.csv_columns) if files else task.rows() or []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Example:
+        if not 0 <= number < len(self):
+            raise IndexError(f"example {number:,}: {self.name} has {len(self):,}, counted from 0")
+        return next(self.read(np.array([number])))
+
+    def read(self, numbers: np.ndarray) -> Iterator[Example]:
+        """Yield the examples of these ascending numbers.
+
+        Raises:
+            ConversationError: a row is none of this task's.
+        """
+        rows = self._rows.read(numbers) if isinstance(self._rows, FileRows) else self._made(numbers)
+        for number in numbers.tolist():
+            try:
+                yield self.task.example(next(rows))
+            except RowError as error:
+                raise ConversationError(f"{self.place(number)}: {error}") from None
+            except DataError:
+                raise
+            except Exception as error:
+                if self.name in OWN:
+                    raise
+                # Code of others fails in any way.
+                raise ConversationError(f"{self.place(number)}: {self.name}: {type(error).__name__}: {error}") from None
+
+    def place(self, number: int) -> str:
+        """Return where an example lies, for people: its file and line."""
+        return self._rows.place(number) if isinstance(self._rows, FileRows) else f"{self.name}: row {number + 1}"
+
+    def _made(self, numbers: np.ndarray) -> Iterator[Row]:
+        assert not isinstance(self._rows, FileRows)
+        return (self._rows[number] for number in numbers.tolist())
+
+
+def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = None) -> Examples:
+    """Open the examples of a task.
+
+    Args:
+        name: One of ours, or `package.module:Class`.
+        path: A file, a folder or a glob of its rows.
+        hub: A dataset of its rows, where `path` is None; without either, the task's own.
+
+    Raises:
+        DataError: no such task, no such file, or a download that fails.
+    """
+    task = find_task(name)
+    if path is not None:
+        with_csv = task.csv_columns is not None
+        known = f"{KNOWN_SUFFIXES}, CSV ({CSV_SUFFIXES[0]})" if with_csv else KNOWN_SUFFIXES
+        files = find_inputs([path], lambda each: is_rows_file(each, with_csv), known)
+        return Examples(name, task, files)
+    hub = hub or task.hub
+    if hub is not None:
+        # Imported here: it takes a while, and files that lie here need none of it.
+        from efficientbench.data_tools.download import DownloadRequest, download_dataset
+
+        folder = Path("data") / hub.dataset.rpartition("/")[2]
+        request = DownloadRequest(hub.dataset, folder, hub.config, num_files=_ALL_FILES, split=hub.split)
+        return Examples(name, task, download_dataset(request))
+    if task.rows() is None:
+        raise DataError(f"{name} has no rows of its own: name a path or a dataset")
+    return Examples(name, task, [])

@@ -1,0 +1,94 @@
+"""Conversations as ids, and a mask of what is to be learned.
+
+Ids are rendered piece by piece: no text can become a special token, whatever it holds. Neighbouring text of one mask is
+encoded together; where the mask changes, a token ends, as it does when the assistant begins to speak.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from efficientbench.data_tools.chat.conversations import ASSISTANT, Message
+from efficientbench.data_tools.chat.styles import CHAT_TOKENS, Piece, Style, find_style
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation of T tokens."""
+
+    ids: np.ndarray
+    """uint32 [T]"""
+    mask: np.ndarray
+    """uint8 [T]: 1 where the token is to be learned."""
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders conversations in a tokenizer's style; it can be pickled if `encode` can."""
+
+    style: Style
+    token_ids: dict[str, int]
+    """The ids of the special tokens by their names."""
+    encode: Callable[[str], np.ndarray]
+    """Text as ids, uint32 [tokens], without any special token."""
+
+    def conversation(self, messages: Sequence[Message]) -> Rendered:
+        """Return a whole conversation."""
+        return self._rendered(self.style.pieces(messages))
+
+    def prompt(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return the ids, uint32 [T], after which the assistant speaks; its last message, if it ends them, is left out.
+
+        They are the beginning of what `conversation` returns for the whole.
+        """
+        before = messages[:-1] if messages[-1].role == ASSISTANT else messages
+        return self._rendered(itertools.chain(self.style.pieces(before), self.style.opening)).ids
+
+    @property
+    def end_id(self) -> int:
+        """The token with which the assistant ends its message."""
+        return self.token_ids[self.style.end]
+
+    def _rendered(self, pieces: Iterable[Piece]) -> Rendered:
+        ids, masks = [], []
+        for (is_token, supervised), group in itertools.groupby(pieces, lambda each: (each.is_token, each.supervised)):
+            texts = [piece.text for piece in group]
+            found = [self.token_ids[text] for text in texts] if is_token else self.encode("".join(texts))
+            ids.append(np.asarray(found, np.uint32))
+            masks.append(np.full(len(ids[-1]), supervised, np.uint8))
+        return Rendered(np.concatenate(ids), np.concatenate(masks))
+
+
+def make_renderer(tokenizer: TextTokenizer, name: str, encode: Callable[[str], np.ndarray] | None = None) -> Renderer:
+    """Return the renderer of a tokenizer's style.
+
+    Args:
+        tokenizer: It has the special tokens of a style.
+        name: What the user calls it.
+        encode: A faster way to the same ids; the tokenizer's own without it.
+
+    Raises:
+        DataError: the tokenizer has no chat tokens.
+    """
+    special = tokenizer.special_tokens()
+    style = find_style(special)
+    if style is None:
+        lacks = [token for token in CHAT_TOKENS if token not in special]
+        raise DataError(
+            f"the tokenizer {name} has no chat tokens: it lacks {', '.join(lacks[:3])}{', …' * (len(lacks) > 3)} as "
+            "special tokens, and Qwen's <|im_start|>, <|im_end|> too. Train one with `train-tokenizer --chat`, and "
+            "the base model with it, or take a tokenizer that has them, such as Qwen/Qwen2.5-0.5B"
+        )
+    token_ids = {token: special[token] for token in style.tokens}
+    return Renderer(style, token_ids, encode or functools.partial(_encode, tokenizer))
+
+
+def _encode(tokenizer: TextTokenizer, text: str) -> np.ndarray:
+    return np.array(tokenizer.encode_batch([text])[0], np.uint32)

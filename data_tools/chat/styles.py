@@ -1,0 +1,206 @@
+"""How conversations become text and special tokens: one style for our own tokenizers, one for Qwen's.
+
+Each style exists twice: as the pieces from which ids are rendered, and as a Jinja template, which other programs read
+from the tokenizer's folder. Both give the same ids, except where a text holds the name of a special token: the pieces
+keep it as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from efficientbench.data_tools.chat.conversations import ASSISTANT, CALL, SYSTEM, TEXT, USER, Message
+
+CHAT_TOKENS = (
+    "<|bos|>",
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+"""nanochat's special tokens, which `train-tokenizer --chat` reserves."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a rendered conversation."""
+
+    text: str
+    is_token: bool = False
+    """Whether it is the special token of this name; else it is ordinary text, whatever it holds."""
+    supervised: bool = False
+    """Whether it is to be learned."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to write conversations."""
+
+    name: str
+    tokens: tuple[str, ...]
+    """The special tokens that it needs."""
+    end: str
+    """The token with which the assistant ends its message."""
+    opening: tuple[Piece, ...]
+    """What stands before the assistant's words: the end of a prompt."""
+    pieces: Callable[[Sequence[Message]], Iterator[Piece]]
+    """Messages, the last of which may be of any role, as pieces."""
+    template: str
+    """The same in Jinja, with `{% generation %}` around what is supervised."""
+
+
+def find_style(special_tokens: Collection[str]) -> Style | None:
+    """Return the style of a tokenizer with these special tokens; None if it has none."""
+    return next((style for style in STYLES if set(style.tokens) <= set(special_tokens)), None)
+
+
+def _token(name: str, supervised: bool = False) -> Piece:
+    return Piece(name, is_token=True, supervised=supervised)
+
+
+def _nanochat_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
+    yield _token("<|bos|>")
+    before = ""
+    for message in messages:
+        if message.role == SYSTEM:
+            before = message.text + "\n\n"
+        elif message.role == USER:
+            yield from (_token("<|user_start|>"), Piece(before + message.text), _token("<|user_end|>"))
+            before = ""
+        else:
+            yield _token("<|assistant_start|>")
+            for part in message.parts:
+                own = message.supervised and part.kind in (TEXT, CALL)
+                name = {TEXT: "", CALL: "python"}.get(part.kind, "output")
+                if name:
+                    yield _token(f"<|{name}_start|>", own)
+                yield Piece(part.text, supervised=own)
+                if name:
+                    yield _token(f"<|{name}_end|>", own)
+            yield _token("<|assistant_end|>", message.supervised)
+
+
+_NANOCHAT_TEMPLATE = r"""{%- macro text(content) -%}
+{{- content if content is string else content | map(attribute='text') | join -}}
+{%- endmacro -%}
+{{- '<|bos|>' -}}
+{%- set before = namespace(text='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set before.text = text(message.content) ~ '\n\n' -%}
+{%- elif message.role == 'user' -%}
+{{- '<|user_start|>' ~ before.text ~ text(message.content) ~ '<|user_end|>' -}}
+{%- set before.text = '' -%}
+{%- elif message.role == 'assistant' -%}
+{{- '<|assistant_start|>' -}}
+{%- if message.content is string -%}
+{%- generation -%}{{- message.content ~ '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'python_output' -%}
+{{- '<|output_start|>' ~ part.text ~ '<|output_end|>' -}}
+{%- elif part.type == 'python' -%}
+{%- generation -%}{{- '<|python_start|>' ~ part.text ~ '<|python_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{%- generation -%}{{- part.text -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- endif -%}
+{%- else -%}
+{{- raise_exception('unknown role ' ~ message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
+
+
+def _qwen_pieces(messages: Sequence[Message]) -> Iterator[Piece]:
+    for message in messages:
+        if message.role != ASSISTANT:
+            yield from _qwen_turn(f"{message.role}\n{message.text}")
+            continue
+        yield from _QWEN_OPENING
+        separator = ""
+        for part in message.parts:
+            if part.kind == TEXT:
+                yield Piece(part.text, supervised=message.supervised)
+                separator = "\n"
+            elif part.kind == CALL:
+                call = json.dumps({"name": "python", "arguments": {"expression": part.text}}, ensure_ascii=False)
+                yield Piece(f"{separator}<tool_call>\n{call}\n</tool_call>", supervised=message.supervised)
+                yield _token("<|im_end|>", message.supervised)
+                yield Piece("\n")
+            else:
+                yield from _qwen_turn(f"user\n<tool_response>\n{part.text}\n</tool_response>")
+                yield from _QWEN_OPENING
+                separator = ""
+        yield _token("<|im_end|>", message.supervised)
+        yield Piece("\n")
+
+
+def _qwen_turn(text: str) -> Iterator[Piece]:
+    yield from (_token("<|im_start|>"), Piece(text), _token("<|im_end|>"), Piece("\n"))
+
+
+_QWEN_OPENING = (_token("<|im_start|>"), Piece("assistant\n"))
+
+_QWEN_TEMPLATE = r"""{%- macro text(content) -%}
+{{- content if content is string else content | map(attribute='text') | join -}}
+{%- endmacro -%}
+{%- for message in messages -%}
+{%- if message.role in ('system', 'user') -%}
+{{- '<|im_start|>' ~ message.role ~ '\n' ~ text(message.content) ~ '<|im_end|>\n' -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- if message.content is string -%}
+{%- generation -%}{{- message.content ~ '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'python_output' -%}
+{{- '\n<|im_start|>user\n<tool_response>\n' ~ part.text ~ '\n</tool_response><|im_end|>\n' -}}
+{{- '<|im_start|>assistant\n' -}}
+{%- elif part.type == 'python' -%}
+{%- set after_text = not loop.first and loop.previtem.type == 'text' -%}
+{%- set call = '<tool_call>\n{"name": "python", "arguments": {"expression": ' ~ part.text | tojson -%}
+{%- set call = ('\n' if after_text else '') ~ call ~ '}}\n</tool_call><|im_end|>' -%}
+{%- generation -%}{{- call -}}{%- endgeneration -%}
+{%- else -%}
+{%- generation -%}{{- part.text -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- generation -%}{{- '<|im_end|>' -}}{%- endgeneration -%}
+{%- endif -%}
+{{- '\n' -}}
+{%- else -%}
+{{- raise_exception('unknown role ' ~ message.role) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+STYLES = (
+    Style(
+        name="nanochat",
+        tokens=CHAT_TOKENS,
+        end="<|assistant_end|>",
+        opening=(_token("<|assistant_start|>"),),
+        pieces=_nanochat_pieces,
+        template=_NANOCHAT_TEMPLATE,
+    ),
+    Style(
+        name="qwen",
+        tokens=("<|im_start|>", "<|im_end|>"),
+        end="<|im_end|>",
+        opening=_QWEN_OPENING,
+        pieces=_qwen_pieces,
+        template=_QWEN_TEMPLATE,
+    ),
+)
+"""The first whose tokens a tokenizer has is its style."""

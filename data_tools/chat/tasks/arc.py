@@ -1,0 +1,31 @@
+"""ARC: questions of science at school with three to five choices (arXiv 1803.05457)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from efficientbench.data_tools.chat.conversations import RowError
+from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.task import Example, HubFiles, Task, multiple_choice, text_of
+
+
+class Arc(Task):
+    """Rows with `question`, `choices` (`text` and `label`) and `answerKey`; `config` is ARC-Easy or ARC-Challenge."""
+
+    hub = HubFiles("allenai/ai2_arc", config="ARC-Easy", split="train")
+
+    def example(self, row: Row) -> Example:
+        choices = row.get("choices")
+        parts = choices if isinstance(choices, Mapping) else {}
+        texts, labels = _texts(parts.get("text")), _texts(parts.get("label"))
+        if not texts or len(texts) != len(labels):
+            raise RowError(f"choices: equally many texts under text and label are needed, they are: {choices!r:.80}")
+        right = text_of(row, "answerKey")
+        if right not in labels:
+            raise RowError(f"answerKey: {right!r} is none of the labels {', '.join(labels)}")
+        return multiple_choice(text_of(row, "question"), labels, texts, right)
+
+
+def _texts(value: object) -> list[str]:
+    """Return a list of texts; an empty one for anything else."""
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else []

@@ -1,0 +1,39 @@
+"""HumanEval: Python functions to complete, with their tests (arXiv 2107.03374)."""
+
+from __future__ import annotations
+
+import re
+
+from efficientbench.data_tools.chat.conversations import read_messages
+from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.task import Example, HubFiles, RunProgram, Task, text_of
+
+_FENCED = re.compile(r"```(?:python)?[^\S\n]*\n(.*?)```", re.DOTALL)
+_IMPORT = re.compile(r"(?:import|from)\s")
+
+
+class HumanEval(Task):
+    """Rows with `prompt`, `canonical_solution`, `test` and `entry_point`. An answer is scored by running it."""
+
+    hub = HubFiles("openai/openai_humaneval", config="openai_humaneval", split="test")
+
+    def example(self, row: Row) -> Example:
+        prompt, solution = text_of(row, "prompt"), text_of(row, "canonical_solution")
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": prompt + solution}]
+        facts = {"prompt": prompt, "test": text_of(row, "test"), "entry_point": text_of(row, "entry_point")}
+        return Example(read_messages(messages), facts=facts)
+
+    def score(self, example: Example, completion: str, run: RunProgram) -> float:
+        return float(run(program(example, completion)))
+
+
+def program(example: Example, completion: str) -> str:
+    """Return the program that ends without an error if an answer is right: imports, answer, tests, and their call.
+
+    The answer is the first fenced block of the completion, or all of it; the imports are those of the question.
+    """
+    fenced = _FENCED.search(completion)
+    imports = [line for line in example.facts["prompt"].splitlines() if _IMPORT.match(line)]
+    answer = fenced[1] if fenced else completion
+    check = f"check({example.facts['entry_point']})"
+    return "\n\n".join(["\n".join(imports), answer, example.facts["test"], check]) + "\n"

@@ -1,0 +1,16 @@
+"""Conversations as they are: any file with `messages` in each row."""
+
+from __future__ import annotations
+
+from efficientbench.data_tools.chat.conversations import RowError, read_messages
+from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.task import Example, Task
+
+
+class Messages(Task):
+    """Rows with `messages`; other keys are of no meaning."""
+
+    def example(self, row: Row) -> Example:
+        if "messages" not in row:
+            raise RowError(f"messages: the key is missing; keys there: {', '.join(map(repr, row)) or 'none':.200}")
+        return Example(read_messages(row["messages"]))

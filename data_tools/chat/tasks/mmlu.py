@@ -1,0 +1,30 @@
+"""MMLU: questions of 57 subjects with four choices (arXiv 2009.03300)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from efficientbench.data_tools.chat.conversations import RowError
+from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.task import Example, HubFiles, Task, multiple_choice, text_of
+
+_LETTERS = ("A", "B", "C", "D")
+
+
+class Mmlu(Task):
+    """Rows of the hub (`question`, `choices`, `answer` as a number), or the lines of the original CSV files."""
+
+    hub = HubFiles("cais/mmlu", config="auxiliary_train", split="train")
+    csv_columns = ("question", *_LETTERS, "answer")
+
+    def example(self, row: Row) -> Example:
+        if isinstance(row.get("train"), Mapping):  # so the hub's auxiliary_train wraps its rows
+            row = row["train"]
+        choices = row.get("choices", [row.get(letter) for letter in _LETTERS])
+        if not isinstance(choices, list) or len(choices) != 4 or not all(isinstance(each, str) for each in choices):
+            raise RowError(f"choices: four texts are needed, they are: {choices!r:.80}")
+        answer = row.get("answer")
+        if answer not in (0, 1, 2, 3, *_LETTERS) or isinstance(answer, bool):
+            raise RowError(f"answer: 0 to 3 or A to D is needed, it is: {answer!r:.60}")
+        right = answer if isinstance(answer, str) else _LETTERS[answer]
+        return multiple_choice(text_of(row, "question"), _LETTERS, choices, right)

@@ -1,0 +1,12 @@
+"""SmolTalk: conversations on many subjects (arXiv 2502.02737), in the edition for small models."""
+
+from __future__ import annotations
+
+from efficientbench.data_tools.chat.task import HubFiles
+from efficientbench.data_tools.chat.tasks.messages import Messages
+
+
+class SmolTalk(Messages):
+    """Rows with `messages`."""
+
+    hub = HubFiles("HuggingFaceTB/smol-smoltalk", split="train")

@@ -1,0 +1,39 @@
+"""Tasks from outside the project, as a user writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from efficientbench.data_tools.chat.conversations import read_messages
+from efficientbench.data_tools.chat.rows import Row
+from efficientbench.data_tools.chat.task import Example, RunProgram, Task
+
+WORDS = ["apple", "pear", "plum", "cherry", "fig"]
+
+
+class Spelling(Task):
+    """Makes its rows itself; the reward knows more than right and wrong."""
+
+    def rows(self) -> Sequence[Row]:
+        return [{"word": word} for word in WORDS]
+
+    def example(self, row: Row) -> Example:
+        spelled = " ".join(row["word"])
+        messages = [
+            {"role": "user", "content": f"Spell {row['word']}."},
+            {"role": "assistant", "content": spelled},
+        ]
+        return Example(read_messages(messages), reference=spelled)
+
+    def reward(self, example: Example, completion: str, run: RunProgram) -> float:
+        wanted = (example.reference or "").split()
+        given = completion.split()
+        return sum(a == b for a, b in zip(wanted, given, strict=False)) / len(wanted)
+
+
+class Broken(Spelling):
+    def example(self, row: Row) -> Example:
+        raise ZeroDivisionError("it cannot be")
+
+
+NO_TASK = "a text"
