@@ -140,7 +140,7 @@ def _prepare_job(
         folder.keep_tokenizer(corpora[0].tokenizer_folder)
     manifests = tuple(corpus.manifest.absolute() for corpus in corpora)
     fingerprint = corpora[0].tokenizer_fingerprint
-    job = Job(plan.config, plan.layout, plan.budget, manifests, folder.path, resume, fingerprint)
+    job = Job(plan.config, plan.layout, plan.budget, manifests, folder.path, resume, tokenizer_fingerprint=fingerprint)
     job_file = folder.config if first else folder.path / f"config_node{link.node}.json"
     job.write(job_file)
     # The first node moves an earlier run's files to `previous/`: in a shared folder it must not find this run's logs.

@@ -30,7 +30,8 @@ class RandomTokens:
         training = job.config.training
         shape = (training.micro_batch_size, training.seq_len // job.layout.cp)
         tokens = torch.randint(job.config.model.vocab_size, shape, device=device)
-        self.batch = Batch(tokens, tokens, torch.ones(shape, device=device))
+        weights = torch.ones(shape, device=device)
+        self.batch = Batch(tokens, tokens, weights, tokens.numel(), divisor=tokens.numel())
         self.micro_batches, self.device = job.layout.micro_batches, device
 
     def training_step(self, step: int) -> Iterator[Batch]:
