@@ -1,6 +1,7 @@
 """What `compare` claims between runs that differ in their seed alone, and whether it finds one slowed by 5 %.
 
-    python tests/benchmarks/aa_comparison.py FOLDER [--runs 12] [--splits 200] [--sets 500] [--slowed] [--write]
+    python tests/benchmarks/aa_comparison.py FOLDER [--runs 12] [--splits 200] [--sets 500]
+        [--slowed] [--steady] [--write]
 
 Real runs of a tiny model are made in FOLDER with the command line; complete ones there are kept. Random splits of them,
 3 against 3, are compared, and the claims of a difference in step time and in validation loss counted. The splits share
@@ -9,7 +10,7 @@ runs, which go through the same procedure. Exit status 1: there are more.
 
 `--slowed` makes as many runs whose steps have a pause of 5 % inside, in turn with the others, and counts in how many
 splits of 3 against 3 slowed ones that is found. That takes a machine whose speed varies little between runs; how little
-is simulated.
+is simulated. `--steady` does the same with runs whose steps a pause fills up to one length, as on such a machine.
 """
 
 from __future__ import annotations
@@ -33,16 +34,26 @@ from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.ratio import MIN_REPEATS, Ratio, corrected
 from efficientbench.metrics.records.record import RunRecord, load_records
 
+LENGTH = ("training.steps=120", "training.validation_tokens=8192", "measurement.warmup_steps=20")
 MODEL = (
+    *LENGTH,
     *("model.layers=4", "model.hidden_size=128", "model.heads=4", "model.head_dim=32", "model.ffn_hidden_size=256"),
-    *("training.seq_len=128", "training.global_batch_size=8", "training.micro_batch_size=4", "training.steps=120"),
-    *("training.learning_rate=3e-3", "training.validation_tokens=8192", "measurement.warmup_steps=20"),
+    *("training.seq_len=128", "training.global_batch_size=8", "training.micro_batch_size=4"),
+    "training.learning_rate=3e-3",
 )
 SPEED, LOSS = "al_s", "validation_loss"
 MOST_CLAIMS = 0.95
 """Percentile of the simulated claims that the real ones may reach."""
-SLOWED = ROOT / "tests" / "support" / "slowed"
 SLOWDOWN = 1.05
+STEADY_STEP_S = 0.2
+SUPPORT = ROOT / "tests" / "support"
+KINDS = {
+    "plain": (None, MODEL, {}),
+    "slowed": (SUPPORT / "slowed", MODEL, {}),
+    "steady": (SUPPORT / "steady", LENGTH, {"STEP_S": str(STEADY_STEP_S)}),
+    "steady_slowed": (SUPPORT / "steady", LENGTH, {"STEP_S": str(SLOWDOWN * STEADY_STEP_S)}),
+}
+"""Kind of runs → the folder of what changes its steps, its configuration, and its environment."""
 WANTED_POWER = 0.8
 Split = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -53,9 +64,10 @@ def make_runs(folder: Path, count: int, kinds: Sequence[str]) -> None:
     for seed in range(1, count + 1):
         for kind in chance.sample(kinds, len(kinds)):
             words = ("run", "gqa_1.5B", "--smoke", f"output={folder / kind}", f"data.cache={folder / 'cache'}")
-            path = os.pathsep.join(str(each) for each in (ROOT, *([SLOWED] if kind == "slowed" else [])))
-            words += (*TINY, *MODEL, "--repeat", "1", f"training.seed={seed}")
-            efficientbench(*words, expect=0, PYTHONPATH=path)
+            changes, configuration, environment = KINDS[kind]
+            path = os.pathsep.join(str(each) for each in (ROOT, changes) if each is not None)
+            words += (*TINY, *configuration, "--repeat", "1", f"training.seed={seed}")
+            efficientbench(*words, expect=0, PYTHONPATH=path, **environment)
             print(f"{kind} run {seed} of {count}", flush=True)
 
 
@@ -142,9 +154,10 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=200)
     parser.add_argument("--sets", type=int, default=500, help="simulated sets of runs")
     parser.add_argument("--slowed", action="store_true", help="make slowed runs too, and count how often that is found")
+    parser.add_argument("--steady", action="store_true", help="the same with runs of steady steps")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
-    make_runs(folder, arguments.runs, ["plain", *(["slowed"] if arguments.slowed else [])])
+    make_runs(folder, arguments.runs, ["plain", "slowed"] if arguments.slowed else ["plain"])
     records = load_records(folder / "plain")[0]
     splits = random_splits(len(records), arguments.splits)
     found = claims(records, splits)
@@ -156,20 +169,19 @@ def main() -> None:
         most = float(np.quantile([each[name] for each in simulated], MOST_CLAIMS))
         figures[name] = _count(f"claims of a difference in {title}", found[name], len(splits), "splits")
         figures[f"{name}_most"] = _count(f"{title}, 95th percentile of simulated sets", most, arguments.sets, "sets")
-        logs = np.log([getattr(record, name) for record in records])
-        spread = 100 * float(logs.std(ddof=1))
-        figures[f"{name}_spread"] = _count(
-            f"{title}, standard deviation between runs", spread, len(records), "runs", "%"
-        )
+        figures[f"{name}_spread"] = _spread(f"{title}, standard deviation between runs", records, name)
     figures["spread_for_5_percent"] = _count(
         "spread of step times between runs at which 5 % slower is found in 80 % of simulated trials",
         *(most_spread(records, arguments.splits, chance), arguments.splits, "trials", "%"),
     )
     if arguments.slowed:
-        slowed = load_records(folder / "slowed")[0]
-        pages = [page([records[p] for p in one], [slowed[p] for p in other]) for one, other in splits]
-        hits = sum(bool(each[SPEED].measurable) and each[SPEED].ratio > 1 for each in pages)
-        figures["slowed"] = _count("runs slowed by 5 %, found", 100 * hits / len(pages), len(pages), "splits", "%")
+        figures["slowed"] = _found("runs slowed by 5 %, found", records, load_records(folder / "slowed")[0], splits)
+    if arguments.steady:
+        make_runs(folder, arguments.runs, ["steady", "steady_slowed"])
+        steady = load_records(folder / "steady")[0]
+        slowed = load_records(folder / "steady_slowed")[0]
+        figures["steady_spread"] = _spread("steps of one length: step time, standard deviation between runs", steady)
+        figures["steady_slowed"] = _found("steps of one length: runs slowed by 5 %, found", steady, slowed, splits)
     conditions = (
         f"{len(records)} runs of {records[0].parameters:,} parameters that differ in their seed alone, "
         f"{records[0].steps_measured} measured steps of {records[0].al_s or 0:.3f} s"
@@ -181,6 +193,18 @@ def main() -> None:
 
 def _claims(shown: dict[str, Ratio]) -> bool:
     return any(ratio.measurable for ratio in shown.values())
+
+
+def _spread(what: str, records: Sequence[RunRecord], name: str = SPEED) -> Figure:
+    logs = np.log([getattr(record, name) for record in records])
+    return _count(what, 100 * float(logs.std(ddof=1)), len(records), "runs", "%")
+
+
+def _found(what: str, records: Sequence[RunRecord], slowed: Sequence[RunRecord], splits: Sequence[Split]) -> Figure:
+    """Return in how many splits the slower runs are found to be slower."""
+    pages = [page([records[place] for place in one], [slowed[place] for place in other]) for one, other in splits]
+    hits = sum(bool(each[SPEED].measurable) and each[SPEED].ratio > 1 for each in pages)
+    return _count(what, 100 * hits / len(pages), len(pages), "splits", "%")
 
 
 def _count(what: str, value: float, n: int, n_of: str, unit: str = "") -> Figure:

@@ -39,7 +39,7 @@ def row(record: RunRecord) -> dict[str, str]:
     """Return the cells of one run by their titles."""
     time_ms = "n/a" if record.al_s is None else f"{record.al_s * 1e3:.0f}"
     if (noise := relative_interval(record)) is not None:
-        time_ms += f" ± {'≥ ' if is_least(record) else ''}{noise:.1%}".replace("%", " %")
+        time_ms += f" {'≥' if is_least(record) else ''}± {noise:.1%}".replace("%", " %")
     return {
         "run": name(record),
         "parameters": "n/a" if record.parameters is None else f"{record.parameters / 1e6:,.2f} M",
