@@ -67,5 +67,6 @@ class BiasGradient(torch.autograd.Function):
         # Triton is where FlexAttention runs, and not on every machine.
         from efficientbench.model.kernels.bias_gradient_triton import bias_gradient
 
-        grad_bias = bias_gradient(grad_outputs[0], *ctx.saved_tensors, ctx.scale)
+        out, query, key, value, bias, log_sums = ctx.saved_tensors
+        grad_bias = bias_gradient(grad_outputs[0], out, query, key, value, bias, log_sums, ctx.scale)
         return grad_outputs[0], None, None, None, grad_bias, None, None
