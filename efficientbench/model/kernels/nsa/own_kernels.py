@@ -5,13 +5,13 @@ from __future__ import annotations
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.attention.nsa_variant import NSAConfig, keys_of_last_query, selected_score_flops
-from efficientbench.model.kernels.npu_fused import WHY_NOT
+from efficientbench.model.kernels.npu_fused import UNDOCUMENTED
 from efficientbench.model.kernels.nsa import range_attention, selected_attention
 from efficientbench.model.kernels.nsa.choose_blocks import SelectionShape, chunks
 from efficientbench.model.kernels.nsa.reach import Reach
 from efficientbench.model.kernels.own_kernels import OwnKernels
 
-WHY_SLOW = {"cuda": "FlexAttention needs Triton", "npu": WHY_NOT}
+WHY_SLOW = {"cuda": "FlexAttention needs Triton", "npu": UNDOCUMENTED}
 """Device type → why its own kernels of the compressed and the window branch do not run."""
 
 
