@@ -67,7 +67,7 @@ def test_kernels_and_their_gradients_equal_the_cpus(ranks: Callable[..., Ranks])
 
 def test_nsa_asks_for_as_many_operators_however_long_the_sequence(ranks: Callable[..., Ranks]) -> None:
     [short], [long] = (ranks(1, "npu").call(npu_checks.nsa_operators, length) for length in (40, 400))
-    assert 40 < short == long < 200
+    assert 40 < short == long
 
 
 def test_nsas_branches_and_choice_equal_the_cpus(ranks: Callable[..., Ranks]) -> None:

@@ -34,8 +34,7 @@ def attend(
         "block_mask": flex.causal_block_mask(query.shape[0], str(query.device)),
         "scale": scale,
         "enable_gqa": query.shape[2] != key.shape[2],
-        # With more, registers of the backward pass lie in memory on a Hopper GPU.
-        "kernel_options": {"bwd_num_stages": 1},
+        "kernel_options": flex.SMALL_TILES,
     }
     if not bias.requires_grad:
         return flex.compiled()(*parts, **options).permute(2, 0, 1, 3).flatten(2)

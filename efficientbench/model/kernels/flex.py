@@ -14,6 +14,18 @@ FlexAttentionWithSums = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """Takes what torch's function does; returns the output [B, heads, S, D] and the logarithms of the softmax's sums
 [B, heads, S] in float32, which are not differentiable."""
 
+SMALL_TILES = {
+    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
+    "bwd_num_stages": 2, "bwd_num_warps": 4,
+}  # fmt: skip
+"""Options of the backward pass where torch's own would keep a thread's registers in memory."""
+
+
+def kernel_options(device: torch.device) -> dict[str, int]:
+    """Return the options of a kernel without a bias: on Blackwell torch's own need too many registers."""
+    blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
+    return SMALL_TILES if blackwell else {}
+
 
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Return softmax(scale · q kᵀ + causal mask) v; shapes as in `causal_attention`."""
@@ -24,6 +36,7 @@ def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         block_mask=causal_block_mask(query.shape[0], str(query.device)),
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
+        kernel_options=kernel_options(query.device),
     )
     return out.permute(2, 0, 1, 3).flatten(2)
 

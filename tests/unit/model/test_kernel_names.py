@@ -36,8 +36,8 @@ def test_the_records_name_and_the_counted_work_are_those_of_a_gpus_kernels(monke
     # Twelve heads of 128 compare each query with 127 compressed keys once more, to choose by.
     assert attention_work(nsa, "cuda").again == 2 * 12 * 128 * 127
     assert "gradient of the bias" in kernel_names(relative, "cuda")["attention"]
-    # Scores and gradients of probabilities once more, each with 1,024.5 keys on average.
-    assert attention_work(relative, "cuda").again_in_backward == 2 * 2 * 12 * 128 * 2049 // 2
+    # Scores and gradients of probabilities once more, each with 1,024 keys on average, as the formulas count.
+    assert attention_work(relative, "cuda").again_in_backward == 2 * 2 * 12 * 128 * 1024
     assert attention_work(alibi, "cuda").again_in_backward == 0
 
 

@@ -48,7 +48,8 @@ def _arguments(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
 
 def _options(query: torch.Tensor, key: torch.Tensor, scale: float, reach: Reach) -> dict[str, Any]:
     mask = block_mask(reach, query.shape[1], key.shape[1], str(query.device))
-    return {"block_mask": mask, "scale": scale, "enable_gqa": True}
+    kernel_options = flex.kernel_options(query.device)
+    return {"block_mask": mask, "scale": scale, "enable_gqa": True, "kernel_options": kernel_options}
 
 
 @functools.lru_cache(maxsize=8)

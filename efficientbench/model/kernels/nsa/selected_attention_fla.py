@@ -56,7 +56,7 @@ class SelectedAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         from fla.ops.nsa.parallel import parallel_nsa_fwd
 
-        count = chosen.shape[2]
+        key, value, count = key.contiguous(), value.contiguous(), chosen.shape[2]
         missing = (1 << (count - 1).bit_length()) - count
         # The backward pass takes a power of two.
         blocks = F.pad(chosen, (0, missing), value=-1) if missing else chosen
@@ -75,8 +75,8 @@ class SelectedAttention(torch.autograd.Function):
         query, key, value, blocks, out, log_sums = ctx.saved_tensors
         grad_query, grad_key, grad_value = parallel_nsa_bwd(
             q=_fill(query),
-            k=key[:, :, None].contiguous(),
-            v=value[:, :, None].contiguous(),
+            k=key[:, :, None],
+            v=value[:, :, None],
             o=_fill(out),
             lse=log_sums,
             do=_fill(grad_outputs[0]),
