@@ -9,8 +9,8 @@ figures below, which were fixed before the prediction:
 - attention: cuDNN's on an H100 SXM with heads of 128 at 2,048 tokens (FlashAttention-3, arXiv 2407.08608, figures 5 and
   6): 484 TFLOP/s forward with a causal mask; backward 465 without one, and less by the same share with one.
 - memory: 2,903 of 3,350 GB/s for copies on an H100 (Voltage Park and AI @ Georgia Tech, vpbenchmarking).
-
-It leaves out launches, which the host makes ahead of the device, and gaps between kernels.
+- between kernels that wait in a queue: 0.9 µs (A. Gray, Getting Started with CUDA Graphs: 3.8 µs for kernels of 2.9 µs),
+  for the launches that tests/unit/training/test_gpu_step.py counts.
 
     python3 tests/benchmarks/predicted_mfu.py [--write]
 """
@@ -33,7 +33,7 @@ from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import micro_batch_work, optimizer_work
 from efficientbench.costs.memory import rank_embedding, rank_parameters, vocabulary_rows
-from efficientbench.costs.model import FLOAT32_BYTES, flops_per_token
+from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, flops_per_token
 from efficientbench.devices.cpu import CPU
 from efficientbench.metrics.hardware import device_rates
 
@@ -42,6 +42,8 @@ PRODUCTS = 716e12 / 0.97
 FORWARD, BACKWARD = 484e12, 465e12 * 484 / 617
 """Of causal attention, FLOP/s; 617 is the forward pass's rate without a mask."""
 MEMORY_SHARE = 2903 / 3350
+GAP_S, LAUNCHES, LAUNCHES_OF_UPDATE = 0.9e-6, 1080, 700
+"""Seconds between kernels; launches of a micro-batch, and once in a step."""
 
 AUDITED, WANTED = (0.45, 0.48), 0.53
 """MFU that the state of before must come out at, and that the present one must reach at least."""
@@ -103,9 +105,13 @@ def predicted_mfu(state: State) -> float:
         moved += 6 * rank_embedding(config, layout) * FLOAT32_BYTES
         # The second norm's read, and clipping's read and write, for AdamW's write of what it has clipped.
         once += 2 * rank_parameters(config, layout, 0) * FLOAT32_BYTES
+    # As operations of their own, which the formulas leave out: the bias is added to queries, keys and values, their
+    # gradients are joined, and the bias's gradient is their sum.
+    width = (config.model.heads + 2 * config.model.key_value_heads) * config.model.head_dim
+    moved += 5 * tokens * width * DTYPE_BYTES[training.dtype] * config.model.layers
     products_s = sum(product_s(*shape) for shape in products(config, tokens))
-    micro_batch_s = products_s + attention_s(config, tokens) + moved / bytes_s
-    step_s = layout.micro_batches * micro_batch_s + once / bytes_s
+    micro_batch_s = products_s + attention_s(config, tokens) + moved / bytes_s + LAUNCHES * GAP_S
+    step_s = layout.micro_batches * micro_batch_s + once / bytes_s + LAUNCHES_OF_UPDATE * GAP_S
     model_flops = flops_per_token(config.model, training.seq_len).training * tokens * layout.micro_batches
     return model_flops / (step_s * rates.peak_flops)
 
@@ -120,12 +126,18 @@ def products(config: RunConfig, tokens: int) -> Iterator[tuple[int, int, int]]:
         (model.hidden_size, 2 * model.ffn_hidden_size),
         (model.ffn_hidden_size, model.hidden_size),
     )
-    layout = Layout.of(config, devices=1, oversubscribe=True)
-    table = (model.hidden_size, vocabulary_rows(config, layout))
-    for inputs, outputs in (*layer * model.layers, table):
-        yield tokens, outputs, inputs
-        yield tokens, inputs, outputs
-        yield outputs, inputs, tokens
+    for inputs, outputs in layer * model.layers:
+        yield from _passes(tokens, inputs, outputs)
+    words = vocabulary_rows(config, Layout.of(config, devices=1, oversubscribe=True))
+    block = config.kernels.loss_block // words
+    for first in range(0, tokens, block):
+        yield from _passes(min(block, tokens - first), model.hidden_size, words)
+
+
+def _passes(rows: int, inputs: int, outputs: int) -> Iterator[tuple[int, int, int]]:
+    yield rows, outputs, inputs
+    yield rows, inputs, outputs
+    yield outputs, inputs, rows
 
 
 def product_s(rows: int, columns: int, depth: int) -> float:
