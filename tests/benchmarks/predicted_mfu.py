@@ -9,7 +9,7 @@ figures below, which were fixed before the prediction:
 - attention: cuDNN's on an H100 SXM with heads of 128 at 2,048 tokens (FlashAttention-3, arXiv 2407.08608, figures 5 and
   6): 484 TFLOP/s forward with a causal mask; backward 465 without one, and less by the same share with one.
 - memory: 2,903 of 3,350 GB/s for copies on an H100 (Voltage Park and AI @ Georgia Tech, vpbenchmarking).
-- between kernels that wait in a queue: 0.9 µs (A. Gray, Getting Started with CUDA Graphs: 3.8 µs for kernels of 2.9 µs),
+- between queued kernels: 0.9 µs (A. Gray, Getting Started with CUDA Graphs: 3.8 µs for kernels of 2.9 µs),
   for the launches that tests/unit/training/test_gpu_step.py counts.
 
     python3 tests/benchmarks/predicted_mfu.py [--write]
