@@ -45,8 +45,7 @@ def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
     refused = dict(choice.refused)
     assert refused.keys() == {"cudnn", "flex", "te"}
     assert refused["flex"] == "FlexAttention needs Triton and a GPU"
-    assert choice.name in choice.describe()
-    assert "not: cudnn, flex, te" in choice.describe()
+    assert "not: cudnn, flex, te" in choice.reasons
 
 
 def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +128,7 @@ def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.Mo
         first.refused,
     )
     assert (first.kept, again.kept) == (False, True)
-    assert f"forward and backward, of an earlier run: {first.name} " in again.describe()
+    assert f"forward and backward, of an earlier run: {first.name} " in again.reasons
     # Another shape, other kernels and another torch are measured.
     fastest_kept(names, LATENT, CPU, tmp_path / "data")
     fastest_kept(names[:2], GROUPED, CPU, tmp_path / "data")

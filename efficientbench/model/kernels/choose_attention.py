@@ -71,15 +71,13 @@ class AttentionChoice:
     kept: bool = False
     """Whether an earlier run measured."""
 
-    def describe(self) -> str:
-        """Return the choice and its reasons as text for the record."""
+    @property
+    def reasons(self) -> str:
+        """Return the measurements as text for the record; empty where there was none."""
         measured = ", ".join(f"{name} {time_s * 1e3:.2f} ms" for name, time_s in self.times_s)
         refused = ", ".join(name for name, _ in self.refused)
-        parts = [
-            self.name,
-            f"forward and backward{', of an earlier run' if self.kept else ''}: {measured}" if measured else "",
-            f"not: {refused}" if refused else "",
-        ]
+        earlier = ", of an earlier run" if self.kept else ""
+        parts = [f"forward and backward{earlier}: {measured}" if measured else "", f"not: {refused}" if refused else ""]
         return "; ".join(part for part in parts if part)
 
 
