@@ -17,7 +17,7 @@ from support.repository import ROOT
 
 FAKE = ROOT / "tests" / "support" / "fake_cuda"
 MOST_LAUNCHES = {
-    "gqa_1.5B": 1750,
+    "gqa_1.5B": 1350,
     "mla_1.5B": 2300,
     "relative_1.5B": 2000,
     "moe_0.5Bx8": 4000,
