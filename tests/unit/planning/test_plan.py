@@ -36,9 +36,8 @@ def test_a_gpu_gets_fused_kernels_and_larger_blocks_of_logits() -> None:
     assert (on_cpu.config.kernels.fused, on_gpu.config.kernels.fused) == (False, True)
     assert (on_cpu.config.kernels.loss_block, on_gpu.config.kernels.loss_block) == (2**24, 2**28)
     # With a loss scaler, whose table of gradients makes the loss need most also in small blocks.
-    scaled, unfused = (
-        plan_of("gqa_1.5B", "device=cuda", "training.dtype=fp16", *words) for words in ((), ("kernels.fused=false",))
-    )
+    words = ("gqa_1.5B", "device=cuda", "training.dtype=fp16")
+    scaled, unfused = plan_of(*words), plan_of(*words, "kernels.fused=false")
     assert unfused.config.kernels.fused is False
     # Logits and their gradient of 2^28 in fp16, instead of 2^24 in float32 and fp16, and their gradient.
     more = scaled.memory[0].workspace - unfused.memory[0].workspace
