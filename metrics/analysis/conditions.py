@@ -103,16 +103,11 @@ def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
         names = [record.kernels.get(part) for record in (one, other)]
         fallbacks = [record.fallback_kernels.get(part) for record in (one, other)]
         chosen = part in _CHOSEN_BY and any(key.startswith(_CHOSEN_BY[part]) for key in changed)
-        differ = None not in names and _chosen(names[0]) != _chosen(names[1]) and not chosen
+        differ = None not in names and names[0] != names[1] and not chosen
         if differ or (fallbacks[0] is None) != (fallbacks[1] is None):
             texts = [_kernel(name, why) for name, why in zip(names, fallbacks, strict=True)]
             found.append(Difference(KERNELS, f"{part}: {texts[0]}", texts[1]))
     return found
-
-
-def _chosen(name: str | None) -> str | None:
-    """Return the kernel without the times by which it was chosen, which differ from run to run."""
-    return name and name.partition("; ")[0]
 
 
 def _kernel(name: str | None, why: str | None) -> str:

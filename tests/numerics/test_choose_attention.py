@@ -128,7 +128,7 @@ def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.Mo
         first.refused,
     )
     assert (first.kept, again.kept) == (False, True)
-    assert f"forward and backward, of an earlier run: {first.name} " in again.describe()
+    assert f"forward and backward, of an earlier run: {first.name} " in again.reasons
     # Another shape, other kernels and another torch are measured.
     fastest_kept(names, LATENT, CPU, tmp_path / "data")
     fastest_kept(names[:2], GROUPED, CPU, tmp_path / "data")

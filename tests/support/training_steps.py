@@ -27,7 +27,8 @@ def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -
     [stage] = build_stages(config, device)
     tokens, labels = sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
     batch = Batch(tokens, labels, torch.ones(tokens.shape, device=device), tokens.numel(), tokens.numel())
-    count = config.training.global_batch_size // config.training.micro_batch_size
+    replicas = config.parallel.dp or 1
+    count = config.training.global_batch_size // (config.training.micro_batch_size * replicas)
 
     class SameBatch:
         micro_batches = count

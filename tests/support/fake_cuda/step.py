@@ -177,7 +177,9 @@ def main() -> None:
     stand_in(config, launches)
     seen: dict[str, Any] = {"plan_bytes": plan.rank_memory_bytes()}
     with groups.model_parallel(config.parallel, seed=0), FakeTensorMode(), launches:
-        step, stage = our_step(config, names.DEVICE, random_tokens(config, names.DEVICE))
+        # One token more than this rank has of each sequence.
+        sequences = random_tokens(config, names.DEVICE)[:, : config.training.seq_len // layout.cp + 1]
+        step, stage = our_step(config, names.DEVICE, sequences)
         places = [*stage.named_parameters(), *stage.named_buffers()]
         seen["off_device"] = [name for name, tensor in places if tensor.device != names.DEVICE]
         for _ in range(2):  # the first step makes what lives on

@@ -37,14 +37,13 @@ def needed_bytes(config: RunConfig, size: int, part: Machine) -> int:
     return plan_on(resized(config, size), part, nodes=1).rank_memory_bytes()
 
 
-@pytest.mark.parametrize(("gigabytes", "size"), [(141, 8), (60, 4), (45, 1)])
-def test_the_most_that_leaves_a_tenth_of_the_memory(gigabytes: float, size: int, tmp_path: Path) -> None:
-    config, part = run_of("gqa_1.5B", tmp_path), machine(gigabytes)
-    assert by_plan(config, part=part) == size
-    room = 0.9 * gigabytes * 1e9
-    assert needed_bytes(config, size, part) <= room
-    if size < 8:
-        assert needed_bytes(config, 2 * size, machine(1000)) > room
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_most_that_leaves_a_tenth_of_the_memory(size: int, tmp_path: Path) -> None:
+    config = run_of("gqa_1.5B", tmp_path)
+    fits, too_large = (needed_bytes(config, each, machine(1000)) for each in (size, 2 * size))
+    assert by_plan(config, part=machine((fits + too_large) / 2 / 0.9 / 1e9)) == size
+    # More tokens than 16,384 make no product faster, whatever the memory.
+    assert by_plan(config, part=machine(1000)) == 8
 
 
 def test_all_runs_of_a_suite_have_the_same(tmp_path: Path) -> None:
