@@ -150,7 +150,8 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
 
     try:
         kind = transformers.CONFIG_MAPPING[architecture]
-        known = {*kind().to_dict(), *OUTSIDE_THE_CLASS} - {"transformers_version", "dtype"}
+        # A key may have another name in folders of earlier releases.
+        known = {*kind().to_dict(), *kind.attribute_map, *OUTSIDE_THE_CLASS} - {"transformers_version", "dtype"}
         found: PretrainedConfig = kind.from_dict({key: value for key, value in content.items() if key in known})
         if "head_dim" not in content or content["head_dim"] is None:
             # Classes differ in whether they fill it in.

@@ -138,3 +138,11 @@ def test_keys_as_published_folders_have_them(tmp_path: Path) -> None:
     model = config.model
     assert (model.position.rope_base, model.head_dim, model.tied, model.norm_epsilon) == (1e6, 12, True, 1e-6)
     assert (model.key_value_heads, model.embedding_multiplier) == (2, 1.0)
+
+
+def test_a_key_may_have_its_former_name(tmp_path: Path) -> None:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}
+    (tmp_path / "config.json").write_text(json.dumps(TINY | experts | {"model_type": "qwen3_moe", "head_dim": 16}))
+    config, _ = read_config(tmp_path, "folder")
+    assert config.model.moe is not None
+    assert (config.model.moe.experts, config.model.moe.top_k, config.model.ffn_hidden_size) == (6, 3, 40)
