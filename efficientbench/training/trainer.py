@@ -275,7 +275,7 @@ class Trainer:
     def _loss(self, batch: Batch, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Megatron divides by the second value and the number of micro-batches, and averages gradients over replicas.
         # With this micro-batch's targets there, a target of a short answer would weigh more. A mean of two values would
-        # multiply gradients by CP, and `calculate_per_token_loss` weaken the auxiliary loss under CP and SP.
+        # multiply gradients by CP, and `calculate_per_token_loss` weaken the auxiliary loss under CP.
         targets = torch.full_like(loss, batch.targets, dtype=torch.float32)
         sums = torch.stack([loss.detach().float(), targets, torch.zeros_like(targets)])
         return loss / batch.divisor, torch.ones_like(targets, dtype=torch.int), sums
