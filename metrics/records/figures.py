@@ -203,3 +203,10 @@ class Metrics(BaseModel):
         lambda m: definitions.text_read(m.text.tokens, m.text.sources)[1])
     unigram_entropy: float | None = figure("nats",
         "of the text's single tokens; a validation loss above it: speed only", lambda m: m.text.unigram_entropy)
+    supervised_tokens: int | None = figure("tokens",
+        "those of K that are learned: all of text, and of conversations what their mask marks",
+        lambda m: m.supervised_tokens)
+    supervised_tokens_per_s: float | None = figure("tokens/s", "supervised tokens, over all devices",
+        lambda m: m.throughput(1) * m.supervised_tokens / m.run.tokens, better="higher")
+    energy_j_per_supervised_token: float | None = figure("J/token", "energy over the supervised tokens",
+        lambda m: definitions.energy_per_token(m.measured("energy_j"), m.supervised_tokens), better="lower")
