@@ -75,8 +75,8 @@ def test_killed_it_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[
         ((), "training.objective=sft learns what a mask marks, and the sample text has none: make conversations with"),
         (("data.path=[1,{pair},1,{other}]",), "training.objective=sft takes one source, and data.path has 2: name all"),
         pytest.param(
-            ("data.path={pair}", "training.seq_len=8"),
-            "no conversation for training fits into training.seq_len=8, and none is cut",
+            ("data.path={pair}", "training.seq_len=6"),
+            "no conversation for training fits into training.seq_len=6, and none is cut",
             marks=pytest.mark.proof,
         ),
     ],
