@@ -94,6 +94,7 @@ VARIANTS = (
         layer=f"{LAYERS}:Rope.of",
         place="queries and keys",
         costs=WITHOUT_PARAMETERS,
+        kernels="efficientbench.model.kernels.rope:KERNELS",
         context_parallel=True,
     ),
     PositionVariant(

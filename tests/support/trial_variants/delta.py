@@ -38,4 +38,5 @@ VARIANT = AttentionVariant(
         score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim**2,
         causal_score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim**2,
     ),
+    profiled_as=("GatedDelta",),
 )
