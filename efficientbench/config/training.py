@@ -25,6 +25,11 @@ class TrainingConfig(Part):
     """Length, batch, precision and optimization."""
 
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
+    objective: Literal["pretrain", "sft"] = Field(
+        default="pretrain",
+        description="what is learned; pretrain: every token; sft: of conversations, which sequences hold whole, what "
+        "their mask marks",
+    )
     micro_batch_size: MicroBatch = Field(
         default=1,
         description="sequences that one rank computes at once; auto: the most that fit, up to 16,384 tokens, found by "

@@ -11,12 +11,13 @@ from pathlib import Path
 from efficientbench.config.budget import Budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.data_tools.chat.record import ConversationRecord
 from efficientbench.data_tools.corpus import Corpus, load_corpus, prepare_corpus
 from efficientbench.data_tools.files import disk_errors_explained
 from efficientbench.data_tools.frequencies import unigram_entropy
 from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
 from efficientbench.data_tools.intact import BlockReader, verified_part
-from efficientbench.data_tools.manifest import load_checksums
+from efficientbench.data_tools.manifest import load_checksums, load_record
 from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
@@ -49,6 +50,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
             f"tokenizer {data.tokenizer or corpora[0].tokenizer_folder}; set model.vocab_size={corpora[0].vocab_size} "
             "or more"
         )
+    if config.training.objective == "sft":
+        _check_conversations(data, corpora)
     for corpus in corpora:
         check_split(data.split, corpus)
     # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
@@ -74,9 +77,15 @@ def block_readers(corpora: Sequence[Corpus]) -> dict[Path, BlockReader]:
     return readers
 
 
-def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[DataSource]:
-    """Return what the record keeps of each source; `duplicates`: `Split.duplicates` of each, None where not known."""
+def recorded_sources(
+    job: Job, duplicates: Sequence[int] | None = None, too_long: Sequence[int] | None = None
+) -> list[DataSource]:
+    """Return what the record keeps of each source.
+
+    `duplicates`: `Split.duplicates` of each; `too_long`: of each, `Batches.too_long`; None where not known.
+    """
     known: Sequence[int | None] = duplicates or [None] * len(job.corpora)
+    left_out: Sequence[int | None] = too_long or [None] * len(job.corpora)
     return [
         DataSource(
             source=corpus.source,
@@ -86,9 +95,12 @@ def recorded_sources(job: Job, duplicates: Sequence[int] | None = None) -> list[
             fingerprint=corpus.fingerprint,
             tokenizer_fingerprint=corpus.tokenizer_fingerprint,
             duplicates=repeated,
+            too_long=longer,
             verified=verified_part(corpus),
         )
-        for weight, corpus, repeated in zip(job.config.data.weights, load_corpora(job), known, strict=True)
+        for weight, corpus, repeated, longer in zip(
+            job.config.data.weights, load_corpora(job), known, left_out, strict=True
+        )
     ]
 
 
@@ -156,6 +168,21 @@ def _show_progress(source: str, done: int, parts: int) -> None:
     # One line per tenth, and none for a source that takes seconds.
     if parts >= 10 and done % max(1, parts // 10) == 0:
         print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
+
+
+def _check_conversations(data: DataConfig, corpora: Sequence[Corpus]) -> None:
+    """Raise a ConfigError unless the source is one pair of conversations with a mask."""
+    made = "python -m data_tools chat MIXTURE.yaml --output PREFIX"
+    if len(corpora) > 1:
+        raise ConfigError(
+            f"training.objective=sft takes one source, and data.path has {len(corpora)}: name all tasks in one mixture "
+            f"({made})"
+        )
+    if load_record(corpora[0].manifest, ConversationRecord) is None:
+        raise ConfigError(
+            f"training.objective=sft learns what a mask marks, and {data.sources[0] or 'the sample text'} has none: "
+            f"make conversations with one ({made})"
+        )
 
 
 def _check_tokenizers(data: DataConfig, corpora: Sequence[Corpus]) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import known, shown
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
@@ -219,6 +220,10 @@ def _announce_data(plan: Plan, corpora: Sequence[Corpus]) -> None:
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
         print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
     print(text_budget(plan, [corpus.tokens for corpus in corpora]))
+    if plan.config.training.objective == "sft":
+        most = plan.config.training.seq_len + 1
+        too_long = int((IndexedDocuments(corpora[0].prefix).lengths() > most).sum())
+        print(f"conversations are packed whole: {too_long:,} of more than {most:,} tokens are left out")
     sys.stdout.flush()
 
 

@@ -21,11 +21,12 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.intact import BlockReader
 from efficientbench.data_tools.splitting import SPLITS, Split, split_documents
+from efficientbench.training.conversations import PackedConversations, open_conversations
 from efficientbench.training.sample_index import Vocabulary, no_document, open_training
 from efficientbench.training.validation import ValidationText, choose_documents
 from efficientbench.training.verified_reads import verify_reads
 
-Samples: TypeAlias = GPTDataset | BlendedDataset | ValidationText
+Samples: TypeAlias = GPTDataset | BlendedDataset | PackedConversations | ValidationText
 HostBatch: TypeAlias = tuple[tuple[torch.Tensor, ...], int]
 """Tokens, labels and weights of one micro-batch, not yet on the device, and its targets."""
 
@@ -79,13 +80,17 @@ class Batches:
         self.training_samples = steps * training.global_batch_size
         cache = Path(config.data.cache).absolute() / SPLITS
         splits = split_documents(prefixes, config.data.split, vocabulary.vocab_size, cache)
-        self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
-        verify_reads(self.training, blocks or {})
-        self.validation = _open_validation(config, prefixes, splits, blocks or {})
+        self.training: GPTDataset | BlendedDataset | PackedConversations
+        if training.objective == "sft":
+            self.training, self.validation = open_conversations(
+                config, self.training_samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
+            )
+        else:
+            self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
+            verify_reads(self.training, blocks or {})
+            self.validation = _open_validation(config, prefixes, splits, blocks or {})
         self.duplicates = [split.duplicates for split in splits]
         """Of each source, documents left to training because their text occurs more than once."""
-        # Of training text every position is a target.
-        self._divisor = training.micro_batch_size * training.seq_len / config.parallel.cp
         self._pins = _pins(device)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches", initializer=self._begin_reading)
         self._next_step: tuple[int, Future[HostBatch]] | None = None
@@ -93,8 +98,15 @@ class Batches:
 
     def source_tokens(self) -> list[int]:
         """Return the tokens of each source's training documents, in the order of the sources."""
+        if isinstance(self.training, PackedConversations):
+            return [self.training.tokens]
         sources = self.training.datasets if isinstance(self.training, BlendedDataset) else [self.training]
         return [int(source.dataset.sequence_lengths[source.indices].sum(dtype="int64")) for source in sources]
+
+    @property
+    def too_long(self) -> list[int] | None:
+        """Of each source, conversations for training that no sequence can hold; None of text, which is cut."""
+        return [self.training.too_long] if isinstance(self.training, PackedConversations) else None
 
     @property
     def micro_batches(self) -> int:
@@ -106,7 +118,14 @@ class Batches:
     def training_step(self, step: int) -> Iterator[Batch]:
         """Yield this rank's micro-batches of one optimizer step; steps count from 1."""
         size = self.config.training.global_batch_size
-        return self._micro_batches(self.training, (step - 1) * size, self.micro_batches, step * size)
+        first, end = (step - 1) * size, step * size
+        if isinstance(self.training, PackedConversations):
+            targets = self.training.targets(first, end)
+        else:  # of text every position is a target
+            targets = size * self.config.training.seq_len
+        replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        divisor = targets / (self.micro_batches * replicas)
+        return self._micro_batches(self.training, first, self.micro_batches, divisor, end)
 
     @property
     def validation_micro_batches(self) -> int:
@@ -119,7 +138,7 @@ class Batches:
 
     def validation_step(self) -> Iterator[Batch]:
         """Yield this rank's micro-batches of the validation text: the same in every validation."""
-        return self._micro_batches(self.validation, 0, self.validation_micro_batches)
+        return self._micro_batches(self.validation, 0, self.validation_micro_batches, divisor=1)
 
     def own_validation_rows(self) -> range:
         """Return which rows of the validation text this rank's replica computes."""
@@ -127,7 +146,9 @@ class Batches:
         first = parallel_state.get_data_parallel_rank() * count
         return range(first, first + count)
 
-    def _micro_batches(self, dataset: Samples, first: int, count: int, then: int | None = None) -> Iterator[Batch]:
+    def _micro_batches(
+        self, dataset: Samples, first: int, count: int, divisor: float, then: int | None = None
+    ) -> Iterator[Batch]:
         """Yield `count` micro-batches of the samples from `first`; near the end, begin to read that from `then`."""
         size = self.config.training.micro_batch_size
         offset = parallel_state.get_data_parallel_rank() * count * size
@@ -139,7 +160,7 @@ class Batches:
                 coming = self._read(dataset, first + offset + (index + 1) * size)
             elif then is not None and then < self.training_samples:
                 self._next_step = (then + offset, self._reading(dataset, then + offset))
-            yield Batch(tokens, labels, weights, targets, self._divisor)
+            yield Batch(tokens, labels, weights, targets, divisor)
 
     def _reading(self, dataset: Samples, start: int) -> Future[HostBatch]:
         """Return the micro-batch of samples from `start`, perhaps begun before: several stages of a rank read one."""

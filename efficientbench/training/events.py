@@ -30,12 +30,14 @@ class StepEnded:
 
     step: int
     loss: float
-    """Mean training loss per token, in nats; of the language model alone."""
+    """Mean training loss per supervised token, in nats; of the language model alone."""
     gradient_norm: float | None
     """Global norm before clipping; None where the step was skipped."""
     learning_rate: float
     tokens: int
-    """Loss-bearing tokens in the step, over all ranks."""
+    """Tokens computed in the step, over all ranks."""
+    supervised_tokens: int
+    """Those of `tokens` that the loss is a mean over: all of text, and of conversations what is learned."""
     skipped: bool
     """Whether the optimizer left the weights as they were, because gradients overflowed in fp16 or were not finite."""
     non_finite: str | None = None

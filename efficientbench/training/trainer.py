@@ -84,6 +84,7 @@ class Trainer:
             resumed_from: the checkpoint to which all state was set; None where training begins.
         """
         self.config, self.steps = config, steps
+        self.tokens_per_step = config.training.global_batch_size * config.training.seq_len
         self.steps_before = resumed_from.step if resumed_from is not None else 0
         # An attempt that was asked to stop ended before the validation of its last step.
         self.validation_owed = resumed_from is not None and resumed_from.stopped
@@ -143,10 +144,8 @@ class Trainer:
     def _is_validated(self, step: int) -> bool:
         training = self.config.training
         interval, every_tokens = training.validation_interval, training.validate_every_tokens
-        tokens_per_step = training.global_batch_size * training.seq_len
-        completes = (
-            every_tokens and step * tokens_per_step // every_tokens > (step - 1) * tokens_per_step // every_tokens
-        )
+        per_step = self.tokens_per_step
+        completes = every_tokens and step * per_step // every_tokens > (step - 1) * per_step // every_tokens
         return bool(step == self.steps or (interval and step % interval == 0) or completes)
 
     def train_step(self, step: int, stop: bool = False) -> bool:
@@ -188,10 +187,11 @@ class Trainer:
         else:
             updated, norm_read, _ = self.optimizer.step()
             finite.check_norm(step, norm_read, rows.checks)
-        loss, tokens, _ = _total(rows.sums).sum(dim=0).tolist()
+        loss, targets, _ = _total(rows.sums).sum(dim=0).tolist()
         message = problem.message if problem is not None else None
         routing = self._routing(rows.routed.double().sum(dim=0).tolist())
-        self._emit(StepEnded(step, loss / tokens, norm_read, rate, int(tokens), not updated, message, routing))
+        counts = self.tokens_per_step, int(targets)
+        self._emit(StepEnded(step, loss / targets, norm_read, rate, *counts, not updated, message, routing))
         return bool(rows.stop.any())
 
     def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool) -> torch.Tensor:

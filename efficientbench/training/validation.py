@@ -39,9 +39,12 @@ class Row:
 class ValidationText:
     """Documents and their pieces as samples: `text[row]` is one sequence; beyond the last piece it has no target."""
 
-    def __init__(self, documents: Sequence[np.ndarray], seq_len: int) -> None:
-        """`documents`: the tokens of each, two or more."""
+    def __init__(
+        self, documents: Sequence[np.ndarray], seq_len: int, masks: Sequence[np.ndarray] | None = None
+    ) -> None:
+        """`documents`: the tokens of each, two or more; `masks`: 1 at those that are targets, None where all are."""
         self.seq_len = seq_len
+        self.masks = None if masks is None else [torch.from_numpy(mask.astype(np.float32)) for mask in masks]
         self.documents = [torch.from_numpy(document.astype(np.int64)) for document in documents]
         self.rows = [
             Row(number, first, min(seq_len, len(document) - 1 - first))
@@ -51,10 +54,12 @@ class ValidationText:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the target tokens as little-endian int64, document after document."""
+        """SHA-256 (hex) of the target tokens as little-endian int64, document after document; then of the masks."""
         digest = hashlib.sha256()
         for document in self.documents:
             digest.update(document[1:].numpy().astype("<i8").tobytes())
+        for mask in self.masks or ():
+            digest.update(mask[1:].numpy().astype("u1").tobytes())
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -69,7 +74,7 @@ class ValidationText:
             document, last = self.documents[row.document], row.first + row.targets
             tokens[: row.targets] = document[row.first : last]
             labels[: row.targets] = document[row.first + 1 : last + 1]
-            loss_mask[: row.targets] = 1
+            loss_mask[: row.targets] = 1 if self.masks is None else self.masks[row.document][row.first + 1 : last + 1]
         return {"tokens": tokens, "labels": labels, "loss_mask": loss_mask}
 
     def by_document(self, sums: np.ndarray) -> np.ndarray:

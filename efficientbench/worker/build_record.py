@@ -98,7 +98,7 @@ def build_record(
         duration_s=duration_s,
         unavailable=summary.unavailable | undeclared(config),
         step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
-        data=recorded_sources(job, batches.duplicates),
+        data=recorded_sources(job, batches.duplicates, batches.too_long),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
         samples=run.samples,

@@ -31,7 +31,10 @@ def _device(record: RunRecord) -> str:
 
 
 def _tokens(record: RunRecord) -> str:
-    return f"{record.tokens:,} in {record.steps_measured:,} measured steps"
+    # A whole percent, since seeds pack conversations in other orders.
+    learned = record.supervised_tokens
+    share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"
+    return f"{record.tokens:,}{share} in {record.steps_measured:,} measured steps"
 
 
 def _data(record: RunRecord) -> str:

@@ -60,6 +60,8 @@ class Quality:
     """Mean loss of a token of each validation document."""
     validation_text: str | None = None
     """SHA-256 of the tokens predicted in the validation text."""
+    supervised_tokens: int | None = None
+    """Tokens of the measured steps over which the training loss is a mean."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Field → why it is None."""
 
@@ -130,6 +132,12 @@ class Measured:
         if value is None or value == ():
             raise MetricsError(reasons.get(name, reasons.get(like, reason)))
         return value
+
+    @property
+    def supervised_tokens(self) -> int:
+        """Tokens of the measured steps whose loss was learned."""
+        found: int = self.learned("supervised_tokens", "the training loop did not say which tokens it learns")
+        return found
 
     def of_model(self, name: str) -> Any:
         """Return a field of `facts` that the model's formulas give."""

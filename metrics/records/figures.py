@@ -209,3 +209,10 @@ class Metrics(BaseModel):
     pipeline_bubble_s: float | None = figure("s",
         "of a step in which a device waits for other pipeline stages, mean over ranks",
         lambda m: average(m.waited("pipeline_s")), better="lower", compared="pipeline bubble, s")
+    supervised_tokens: int | None = figure("tokens",
+        "those of K that are learned: all of text, and of conversations what their mask marks",
+        lambda m: m.supervised_tokens)
+    supervised_tokens_per_s: float | None = figure("tokens/s", "supervised tokens, over all devices",
+        lambda m: m.throughput(1) * m.supervised_tokens / m.run.tokens, better="higher")
+    energy_j_per_supervised_token: float | None = figure("J/token", "energy over the supervised tokens",
+        lambda m: definitions.energy_per_token(m.measured("energy_j"), m.supervised_tokens), better="lower")

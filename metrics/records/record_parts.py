@@ -85,6 +85,8 @@ class DataSource:
     duplicates: int | None = None
     """Documents that the validation left out because their text occurs more than once, so that it is trained on; None
     where it is not known."""
+    too_long: int | None = None
+    """Conversations for training that were left out because no sequence can hold them; None of text."""
     verified: Literal["whole", "blocks read"] | None = None
     """What the run held against the checksums of the corpus: every file whole (at its start, or at an earlier one since
     which none changed its size, times or inode), or of its tokens each block that was read, and all other files whole.

@@ -244,11 +244,6 @@ def train_with_whole_experts_on_each_rank(config: RunConfig, prefix: Path) -> Ou
             "decoder.layers.0.mlp.experts.0.linear_fc1.weight",
         ),
         (train_divided_by_tokens_in_the_engine, ["parallel.cp=2"], "decoder.layers.0.mlp.router.weight"),
-        (
-            train_divided_by_tokens_in_the_engine,
-            ["parallel.tp=2", "parallel.sp=true"],
-            "decoder.layers.0.mlp.router.weight",
-        ),
     ],
 )
 def test_gradients_of_experts_and_router_are_those_of_all_tokens(

@@ -51,7 +51,7 @@ def uneven_steps(config: RunConfig, prefix: Path) -> tuple[list[float], list[flo
 
     def count(event: Event) -> None:
         if isinstance(event, StepEnded):
-            counted.append(event.tokens)
+            counted.append(event.supervised_tokens)
 
     with tiny_training(config, prefix, STEPS, observed.listen, count) as trainer:
         batches, size, length = trainer.batches, config.training.global_batch_size, config.training.seq_len

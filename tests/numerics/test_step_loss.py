@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_formula(weights: Callable[[], torch.Tensor])
     optimizer = build_optimizer([wrapped], config)
     Trainer(config, 1, [wrapped], optimizer, Given(), [events.append]).train_step(1)  # type: ignore[arg-type]
     (ended,) = [event for event in events if isinstance(event, StepEnded)]
-    assert ended.tokens == counted
+    assert (ended.tokens, ended.supervised_tokens) == (len(sequences) * LENGTH, counted)
     assert ended.loss == pytest.approx(expected.item(), rel=1e-5)
     for name, parameter in global_parameters(model).items():
         gradient = oracle.weights[name].grad

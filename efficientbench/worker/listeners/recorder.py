@@ -70,7 +70,7 @@ class Recorder:
         self._step_number = 0
         self.tokens = 0
         """Trained on since the start of the run."""
-        self._measured_tokens = 0
+        self._measured_tokens = self._measured_supervised = 0
         self.resumed: list[int] = []
         """Steps after which the run resumed from a checkpoint."""
         if manifest is not None:
@@ -147,6 +147,7 @@ class Recorder:
             tokens_per_expert=self.tokens_per_expert,
             validation_documents=validation.document_losses if validation else (),
             validation_text=validation.text if validation else None,
+            supervised_tokens=self._measured_supervised,
             reasons=reasons,
         )
 
@@ -169,6 +170,7 @@ class Recorder:
         self.tokens += event.tokens
         if event.step > self.warmup_steps:
             self._measured_tokens += event.tokens
+            self._measured_supervised += event.supervised_tokens
         step_time_s = self.measure.step_time_s
         samples = self.measure.monitor.latest_samples()
         # Memory of the device that uses most; power of all devices that this rank reads.
@@ -186,6 +188,7 @@ class Recorder:
                 "skipped": event.skipped,
                 "tokens": event.tokens,
                 "tokens_total": self.tokens,
+                "supervised_tokens": event.supervised_tokens,
                 "step_time_s": step_time_s,
                 "elapsed_s": time.monotonic() - self._begin_s,
                 "memory_used_bytes": memory_used_bytes,

@@ -85,6 +85,7 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
         ({"devices": 2}, "device"),
         ({"dtype": "fp32"}, "dtype"),
         ({"tokens": 999}, "tokens"),
+        ({"supervised_tokens": 10}, "tokens"),
         ({"seq_len": 4096}, "sequence"),
         ({"data": [replace(DATA[0], fingerprint="bb")]}, "data"),
         ({"global_batch_size": 8}, "global_batch"),

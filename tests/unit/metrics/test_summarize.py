@@ -109,6 +109,19 @@ def test_what_a_run_read_of_its_text() -> None:
     assert summarize(measured(1), FACTS, QUALITY).unavailable["epochs"] == "the training loop did not say what it read"
 
 
+def test_tokens_that_are_learned_beside_those_that_are_computed() -> None:
+    summary = summarize(measured(1, 2, 3, 4), FACTS, dataclasses.replace(QUALITY, supervised_tokens=100))
+    assert (summary.values["tokens"], summary.values["tokens_per_s"], summary.values["energy_j_per_token"]) == (
+        400,
+        40,
+        10,
+    )
+    expected = {"supervised_tokens": 100, "supervised_tokens_per_s": 10, "energy_j_per_supervised_token": 40}
+    assert {name: summary.values[name] for name in expected} == pytest.approx(expected)
+    unsaid = summarize(measured(1), FACTS, QUALITY).unavailable
+    assert {unsaid[name] for name in expected} == {"the training loop did not say which tokens it learns"}
+
+
 def test_an_unknown_peak_leaves_no_mfu_but_a_reason() -> None:
     facts = dataclasses.replace(FACTS, peak_flops=None, peak_flops_source="a CPU has no row in the table")
     summary = summarize(measured(10), facts, QUALITY)

@@ -45,7 +45,7 @@ def test_a_step_waits_once_fits_the_plan_and_launches_few(name: str, fake_gpu: P
     assert seen["off_device"] == []
     # The step's one read, of what every rank has sent: see `Trainer.train_step`.
     assert seen["first_read"].startswith("finite.py find: DataDependentOutputException"), seen["first_read"]
-    assert seen["copies_to_host"] == 1 + LAYERS.get(run, 0)
+    assert seen["copies_to_host"] == 1 + LAYERS.get(run_name, 0)
     assert (seen["copies_to_device"], seen["waits"]) == (0, [])
     assert seen["launches"] < MOST_LAUNCHES[name], seen["most"]
     assert seen["peak_bytes"] == pytest.approx(seen["plan_bytes"], rel=0.03)

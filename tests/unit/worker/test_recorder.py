@@ -16,7 +16,7 @@ from efficientbench.worker.listeners.recorder import Recorder
 
 
 def step(number: int, routing: Routing | None) -> StepEnded:
-    return StepEnded(number, 2.0, 1.0, 1e-3, 64, skipped=False, routing=routing)
+    return StepEnded(number, 2.0, 1.0, 1e-3, 64, 64, skipped=False, routing=routing)
 
 
 def record(name: str, folder: Path, events: Sequence[Event], *overrides: str) -> Recorder:
