@@ -31,6 +31,7 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import imported
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
+from efficientbench.model.cache import Cache
 from efficientbench.model.engine_config import transformer_config
 from efficientbench.model.initial_weights import initialize
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
@@ -83,6 +84,8 @@ class GPT(GPTModel):
         if self.post_process:
             # Megatron names the class itself.
             self.output_layer.__class__ = OutputLayer
+        self.cache: Cache | None = None
+        """What forward passes continue from, while one is bound (`Cache.bound`)."""
         normed = model.embedding_norm and self.pre_process
         self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
@@ -91,6 +94,7 @@ class GPT(GPTModel):
         tokens: torch.Tensor,
         labels: torch.Tensor | None = None,
         loss_mask: torch.Tensor | None = None,
+        only: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one micro-batch on this stage.
 
@@ -98,15 +102,18 @@ class GPT(GPTModel):
             tokens: [B, S]; read by the first stage only.
             labels: [B, S]; read by the last stage.
             loss_mask: [B, S]; read by the last stage.
+            only: [B], the token of each row whose logits are wanted; None: those of all tokens.
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
             scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
-            [B, S, V].
+            [B, S, V], of `only` one token [B, 1, V].
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
             return hidden
+        if only is not None:
+            hidden = hidden[only, torch.arange(len(only), device=only.device)][None]
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
@@ -156,7 +163,10 @@ class GPT(GPTModel):
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
-        positions = context_parallel.positions(tokens.shape[1], embedded.device)
+        if self.cache is not None:
+            positions = self.cache.begin(tokens, self.position).positions
+        else:
+            positions = context_parallel.positions(tokens.shape[1], embedded.device)
         if self.config.sequence_parallel:
             positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
         embedded = self.position.embed(embedded, positions)

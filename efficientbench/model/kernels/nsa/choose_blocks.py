@@ -59,21 +59,20 @@ class SelectionShape:
         return cls(nsa.select_block, nsa.select_count, model.head_dim, group, training.seq_len, half)
 
 
-def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice) -> torch.Tensor:
+def choose_blocks(probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
     """Return the blocks that each query reads, from its probabilities over the compressed keys.
 
     Args:
         probabilities: [N, C, K], summed over the query heads of a group (equation 10).
-        first: position of the first query.
+        positions: of the queries, [C] or [N, C].
+        blocks: how many there are to choose from, that of the last query included.
         choice: blocks and compressed keys.
 
     Returns:
         [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
     """
-    queries = probabilities.shape[1]
-    blocks = (first + queries - 1) // choice.block + 1
     scores = _block_scores(probabilities, blocks, choice)
-    own = torch.arange(first, first + queries, device=scores.device)[:, None] // choice.block
+    own = positions[..., None] // choice.block
     number = torch.arange(blocks, device=scores.device)
     always = (number == 0) | ((number <= own) & (number > own - LOCAL_BLOCKS))
     scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
