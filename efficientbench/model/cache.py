@@ -104,6 +104,9 @@ class Cache:
         """Allocate all that `rows` sequences of up to `tokens` tokens need."""
         self.model, self.tokens = model, tokens
         self.layers = [layer for layer in model.modules() if isinstance(layer, Stateful)]
+        if len(self.layers) != len(model.decoder.layers):
+            # Their declaration says that they are.
+            raise TypeError(f"{len(self.layers)} of the {len(model.decoder.layers)} attention layers are Stateful")
         device = next(model.parameters()).device
         with device:
             self.states = [layer.new_state(rows, tokens) for layer in self.layers]

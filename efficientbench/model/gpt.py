@@ -5,7 +5,7 @@ S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
@@ -33,7 +34,7 @@ from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
 from efficientbench.model.cache import Cache
 from efficientbench.model.engine_config import transformer_config
-from efficientbench.model.initial_weights import initialize
+from efficientbench.model.initial_weights import initialize, set_weights
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
@@ -156,6 +157,14 @@ class GPT(GPTModel):
             return loss(slice(None))
         return torch.stack([loss(slice(row, row + 1)) for row in range(len(labels))])
 
+    @property
+    def expert_group(self) -> ProcessGroup | None:
+        """Return the ranks that share the experts, and compute every forward pass together; None: this one alone."""
+        if self.config.expert_model_parallel_size == 1:
+            return None
+        group: ProcessGroup = parallel_state.get_expert_model_parallel_group()
+        return group
+
     def take_routing(self) -> torch.Tensor | None:
         """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
@@ -193,6 +202,23 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
             stages.append(_construct(config, vp_stage, attention_kernel))
         initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
+
+
+def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str, torch.Tensor]) -> GPT:
+    """Build the model of a run to evaluate it, without pipeline stages: this tensor-parallel rank's part of it.
+
+    Args:
+        config: the run, with the layout in which it is evaluated.
+        device: of this rank.
+        weights: see `set_weights`.
+
+    Raises:
+        ConfigError: they are those of another model.
+    """
+    with device:
+        model = _construct(config, None)
+    set_weights(model, weights)
+    return model.eval()
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import position_of
 
@@ -53,6 +55,31 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
                 else:
                     full = _draw(name, shape, config, seed, device)
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))
+
+
+def set_weights(model: GPTModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Fill every parameter of this stage from whole weights, as a checkpoint of any layout has them.
+
+    Args:
+        model: the stage.
+        weights: by global names; each expert's weights have names of their own.
+
+    Raises:
+        ConfigError: one is missing, or has another shape.
+    """
+    for name, parameter in global_parameters(model).items():
+        names = expert_names(name, parameter.shape[0]) if EXPERTS in name else [name]
+        if missing := [each for each in names if each not in weights]:
+            raise ConfigError(f"the checkpoint lacks {missing[0]}: it is of another model, or incomplete")
+        full = torch.stack([weights[each] for each in names]) if EXPERTS in name else weights[name]
+        part = shard(full, parameter, *tensor_parallel_rank(name))
+        if part.shape != parameter.shape:
+            raise ConfigError(
+                f"the checkpoint's {name} has the shape {list(full.shape)}, of which this model has "
+                f"{list(parameter.shape)} on a rank: it is of another model"
+            )
+        with torch.no_grad():
+            parameter.copy_(part)
 
 
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:

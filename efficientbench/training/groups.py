@@ -38,6 +38,17 @@ def world(backend: str, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def one_rank(backend: str) -> Iterator[None]:
+    """Make a world of this process alone, with Megatron's process groups."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with model_parallel(ParallelConfig(), seed=0):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
 def model_parallel(parallel: ParallelConfig, seed: int, hang_limit_s: float = HANG_LIMIT_S) -> Iterator[None]:
     """Megatron's process groups for one layout, over all ranks of the world."""
     parallel_state.initialize_model_parallel(

@@ -134,6 +134,42 @@ def test_a_cache_takes_the_bytes_of_the_formula(case: str, tokens: int, dtype: s
     assert cache.bytes == wanted
 
 
+@pytest.mark.parametrize("case", ["gqa_1.5B", "mla_1.5B", "relative_1.5B"])
+def test_bf16_rounds_no_more_than_a_whole_pass_does(case: str) -> None:
+    config, wide = configuration(case, "training.dtype=bf16"), configuration(case)
+    model, exact, tokens = build(config).eval(), build(wide).eval(), text(config, LENGTH)
+    with torch.no_grad():
+        for own, other in zip(exact.parameters(), model.parameters(), strict=True):
+            own.copy_(other)
+        wanted, whole = exact(tokens), model(tokens)
+
+    def error(logits: torch.Tensor) -> float:
+        return (logits.float() - wanted).square().mean().sqrt().item()
+
+    found = error(from_cache(model, tokens, in_parts(23, 1)))
+    assert 0 < found < 1.5 * error(whole)
+
+
+@pytest.mark.parametrize("case", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12"])
+def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
+    from efficientbench.model.cache import Cache
+
+    config = configuration(case)
+    model, tokens = build(config).eval(), text(config, LENGTH)
+    with torch.no_grad():
+        whole = model(tokens)
+    torch._dynamo.reset()
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    cache = Cache(model, 2, LENGTH)
+    with torch.no_grad(), cache.bound(), torch._dynamo.config.patch(error_on_recompile=True):
+        cache.counts.fill_(20)
+        model(tokens[:, :20])
+        cache.advance()
+        for at in range(20, 52):
+            assert relative_error(step(tokens[:, at : at + 1])[:, 0], whole[:, at]) < 1e-5
+            cache.advance()
+
+
 def test_a_model_continues_from_one_cache_at_a_time() -> None:
     from efficientbench.model.cache import Cache
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from support.configs import tiny
-from support.oracle import build, relative_error, text, weights_of
+from support.oracle import build, checkpointed, relative_error, text, weights_of
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
@@ -97,20 +97,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokeni
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
     path.write_text(json.dumps(spec))
     return {"own": own, "qwen2": load_tokenizer(folder / "qwen2")}
-
-
-def checkpointed(weights: dict[str, torch.Tensor], padding: int = 3) -> dict[str, torch.Tensor]:
-    """As a checkpoint has them: each expert by a name of its own, the embedding with rows that only pad it."""
-    found = {}
-    for name, weight in weights.items():
-        if "mlp.experts." in name:
-            for number, expert in enumerate(weight):
-                found[name.replace("mlp.experts.", f"mlp.experts.{number}.")] = expert
-        elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-            found[name] = torch.cat([weight, weight.new_full((padding, weight.shape[1]), torch.nan)])
-        else:
-            found[name] = weight
-    return found
 
 
 @pytest.mark.usefixtures("single_rank")
