@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from enum import Enum
 from pathlib import Path
@@ -212,6 +213,25 @@ def export(
     for line in exported.warnings:
         print(f"warning: {line}", file=sys.stderr)
     print(f"{exported.class_name} of step {exported.step:,}: {exported.folder}")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        Path, typer.Argument(metavar="HF_FOLDER", help="config.json, safetensors and tokenizer.json of a model")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="RUN", help="the run's folder, new or empty; output/imported/<its name>"),
+    ] = None,
+) -> None:
+    """Make a run's folder of a model that transformers saved, so that runs can begin with its weights."""
+    from efficientbench.export.importing import import_folder
+
+    made = import_folder(source, output)
+    print(f"{made.class_name}, {made.parameters:,} parameters: {made.folder}")
+    given = (f"init.run={made.folder}", "--tokenizer", str(made.folder / "tokenizer"), "--data", "TEXT")
+    print("train it further:", shlex.join(["efficientbench", "run", made.name, "--matrix", made.matrix, *given]))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from efficientbench.config.init import InitConfig
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
     Fraction,
@@ -125,12 +126,24 @@ class TrainingConfig(Part):
         description="activations that the backward pass computes again instead of keeping them; none; selective: "
         "attention between its projections; full: every layer from its input",
     )
-    learning_rate: PositiveFloat = Field(default=1e-4, description="learning rate at the peak of the cosine schedule")
-    min_learning_rate: NonNegativeFloat = Field(
-        default=1e-5, description="learning rate at the end of the cosine schedule"
+    learning_rate: PositiveFloat = Field(default=1e-4, description="learning rate at the peak of the schedule")
+    min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
+    lr_scale: PositiveFloat = Field(
+        default=1.0,
+        description="factor on the learning rate of every step, peak and end alike: a stage that continues another "
+        "run keeps that run's rates and sets this",
+    )
+    lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
+        default="cosine",
+        description="how the learning rate falls after its rise; cosine: along half a cosine; linear: along a line; "
+        "trapezoid: it stays at its peak, then falls along a line",
     )
     lr_warmup_fraction: Fraction = Field(
         default=0.1, description="share of the steps over which the learning rate rises"
+    )
+    lr_decay_fraction: Fraction | None = Field(
+        default=None,
+        description="share of the steps, the last ones, over which lr_schedule=trapezoid falls; unset: 0.2",
     )
     weight_decay: NonNegativeFloat = Field(
         default=0.1,
@@ -162,6 +175,26 @@ class TrainingConfig(Part):
         description="tokens that a validation predicts, the same ones for every sequence length, batch and layout; all "
         "of the validation text where that has fewer",
     )
+
+    @property
+    def trapezoid_decay_fraction(self) -> float:
+        """Share of the steps over which a trapezoid falls."""
+        return 0.2 if self.lr_decay_fraction is None else self.lr_decay_fraction
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainingConfig:
+        if self.lr_decay_fraction is not None and self.lr_schedule != "trapezoid":
+            raise ValueError(
+                f"lr_decay_fraction {self.lr_decay_fraction:g} is for lr_schedule=trapezoid alone: {self.lr_schedule} "
+                "falls from the end of its rise on"
+            )
+        decay_fraction = self.trapezoid_decay_fraction
+        if self.lr_schedule == "trapezoid" and self.lr_warmup_fraction + decay_fraction > 1:
+            raise ValueError(
+                f"lr_warmup_fraction {self.lr_warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "
+                "than all steps together: their sum must not be above 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _learning_rate_falls(self) -> TrainingConfig:
@@ -309,6 +342,7 @@ class RunConfig(Part):
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig = TrainingConfig()
     data: DataConfig = DataConfig()
+    init: InitConfig = InitConfig()
     measurement: MeasurementConfig = MeasurementConfig()
     faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

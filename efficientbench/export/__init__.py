@@ -1,1 +1,1 @@
-"""Export a run's model as a folder that other programs load."""
+"""Models to and from transformers: export a run's model, import a folder as a run."""

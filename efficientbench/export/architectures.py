@@ -41,8 +41,12 @@ class Exporter:
     """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
     settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
     """(model, model type) → the attention's part of transformers' configuration."""
+    keys: Callable[[PretrainedConfig], dict[str, Any]]
+    """transformers' configuration → the section `model.attention` that has these settings."""
     norms: Callable[[ModelConfig], dict[str, int]]
     """Our name in a layer and the width of each norm within the attention."""
+    weights: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
+    """Our name in a layer and the shape of each other weight of the attention."""
     converted: Callable[[str, torch.Tensor, ModelConfig, Architecture], dict[str, torch.Tensor]]
     """(our name in a layer, weight, model, model type) → what the weight becomes; nothing for a foreign weight."""
 

@@ -21,6 +21,11 @@ tags:
 ---
 """
 
+TRAINING_TEXT = (
+    "Training put one end-of-document token after each document and no other special token; names of special tokens in "
+    "the text were ordinary text."
+)
+
 
 def model_card(
     config: RunConfig,
@@ -29,6 +34,7 @@ def model_card(
     steps: int,
     record: RunRecord | None,
     warnings: Sequence[str] = (),
+    imported: str | None = None,
 ) -> str:
     """Return the README.md of an exported model.
 
@@ -39,6 +45,7 @@ def model_card(
         steps: of the whole run.
         record: the run's; None where it has none.
         warnings: about the exported files.
+        imported: name and class of the model whose weights were imported; None: they were trained here.
     """
     training = config.training
     tokens_per_step = training.global_batch_size * training.seq_len
@@ -47,31 +54,39 @@ def model_card(
     )
     facts = [
         ("class", CLASSES[architecture]),
-        ("trained for", f"{step:,} of {steps:,} steps, {step * tokens_per_step:,} tokens"),
+        (
+            ("imported from", imported)
+            if imported is not None
+            else ("trained for", f"{step:,} of {steps:,} steps, {step * tokens_per_step:,} tokens")
+        ),
         ("sequence", f"{training.seq_len:,} tokens"),
         ("dtype of compute and of these weights", training.dtype),
         ("seed", str(training.seed)),
     ]
+    if config.init.run is not None:
+        # Only the last part of the path, as of data.
+        facts.append(("began with the weights of", f"{PurePath(config.init.run).name} after step {config.init.step}"))
     multiplier = config.model.embedding_multiplier
     if multiplier != 1:
         other = "the output's, which training tied" if config.model.tied else "that of training"
         facts.append(("embedding", f"the input's table is {multiplier:.6g} × {other}"))
-    if record is None:
+    if imported is not None:
+        facts.append(("record", f"{ABSENT}: nothing was trained or measured here"))
+    elif record is None:
         facts.append(("record", f"{ABSENT}: the run has no record.json, which is written at its end"))
     else:
         facts += _recorded(record, step)
     lines = [
         f"# {_text(config.name)}",
         "",
-        f"A language model trained by EfficientBench, as run `{config.name}`{smoke}.",
+        f"A language model that EfficientBench {'imported' if imported is not None else 'trained'}, as run "
+        f"`{config.name}`{smoke}.",
         "",
         "| | |",
         "|---|---|",
         *(f"| {_text(name)} | {_text(value)} |" for name, value in facts),
         "",
-        "Training put one end-of-document token after each document and no other special token; names of special "
-        "tokens in the text were ordinary text.",
-        "",
+        *([TRAINING_TEXT, ""] if imported is None else []),
         *(f"Note: {_text(warning)}.\n" for warning in warnings),
     ]
     return FRONT_MATTER + "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,9 @@ from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import position_of
 from efficientbench.export.architectures import Architecture, Exporter, is_nanochats, refusal
 from efficientbench.model.attention.gqa_variant import GQAConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
 """Classes with biases on all four projections of attention or on none."""
@@ -63,6 +66,21 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     return settings
 
 
+def _keys(found: PretrainedConfig) -> dict[str, Any]:
+    # The Qwen2 classes always have this bias, Mixtral never.
+    bias = found.attention_bias if found.model_type in ONE_BIAS_FOR_ALL else found.model_type != "mixtral"
+    return {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
+
+
+def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    width = (model.heads + 2 * model.key_value_heads) * model.head_dim
+    weights: dict[str, tuple[int, ...]] = {
+        "self_attention.linear_qkv.weight": (width, model.hidden_size),
+        "self_attention.linear_proj.weight": (model.hidden_size, model.heads * model.head_dim),
+    }
+    return weights | ({"self_attention.linear_qkv.bias": (width,)} if _gqa(model).qkv_bias else {})
+
+
 def _norms(model: ModelConfig) -> dict[str, int]:
     names = [name.removesuffix(".weight") for name in HEAD_NORMS] if model.qk_norm else []
     return dict.fromkeys(names, model.head_dim)
@@ -90,4 +108,4 @@ def _converted(
     return tensors
 
 
-EXPORTER = Exporter(_architecture, _settings, _norms, _converted)
+EXPORTER = Exporter(_architecture, _settings, _keys, _norms, _weights, _converted)

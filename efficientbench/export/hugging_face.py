@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.data_tools.files import write_file
-from efficientbench.data_tools.manifest import load_corpus
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.data_tools.tokenizer import TextTokenizer
 from efficientbench.export.architectures import CLASSES, Architecture, architecture_of, transformers_config
 from efficientbench.export.card import model_card
+from efficientbench.export.target_folder import claimed, refuse_taken
 from efficientbench.export.tokenizers import changed_parts, survives_qwen2
-from efficientbench.metrics.records.record import RunRecord, read_record
-from efficientbench.running.job import Job
+from efficientbench.metrics.records.record import read_record
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.checkpoints.manifest import checkpoint_folder, complete, find_good
+from efficientbench.running.trained import TrainedRun, trained_config
 
 if TYPE_CHECKING:
     import torch
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "fp16": 2}
-PARTIAL = ".partial"
-"""The folder in the target that an export writes to until it is complete."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +75,25 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         MetricsError: its record is damaged.
     """
     try:
-        job = _read_job(run)
-        architecture_of(job.config.model)
+        trained = TrainedRun.read(run)
+        architecture_of(trained.job.config.model)
         target = Path(os.path.realpath(folder))
-        _refuse_taken(target)
+        refuse_taken(target)
         record = read_record(OutputFolder(run).record) if OutputFolder(run).record.exists() else None
-        tokenizer = _tokenizer(job, record)
-        checkpoint, warnings = _checkpoint(run, step)
+        tokenizer = trained.tokenizer()
+        checkpoint, warnings = trained.checkpoint(step)
         from efficientbench.training.checkpoints.read import Weights
 
         weights = Weights(checkpoint)
-        model = Model(_trained_config(weights.manifest.config), weights, tokenizer)
+        model = Model(trained_config(weights.manifest.config), weights, tokenizer)
         counted = count_parameters(model.config.model)
-        trained = model.config.model
-        untied = counted.embedding if trained.tied and trained.embedding_multiplier != 1 else 0
+        shapes = model.config.model
+        untied = counted.embedding if shapes.tied and shapes.embedding_multiplier != 1 else 0
         needed_bytes = BYTES_PER_WEIGHT[model.config.training.dtype] * (counted.total + untied)
-        with _claimed(target, needed_bytes) as partial:
+        with claimed(target, needed_bytes) as partial:
             warnings += write_model(model, partial)
-            card = model_card(
-                model.config, model.architecture, weights.manifest.step, job.budget.steps, record, warnings
-            )
+            job, at = trained.job, weights.manifest.step
+            card = model_card(model.config, model.architecture, at, job.budget.steps, record, warnings, job.imported)
             write_file(partial / "README.md", card.encode())
     except OSError as error:
         raise ConfigError(f"{error.filename or folder}: {error.strerror or error}; nothing was exported") from None
@@ -131,91 +123,6 @@ def write_model(model: Model, folder: Path) -> list[str]:
         f"AutoTokenizer of this transformers release replaces the tokenizer's {', '.join(changed)}, and ids would "
         "differ from those of training; load it with PreTrainedTokenizerFast instead"
     ]
-
-
-def _checkpoint(run: Path, step: int | None) -> tuple[Path, list[str]]:
-    """Return the checkpoint's folder, and why newer ones are skipped."""
-    if step is None:
-        found, problems = find_good(run)
-        if found is None:
-            raise ConfigError("; ".join([f"{run} has no checkpoint to export", *problems]))
-        return found, problems
-    folder = checkpoint_folder(run, step)
-    if not folder.is_dir():
-        there = ", ".join(path.name for path in complete(run)) or "none"
-        raise ConfigError(f"{folder}: no such checkpoint; there: {there}")
-    return folder, []
-
-
-def _trained_config(content: Mapping[str, Any]) -> RunConfig:
-    """Return a checkpoint's configuration; before `model.embedding_multiplier` was a key, what is exported had none."""
-    return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})
-
-
-def _read_job(run: Path) -> Job:
-    path = OutputFolder(run).config
-    if not run.is_dir():
-        raise ConfigError(f"{run}: no such folder; give that of a run, like output/efficientllm_benchmark/gqa_0.5B")
-    if not path.exists():
-        repeats = sorted(each.parent.name for each in run.glob("seed_*/config.json"))
-        helps = f"it holds repeats; give one of them: {', '.join(repeats)}" if repeats else "config.json is missing"
-        raise ConfigError(f"{run} is not the folder of a run: {helps}")
-    try:
-        return Job.read(path)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{path}: not the configuration of a run ({reason})") from None
-
-
-def _refuse_taken(folder: Path) -> None:
-    if folder.is_dir():
-        names = sorted(path.name for path in folder.iterdir())
-        if PARTIAL in names:
-            raise ConfigError(
-                f"{folder}: another export writes here, or was killed while it did; then remove {folder / PARTIAL}"
-            )
-        if names:
-            raise ConfigError(f"{folder} is not empty (it holds {names[0]}); give a new or empty folder")
-    elif folder.exists():
-        raise ConfigError(f"{folder} is a file; give a new or empty folder")
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, needed_bytes: int) -> Iterator[Path]:
-    """Make the folder and yield one inside it, whose files move up if the block ends without an error."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        raise ConfigError(
-            f"no space left in {existing}: the weights take {needed_bytes / 1e9:,.2f} GB, {free_bytes / 1e9:,.2f} GB "
-            "are free"
-        )
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / PARTIAL
-    partial.mkdir()
-    try:
-        yield partial
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
-            path.rename(folder / path.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # only an empty one can be removed
-
-
-def _tokenizer(job: Job, record: RunRecord | None) -> TextTokenizer:
-    """Return the tokenizer that made the run's tokens."""
-    # All sources have the same tokenizer.
-    corpus = load_corpus(job.corpora[0])
-    found = load_tokenizer(corpus.tokenizer_folder)
-    trained = record.data[0].tokenizer_fingerprint if record and record.data else corpus.tokenizer_fingerprint
-    if found.fingerprint != trained:
-        raise ConfigError(
-            f"{corpus.tokenizer_folder} is not the tokenizer that the run was trained with: it has changed since"
-        )
-    return found
 
 
 def _write_configuration(model: Model, folder: Path) -> None:

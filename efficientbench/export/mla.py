@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,6 +10,9 @@ from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import position_of
 from efficientbench.export.architectures import Architecture, Exporter, refusal
 from efficientbench.model.attention.mla_variant import MLAConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 RENAMED = {
     "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
@@ -24,6 +27,11 @@ ROTATED_QUERIES = {
     "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
 }
 """Query projections, whose rotated rows are reordered."""
+
+
+def _mla(model: ModelConfig) -> MLAConfig:
+    assert isinstance(model.attention, MLAConfig)
+    return model.attention
 
 
 def _architecture(model: ModelConfig, tokenizer_survives_qwen2: bool) -> Architecture:
@@ -42,10 +50,29 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
     return model.attention.model_dump(exclude={"kind"}) | {"first_k_dense_replace": model.layers}
 
 
+def _keys(found: PretrainedConfig) -> dict[str, Any]:
+    return {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}}
+
+
+def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    mla, hidden = _mla(model), model.hidden_size
+    queries, key_values = model.heads * mla.key_dim, model.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        "linear_kv_down_proj": (mla.kv_lora_rank + mla.qk_rope_head_dim, hidden),
+        "linear_kv_up_proj": (key_values, mla.kv_lora_rank),
+        "linear_proj": (hidden, model.heads * mla.v_head_dim),
+    }
+    if mla.q_lora_rank is None:
+        shapes["linear_q_proj"] = (queries, hidden)
+    else:
+        shapes |= {"linear_q_down_proj": (mla.q_lora_rank, hidden), "linear_q_up_proj": (queries, mla.q_lora_rank)}
+    return {f"self_attention.{name}.weight": shape for name, shape in shapes.items()}
+
+
 def _norms(model: ModelConfig) -> dict[str, int]:
-    assert isinstance(model.attention, MLAConfig)
-    widths = {"self_attention.kv_layernorm": model.attention.kv_lora_rank}
-    return widths | ({"self_attention.q_layernorm": model.attention.q_lora_rank} if model.attention.q_lora_rank else {})
+    mla = _mla(model)
+    widths = {"self_attention.kv_layernorm": mla.kv_lora_rank}
+    return widths | ({"self_attention.q_layernorm": mla.q_lora_rank} if mla.q_lora_rank else {})
 
 
 def _converted(
@@ -63,10 +90,9 @@ def _converted(
 
 def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor:
     """Reorder the last rows of [heads, rows, …], which RoPE rotates: from pairs half a block apart to neighbours."""
-    assert isinstance(model.attention, MLAConfig)
-    rotated = model.attention.qk_rope_head_dim
+    rotated = _mla(model).qk_rope_head_dim
     halves = heads[:, -rotated:].unflatten(1, (2, rotated // 2))
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
-EXPORTER = Exporter(_architecture, _settings, _norms, _converted)
+EXPORTER = Exporter(_architecture, _settings, _keys, _norms, _weights, _converted)

@@ -14,10 +14,8 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import ModelConfig
 from efficientbench.costs.model import count_parameters
 from efficientbench.export.architectures import Architecture, exporter_of
+from efficientbench.export.weight_names import EMBEDDING, FINAL_NORM, OUTPUT, norm_widths
 
-EMBEDDING = "embedding.word_embeddings.weight"
-OUTPUT = "output_layer.weight"
-FINAL_NORM = "decoder.final_layernorm.weight"
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.linear_fc([12])\.weight")
 
@@ -56,7 +54,7 @@ def exported(
         if name in (EMBEDDING, OUTPUT):
             weight = weight[: model.vocab_size]
         elements += weight.numel()
-        for new_name, tensor in _converted(name, weight, model, architecture).items():
+        for new_name, tensor in converted(name, weight, model, architecture).items():
             yield new_name, _with_storage_of_its_own(tensor)
     expected = count_parameters(model).total
     if elements != expected:
@@ -66,28 +64,24 @@ def exported(
         )
     if not model.norm_weights and architecture != "nanochat":
         # The class multiplies by a vector after each norm: by ones, which change nothing.
-        for name, width in _norms(model):
-            yield from _converted(name, weight.new_ones(width), model, architecture).items()
-
-
-def _norms(model: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Yield our name and the width of every norm that the classes with norm weights have."""
-    widths = {"input_layernorm": model.hidden_size, "pre_mlp_layernorm": model.hidden_size}
-    widths |= exporter_of(model).norms(model)
-    for layer in range(model.layers):
-        for norm, width in widths.items():
-            yield f"decoder.layers.{layer}.{norm}.weight", width
-    yield FINAL_NORM, model.hidden_size
+        for name, width in norm_widths(model).items():
+            yield from converted(f"{name}.weight", weight.new_ones(width), model, architecture).items()
 
 
 def _in_layer_order(name: str) -> list[int | str]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def _converted(
+def converted(
     name: str, weight: torch.Tensor, model: ModelConfig, architecture: Architecture
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors that one weight becomes; most are views of it."""
+    """Return the tensors that one weight becomes; most are views of it.
+
+    It moves and splits rows (dimension 0) alone, and adds zeros: `inverse` relies on that.
+
+    Raises:
+        ConfigError: the model has no such weight.
+    """
     if name == EMBEDDING:
         if model.embedding_multiplier == 1:
             return {"model.embed_tokens.weight": weight}

@@ -21,7 +21,7 @@ from efficientbench.running.job import Job
 PACKAGES = ("efficientbench", "torch", "megatron-core", "torch-npu", "numpy", "tokenizers", "transformers")
 """Packages whose versions a record keeps."""
 
-WRITTEN = {"steps": "steps.jsonl", "tensorboard": "tensorboard", "log": "log", "checkpoint": "checkpoint"}
+WRITTEN = {"steps": "steps.jsonl", **{name: name for name in ("tensorboard", "log", "checkpoint", "tokenizer")}}
 """The record's `paths`: what a run writes beside it."""
 
 

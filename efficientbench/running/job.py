@@ -23,10 +23,14 @@ class Job:
     layout: Layout
     budget: Budget
     corpora: tuple[Path, ...]
-    """The manifest of each source's corpus, in the order of `config.data.sources`."""
+    """The absolute path of each source's manifest, in the order of `config.data.sources`."""
     output: Path
     resume: Path | None = None
     """The checkpoint to resume from; None: start at step 1. The first node's job decides for all."""
+    tokenizer_fingerprint: str | None = None
+    """`TextTokenizer.fingerprint` of the tokenizer that made the tokens; None in the jobs of earlier versions."""
+    imported: str | None = None
+    """Name and class of the model whose weights were imported; None: they were trained."""
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""

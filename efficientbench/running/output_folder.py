@@ -11,14 +11,18 @@ from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.files import complete_folder, write_file
 from efficientbench.launchers.files import no_link
 
-WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint", "trace.json.gz")
+WRITTEN = (
+    *("record.json", "steps.jsonl", "config.json"),
+    *("tensorboard", "log", "checkpoint", "tokenizer", "trace.json.gz"),
+)
 """What `set_aside` moves: files and folders of one run, from its first attempt to its last."""
 
 
 class OutputFolder:
-    """`<suite>/<variant>_<size>/` with `record.json`, `steps.jsonl`, `tensorboard/`, `log/` and `checkpoint/`."""
+    """`<suite>/<variant>_<size>/` with the record, the steps, TensorBoard's files, logs, checkpoints and tokenizer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,6 +33,8 @@ class OutputFolder:
         self.config = path / "config.json"
         self.tensorboard = path / "tensorboard"
         self.log = path / "log"
+        self.tokenizer = path / "tokenizer"
+        """A copy of the tokenizer that made the run's tokens: with it the checkpoints are of use without the corpus."""
         self.trace = path / "trace.json.gz"
 
     @classmethod
@@ -75,6 +81,21 @@ class OutputFolder:
     def unwritable(self, error: OSError) -> ConfigError:
         """Return the error for a folder that takes no more files."""
         return ConfigError(f"output: {self.path} cannot be written: {error.strerror}")
+
+    def keep_tokenizer(self, tokenizer: Path) -> None:
+        """Copy the tokenizer of the run's corpora, unless an earlier attempt has done so.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        if self.tokenizer.is_dir():
+            return
+        try:
+            with complete_folder(self.tokenizer) as partial:
+                for path in tokenizer.iterdir():
+                    write_file(partial / path.name, path.read_bytes())
+        except OSError as error:
+            raise self.unwritable(error) from None
 
     def set_aside(self) -> None:
         """Move what an earlier run wrote to `previous/<time>/`."""

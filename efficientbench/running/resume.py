@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
 from efficientbench.metrics.analysis.repeats import flat
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, read_record
+from efficientbench.running.initialisation import initialised
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import (
     Manifest,
@@ -23,8 +25,9 @@ from efficientbench.training.checkpoints.manifest import (
 )
 from efficientbench.training.errors import CheckpointError
 
-PLACES = ("output", "data.cache")
-"""Keys that only name folders: two measurements that differ in these measure the same."""
+PLACES = ("output", "data.cache", "init.run")
+"""Keys that only name folders: two measurements that differ in these measure the same. What `init.run` holds,
+`init.sha256` says."""
 MAY_DIFFER = (*PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 
@@ -54,8 +57,8 @@ def complete_record(
         smaller: whether a record counts whose micro-batch had to be smaller for lack of memory.
     """
     try:
-        record = read_record(folder.record)
-    except MetricsError:
+        record, config = read_record(folder.record), initialised(config)
+    except (MetricsError, ConfigError):
         return None
     recorded, wanted = settings(record.config), settings(config.model_dump(mode="json"))
     wanted["training.micro_batch_size"] = micro_batch_size

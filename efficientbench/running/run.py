@@ -34,6 +34,7 @@ from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
+from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
 from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import prepare_folder
@@ -55,6 +56,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     """
     cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
     check_interfaces(os.environ, cluster)
+    config = initialised(config)
     device = find_device(config.device)
     for name, value in device.environment(config.parallel.tp).items():
         # For the ranks, which inherit this process's environment.
@@ -64,6 +66,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     _announce(plan, config.training.micro_batch_size, device)
     # From here on `plan.config` is the run's configuration, on every node and in every rank.
     folder = folder or OutputFolder.of(plan.config)
+    check_other_folder(plan.config, folder)
     node = cluster.node_rank if cluster is not None else 0
     files = FailureFiles(folder) if node == 0 else None
     # The first node's process holds the folder for all nodes.
@@ -71,6 +74,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
         try:
             with _connected(cluster, device, folder) as link:
                 corpora = prepare_corpora(plan.config)
+                check_tokenizer(plan.config, corpora)
                 check_length(plan.config, plan.budget, corpora, memory_limit_bytes())
                 _announce_data(plan, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
@@ -132,8 +136,11 @@ def _prepare_job(
     # After everything that may be refused: a user's mistake must leave an earlier run's files where they are.
     fingerprints = [corpus.fingerprint for corpus in corpora]
     resume = prepare_folder(folder, plan.config, fingerprints, fresh) if first else None
-    manifests = tuple(corpus.manifest for corpus in corpora)
-    job = Job(plan.config, plan.layout, plan.budget, manifests, folder.path, resume)
+    if first:
+        folder.keep_tokenizer(corpora[0].tokenizer_folder)
+    manifests = tuple(corpus.manifest.absolute() for corpus in corpora)
+    fingerprint = corpora[0].tokenizer_fingerprint
+    job = Job(plan.config, plan.layout, plan.budget, manifests, folder.path, resume, fingerprint)
     job_file = folder.config if first else folder.path / f"config_node{link.node}.json"
     job.write(job_file)
     # The first node moves an earlier run's files to `previous/`: in a shared folder it must not find this run's logs.
@@ -194,6 +201,9 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
         f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; {memory}"
     )
+    init = plan.config.init
+    if init.run is not None:
+        print(f"begins with the weights of {init.run} after step {init.step} (SHA-256 {init.sha256})")
     warning = device.dtype_warning(training.dtype)
     if warning is not None:
         print(f"warning: {warning}")

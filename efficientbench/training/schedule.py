@@ -1,4 +1,15 @@
-"""The learning rate of each step."""
+"""The learning rate of each step.
+
+t = step, counted from 1; N = steps of the run; W, D = steps of the rise and of the fall; p, e = rates at the peak and
+of the last step; s = `training.lr_scale`. The rate is s times:
+
+- t ≤ W: p · t / W
+- N - D ≥ t > W: p
+- t > N - D, with x = (t - (N - D)) / D: e + (p - e) · ½ (1 + cos πx) by a cosine (arXiv 1608.03983, equation 5),
+  e + (p - e) · (1 - x) along a line
+
+A trapezoid (arXiv 2405.18392, section 3) has a D of its own; the others fall from the end of the rise on: D = N - W.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +19,17 @@ from efficientbench.config.schema import TrainingConfig
 
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:
-    """Return the rate of a step, counted from 1: linear warm-up, then half a cosine (arXiv 1608.03983, equation 5)."""
+    """Return the rate of a step, counted from 1, by the formula above."""
     warmup = round(training.lr_warmup_fraction * steps)
+    fall = steps - warmup
+    if training.lr_schedule == "trapezoid":
+        # Both shares may round up: the rise goes first.
+        fall = min(round(training.trapezoid_decay_fraction * steps), fall)
+    peak, end = training.learning_rate * training.lr_scale, training.min_learning_rate * training.lr_scale
     if step <= warmup:
-        return training.learning_rate * step / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    depth = 0.5 * (1 + math.cos(math.pi * progress))
-    return training.min_learning_rate + (training.learning_rate - training.min_learning_rate) * depth
+        return peak * step / warmup
+    if step <= steps - fall:
+        return peak
+    progress = (step - (steps - fall)) / fall
+    depth = 0.5 * (1 + math.cos(math.pi * progress)) if training.lr_schedule == "cosine" else 1 - progress
+    return end + (peak - end) * depth

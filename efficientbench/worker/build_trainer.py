@@ -18,6 +18,7 @@ from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.batches import Batches
 from efficientbench.training.checkpoints.manager import Checkpoints
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
 from efficientbench.training.checkpoints.shards import sharded_parameters
 from efficientbench.training.events import Listener
 from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
@@ -60,7 +61,11 @@ def build_trainer(
         optimizer,
         progress,
     )
-    restored = checkpoints.restore(resume) if resume is not None else None
+    restored, init = None, config.init
+    if resume is not None:
+        restored = checkpoints.restore(resume)
+    elif init.run is not None and init.step is not None:
+        checkpoints.initialise(checkpoint_folder(Path(init.run), init.step), init.sha256)
     token_bytes = _token_bytes(corpora[0], device)
     steps = job.budget.steps
     return Trainer(config, steps, stages, optimizer, batches, listeners, token_bytes, checkpoints, restored)

@@ -51,12 +51,21 @@ def _layout(record: RunRecord) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
+def _init(record: RunRecord) -> str:
+    init = record.section("init")
+    if init.get("run") is None:
+        return "random weights"
+    # Not where they lay: a folder may be moved.
+    return f"weights of step {init.get('step')} ({str(init.get('sha256'))[:12]})"
+
+
 CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "device": _device,
     "dtype": lambda record: record.dtype,
     "tokens": _tokens,
     "sequence": lambda record: str(record.seq_len),
     "data": _data,
+    "init": _init,
     "global_batch": lambda record: str(record.global_batch_size),
     "layout": _layout,
     "energy_scope": lambda record: record.energy_scope or "not measured",
@@ -104,7 +113,7 @@ def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-_SHARED = ("device", "dtype", "sequence", "data", "global_batch", "tokens", "formulas")
+_SHARED = ("device", "dtype", "sequence", "data", "init", "global_batch", "tokens", "formulas")
 """Conditions that a plot's runs must share, besides the layout; each size may have its own micro-batch."""
 
 

@@ -17,6 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.records.figures import Metrics
+from efficientbench.running.trained import TrainedRun
+from efficientbench.training.checkpoints.manifest import checkpoint_folder
 
 NAMES = [
     "run",
@@ -75,6 +77,16 @@ NAMES = [
 def folder(smoke_run: Finished) -> Path:
     assert smoke_run.done.returncode == 0, smoke_run.done.stdout + smoke_run.done.stderr
     return smoke_run.folder
+
+
+def test_its_folder_stands_alone(folder: Path, tmp_path: Path) -> None:
+    """A copy of the folder, in another place, names its own tokenizer and weights."""
+    for name in ("config.json", "tokenizer", "checkpoint"):
+        (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, tmp_path / name)
+    trained = TrainedRun.read(tmp_path)
+    assert trained.tokenizer().fingerprint == record(folder)["data"][0]["tokenizer_fingerprint"]
+    assert trained.checkpoint()[0] == checkpoint_folder(tmp_path, 20)
+    assert all(manifest.is_absolute() for manifest in trained.job.corpora)
 
 
 def test_ends_with_a_table_and_the_paths(smoke_run: Finished, folder: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> Non
     assert (record(folder)["status"], len(losses(folder))) == ("completed", 6)
     (aside,) = (folder / "previous").iterdir()
     assert (stopped["status"], record(aside)) == ("stopped", stopped)
-    names = ["checkpoint", "config.json", "log", "record.json", "steps.jsonl", "tensorboard"]
+    names = ["checkpoint", "config.json", "log", "record.json", "steps.jsonl", "tensorboard", "tokenizer"]
     assert sorted(path.name for path in aside.iterdir()) == names
 
 

@@ -9,68 +9,16 @@ import pytest
 import torch
 from safetensors import safe_open
 from support.configs import tiny
-from support.oracle import build, checkpointed, relative_error, text, weights_of
+from support.exported import CASES, checkpointed, config_of
+from support.oracle import build, relative_error, text, weights_of
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer import TextTokenizer
 from efficientbench.export.architectures import architecture_of
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.export.tensors import exported
-from efficientbench.export.tokenizers import QWEN2_SPLIT
 from efficientbench.export.weight_files import write_shards
 
-UNBIASED = "model.attention.qkv_bias=false"
-TIED = "model.embedding_multiplier=1"
-UNTIED = "model.tied=false"
-UNWEIGHTED = "model.norm_weights=false"
-# Run, overrides, tokenizer, class.
-CASES = {
-    "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
-    "mqa": ("mqa_0.5B", ["model.position.base=500"], "qwen2", "Qwen2ForCausalLM"),
-    "gqa with another tokenizer": ("gqa_1.5B", [], "own", "LlamaForCausalLM"),
-    "gqa without bias": ("gqa_1.5B", [UNBIASED], "qwen2", "LlamaForCausalLM"),
-    "wide heads": ("gqa_1.5B", ["model.head_dim=16"], "qwen2", "Qwen2ForCausalLM"),
-    "none": ("none_1.5B", [], "own", "SmolLM3ForCausalLM"),
-    "none without bias": ("none_1.5B", [UNBIASED], "own", "SmolLM3ForCausalLM"),
-    "experts": ("moe_1.5Bx8", [], "own", "Qwen2MoeForCausalLM"),
-    "experts, top 3": ("moe_0.5Bx8", ["model.moe.top_k=3", "model.moe.experts=5"], "own", "Qwen2MoeForCausalLM"),
-    "experts without bias": ("moe_1.5Bx8", [UNBIASED], "own", "MixtralForCausalLM"),
-    "experts, tied": ("moe_1.5Bx8", [TIED], "own", "Qwen2MoeForCausalLM"),
-    "mla, tied": ("mla_1.5B", [TIED], "own", "DeepseekV2ForCausalLM"),
-    "gqa, tied": ("gqa_1.5B", [TIED], "qwen2", "Qwen2ForCausalLM"),
-    "gqa, two tables": ("gqa_1.5B", [UNTIED], "qwen2", "Qwen2ForCausalLM"),
-    "gqa, two tables, no factor": ("gqa_1.5B", [UNTIED, TIED], "qwen2", "Qwen2ForCausalLM"),
-    "gqa, norms without weights": ("gqa_1.5B", [UNWEIGHTED], "qwen2", "Qwen2ForCausalLM"),
-    "qk_norm": ("gqa_1.5B", ["model.qk_norm=true"], "qwen2", "Qwen3ForCausalLM"),
-    "qk_norm, unweighted": ("mqa_0.5B", ["model.qk_norm=true", UNBIASED, UNWEIGHTED], "qwen2", "Qwen3ForCausalLM"),
-    "qk_norm with experts": ("moe_1.5Bx8", ["model.qk_norm=true", UNTIED], "own", "Qwen3MoeForCausalLM"),
-    "nanochat": ("nanochat_d12", [], "own", "NanoChatForCausalLM"),
-    "nanochat with bias, tied, unbounded": (
-        "nanochat_d12",
-        [
-            "model.tied=true",
-            "model.attention.qkv_bias=true",
-            "model.logit_softcap=null",
-            "model.embedding_multiplier=3",
-        ],
-        "own",
-        "NanoChatForCausalLM",
-    ),
-    "mla, norms without weights": (
-        "mla_1.5B",
-        [UNWEIGHTED, UNTIED, "model.attention.q_lora_rank=20"],
-        "own",
-        "DeepseekV2ForCausalLM",
-    ),
-    "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
-    "mla, compressed queries": (
-        "mla_1.5B",
-        ["model.attention.q_lora_rank=20", "model.attention.v_head_dim=8", "model.position.base=500"],
-        "own",
-        "DeepseekV2ForCausalLM",
-    ),
-}
 HARD = (
     "e\u0301 n\u0303 \u212b",
     "In 1999, 1234567 + 8 = 1234575.",
@@ -78,25 +26,6 @@ HARD = (
     "it's WE'LL ½ 漢字\u3000\U0001f600",
     "",
 )
-
-
-def config_of(name: str, *overrides: str) -> RunConfig:
-    return tiny(name, "model.vocab_size=301", "model.init_std=0.2", *overrides)
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextTokenizer]:
-    """`own`: as training makes it; `qwen2`: the same vocabulary behind Qwen2's normalization and split."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    train_tokenizer([Path(__file__).read_text(), "1999 1234567 8 1234575 " * 9], 300, folder / "own")
-    own = load_tokenizer(folder / "own")
-    own.save(folder / "qwen2")
-    path = folder / "qwen2" / "tokenizer.json"
-    spec = json.loads(path.read_text())
-    spec["normalizer"] = {"type": "NFC"}
-    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2_SPLIT
-    path.write_text(json.dumps(spec))
-    return {"own": own, "qwen2": load_tokenizer(folder / "qwen2")}
 
 
 @pytest.mark.usefixtures("single_rank")

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from support.configs import tiny
-from support.oracle import build, checkpointed, relative_error, weights_of
+from support.exported import checkpointed
+from support.oracle import build, relative_error, weights_of
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer, train_tokenizer
+from efficientbench.data_tools.tokenizer import TextTokenizer
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import check_lengths, generate
@@ -51,20 +52,15 @@ def continued(model: GPT, prompts: Sequence[Sequence[int]], sampling: Sampling, 
     return [tokens for _, tokens in sorted(found.items())]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer") / "own"
-    train_tokenizer([Path(__file__).read_text()], 300, folder)
-    return load_tokenizer(folder)
-
-
 @pytest.mark.parametrize("name", EXPORTED)
-def test_greedy_tokens_are_those_of_transformers(name: str, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_greedy_tokens_are_those_of_transformers(
+    name: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     config = config_of(name)
     model = build(config).eval()
-    write_model(Model(config, checkpointed(weights_of(model)), tokenizer), tmp_path)
+    write_model(Model(config, checkpointed(weights_of(model)), tokenizers["own"]), tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded.generation_config.eos_token_id = None
     prompts = prompts_of(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -54,6 +55,44 @@ def train(
         trainer = Trainer(
             config, steps, built.stages, built.optimizer, built.batches, [outcome.listen], None, checkpoints, before
         )
+        trainer.train(lambda: False)
+    return outcome
+
+
+@dataclass
+class Begun(Observed):
+    """Steps on one rank after weights of another run."""
+
+    updates_before: float = math.nan
+    """That the optimizer had made before the first step."""
+
+
+def begin(
+    config: RunConfig, prefix: Path, steps: int, folder: Path, checkpoint: Path, sha256: str | None = None
+) -> Begun:
+    """Train `steps` steps into the run folder `folder`, beginning with the weights of another run's checkpoint.
+
+    The weights are saved before the first step, too, and validated. `sha256`: of the checkpoint that is wanted.
+    """
+    import torch.distributed as dist
+
+    from efficientbench.config.layout import Layout
+    from efficientbench.training.checkpoints import contents
+    from efficientbench.training.checkpoints.manager import Checkpoints
+    from efficientbench.training.checkpoints.shards import sharded_parameters
+    from efficientbench.training.trainer import Trainer
+
+    outcome = Begun()
+    with tiny_training(config, prefix, steps) as built:
+        layout = Layout.of(config, dist.get_world_size(), oversubscribe=True)
+        parameters = sharded_parameters([stage.module for stage in built.stages], config.model)
+        checkpoints = Checkpoints(config, layout, steps, ["the corpus"], folder, parameters, built.optimizer)
+        checkpoints.initialise(checkpoint, sha256)
+        outcome.updates_before = contents.updates_made(built.optimizer)
+        listeners = [outcome.listen]
+        trainer = Trainer(config, steps, built.stages, built.optimizer, built.batches, listeners, None, checkpoints)
+        trainer.validate(0)
+        checkpoints.save(0, stopped=True)
         trainer.train(lambda: False)
     return outcome
 

@@ -37,20 +37,6 @@ def weights_of(model: GPT) -> dict[str, torch.Tensor]:
     return {key: parameter.detach().clone() for key, parameter in global_parameters(model).items()}
 
 
-def checkpointed(weights: dict[str, torch.Tensor], padding: int = 3) -> dict[str, torch.Tensor]:
-    """As a checkpoint has them: each expert by a name of its own, the embedding with rows that only pad it."""
-    found = {}
-    for name, weight in weights.items():
-        if "mlp.experts." in name:
-            for number, expert in enumerate(weight):
-                found[name.replace("mlp.experts.", f"mlp.experts.{number}.")] = expert
-        elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
-            found[name] = torch.cat([weight, weight.new_full((padding, weight.shape[1]), torch.nan)])
-        else:
-            found[name] = weight
-    return found
-
-
 def text(config: RunConfig, length: int) -> torch.Tensor:
     """Random tokens [2, length], always the same."""
     generator = torch.Generator().manual_seed(2)

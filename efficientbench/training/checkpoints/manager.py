@@ -17,11 +17,11 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.training.checkpoints import contents
-from efficientbench.training.checkpoints.manifest import Manifest, verify
+from efficientbench.training.checkpoints.manifest import Manifest, identity, verify
 from efficientbench.training.checkpoints.metadata_checks import check_shapes
 from efficientbench.training.checkpoints.read import MetadataReader
 from efficientbench.training.checkpoints.save import Saver, sharded_state_dict
-from efficientbench.training.checkpoints.shards import ShardedParameter
+from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
 from efficientbench.training.checkpoints.storage import CommonStrategy, LoadStrategy
 from efficientbench.training.errors import CheckpointError
 
@@ -100,8 +100,6 @@ class Checkpoints:
             CheckpointError: a file is damaged, or the checkpoint is of another run; nothing was trained then.
         """
         manifest = self._verified(folder)
-        # Read here once more, because an error within Megatron's reading would hide the reason.
-        metadata = MetadataReader(folder, manifest.files).read_metadata()
         if manifest.data != self.data:
             raise CheckpointError(
                 f"{folder}: was trained on other tokens than data.path gives now; --fresh begins anew"
@@ -113,25 +111,53 @@ class Checkpoints:
             # Megatron reads into tensors that exist, and a new optimizer has none.
             contents.fill_optimizer(self.optimizer, manifest.optimizer_step)
         generators = list(contents.generators(self.device)) if resumes and manifest.layout == self.layout else []
-        tensors = list(contents.tensors_to_read(self.parameters, self.optimizer, everything=resumes))
-        try:
-            check_shapes(metadata, [*tensors, *generators])
-        except CheckpointError as error:
-            raise CheckpointError(f"{folder}: refused, {error}") from None
-        with torch.no_grad():
-            dist_checkpointing.load(
-                sharded_state_dict([*tensors, *generators]),
-                str(folder),
-                LoadStrategy(manifest.files),
-                CommonStrategy(),
-                validate_access_integrity=False,
-            )
+        tensors = contents.tensors_to_read(self.parameters, self.optimizer, everything=resumes)
+        self._read(folder, manifest, [*tensors, *generators])
         if generators:
             contents.set_generators(generators, self.device)
         if resumes and manifest.loss_scale is not None:
             contents.set_loss_scale(self.optimizer, manifest.loss_scale)
         self._last_step = manifest.step
         return manifest
+
+    def initialise(self, folder: Path, sha256: str | None) -> None:
+        """Set the weights to those of another run's checkpoint, of any layout and dtype, and nothing else.
+
+        The float32 masters become the weights as this run rounds them; all other states stay those of a new optimizer.
+
+        Args:
+            folder: of the checkpoint.
+            sha256: its `manifest.identity`; None: any.
+
+        Raises:
+            CheckpointError: a file is damaged, or the checkpoint is another one or of another model.
+        """
+        manifest = self._verified(folder)
+        if sha256 not in (None, identity(folder)):
+            raise CheckpointError(f"{folder}: is another checkpoint than that which the run was to begin with")
+        self._read(folder, manifest, list(contents.tensors_to_read(self.parameters, self.optimizer, everything=False)))
+        self.optimizer.reload_model_params()
+
+    def _read(self, folder: Path, manifest: Manifest, shards: list[Shard]) -> None:
+        """Fill the tensors of `shards` from a checkpoint that was verified.
+
+        Raises:
+            CheckpointError: it has other tensors.
+        """
+        # Read here once more, because an error within Megatron's reading would hide the reason.
+        metadata = MetadataReader(folder, manifest.files).read_metadata()
+        try:
+            check_shapes(metadata, shards)
+        except CheckpointError as error:
+            raise CheckpointError(f"{folder}: refused, {error}") from None
+        with torch.no_grad():
+            dist_checkpointing.load(
+                sharded_state_dict(shards),
+                str(folder),
+                LoadStrategy(manifest.files),
+                CommonStrategy(),
+                validate_access_integrity=False,
+            )
 
     def _verified(self, folder: Path) -> Manifest:
         """Verify some of the files on each rank, and raise on all ranks before any of them reads a weight."""

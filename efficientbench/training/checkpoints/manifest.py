@@ -106,6 +106,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path}: damaged ({error})") from None
 
 
+def identity(folder: Path) -> str:
+    """Return the SHA-256 (hex) of a checkpoint's manifest, which has those of all its other files.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return _seen(folder / MANIFEST).sha256
+
+
 def verify(folder: Path, part: int = 0, parts: int = 1) -> Manifest:
     """Read the manifest, and compare size and SHA-256 of the files with it.
 

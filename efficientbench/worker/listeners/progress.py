@@ -121,12 +121,13 @@ class ProgressDisplay:
         if self.peak_flops is not None and self.flops_per_token is not None:
             flops = self.flops_per_token * event.tokens
             mfu = f"{flops_utilization(flops, step_time_s, 1, self.peak_flops):.1%}"
+        peak = self.training.learning_rate * self.training.lr_scale
         norm = f"{event.gradient_norm:.3f}" if event.gradient_norm is not None else "n/a"
         return [
             f"step {event.step}/{self.steps}",
             f"loss {event.loss:.4f}" + _skipped(event),
             *([f"aux {event.routing.auxiliary_loss:.3f}"] if event.routing and event.routing.auxiliary_loss else []),
-            f"lr {event.learning_rate:.2e} ×{event.learning_rate / self.training.learning_rate:.2f}",
+            f"lr {event.learning_rate:.2e} ×{event.learning_rate / peak:.2f}",
             f"{step_time_s * 1e3:,.0f} ms",
             f"{tokens_per_s:,.0f} tok/s",
             f"MFU {mfu}",

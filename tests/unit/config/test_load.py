@@ -98,8 +98,8 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
         (
             "zzz=1",
-            "keys begin with checkpoint, data, device, faults, kernels, label, measurement, model, output, parallel, "
-            "training",
+            "keys begin with checkpoint, data, device, faults, init, kernels, label, measurement, model, output, "
+            "parallel, training",
         ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
         ("training.seq_len.x=1", "did you mean training.seq_len?"),
@@ -150,6 +150,11 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("model.position.kind=ropee", "model.position.kind: 'ropee' is not one of 'rope', "),
         ("model.position.base=0", "model.position.base: '0' does not fit: input should be greater than 0"),
         ("model.position.bse=1", "model.position.bse: unknown key; did you mean model.position.base?"),
+        ("training.lr_scale=0", "training.lr_scale: '0' does not fit: input should be greater than 0"),
+        ("training.lr_schedule=wsd", "training.lr_schedule: 'wsd' does not fit"),
+        ("training.lr_decay_fraction=0.5", "lr_decay_fraction 0.5 is for lr_schedule=trapezoid alone: cosine falls"),
+        ("init.step=3", "init: step is that of a checkpoint of init.run, which is not set"),
+        ("init.sha256=abc", "init.sha256: 'abc' does not fit"),
         ("training.min_learning_rate=1", "min_learning_rate 1 is the schedule's end and must not be above"),
     ],
 )
@@ -167,6 +172,11 @@ def test_a_section_without_a_kind_is_of_its_default_kind() -> None:
     ("name", "overrides", "message"),
     [
         ("gqa_1.5B", ["model.position.kind=none", "model.position.base=1"], "position.base: is no key of kind none"),
+        (
+            "gqa_1.5B",
+            ["training.lr_schedule=trapezoid", "training.lr_warmup_fraction=0.9"],
+            "lr_warmup_fraction 0.9 and lr_decay_fraction 0.2 are more than all steps together",
+        ),
         ("relative_1.5B", ["model.position.max_distance=16"], "16 must be above 16, half of the 32 buckets"),
         ("mla_1.5B", ["model.attention.query_groups=2"], "model.attention.query_groups: is no key of kind mla"),
         ("mla_1.5B", ["model.attention.qk_rope_head_dim=7"], "attention.qk_rope_head_dim must be even, not 7"),

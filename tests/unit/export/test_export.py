@@ -19,9 +19,12 @@ from efficientbench.config.load import resolve
 from efficientbench.data_tools.corpus import prepare_corpus
 from efficientbench.data_tools.errors import DataError
 from efficientbench.export.card import model_card
-from efficientbench.export.hugging_face import _claimed, _trained_config, export
+from efficientbench.export.hugging_face import export
+from efficientbench.export.target_folder import claimed
 from efficientbench.metrics.records.record_parts import DataSource, QualityPoint
 from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.trained import trained_config
 
 
 def make_run(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Path:
@@ -76,7 +79,7 @@ def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
     assert f"{out} is not empty" in refused(run, tmp_path / "link")
     (out / "thesis.tex").unlink()
     (out / ".partial").mkdir()
-    assert f"another export writes here, or was killed while it did; then remove {out / '.partial'}" in refused(
+    assert f"another command writes here, or was killed while it did; then remove {out / '.partial'}" in refused(
         run, out
     )
 
@@ -88,7 +91,7 @@ def test_a_tokenizer_that_is_lost_or_has_changed_is_refused(tmp_path: Path) -> N
     run, out = make_run(tmp_path / "run"), tmp_path / "model"
     job = Job.read(run / "config.json")
     dataclasses.replace(job, corpora=(corpus.manifest,)).write(run / "config.json")
-    assert refused(run, out) == f"{run} has no checkpoint to export"
+    assert refused(run, out) == f"{run} has no checkpoint"
     path = corpus.tokenizer_folder / "tokenizer.json"
     spec = json.loads(path.read_text())
     spec["model"]["merges"].pop()
@@ -99,11 +102,33 @@ def test_a_tokenizer_that_is_lost_or_has_changed_is_refused(tmp_path: Path) -> N
     shutil.rmtree(corpus.tokenizer_folder)
     with pytest.raises(DataError, match="which .* names, is missing"):
         export(run, out)
+    corpus.manifest.unlink()
+    assert refused(run, out).startswith(f"{run / 'tokenizer'}: missing, and so is the corpus that config.json names (")
+
+
+def test_the_runs_copy_of_the_tokenizer_is_read(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of some text, times {number * number}\n" for number in range(200)))
+    corpus = prepare_corpus(text, None, tmp_path / "cache", 300)
+    run, out = make_run(tmp_path / "run"), tmp_path / "model"
+    job = Job.read(run / "config.json")
+    OutputFolder(run).keep_tokenizer(corpus.tokenizer_folder)
+    dataclasses.replace(job, tokenizer_fingerprint=corpus.tokenizer_fingerprint).write(run / "config.json")
+    shutil.rmtree(tmp_path / "cache")
+    run = run.rename(tmp_path / "moved")
+    assert refused(run, out) == f"{run} has no checkpoint"
+    path = run / "tokenizer" / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["model"]["merges"].pop()
+    path.write_text(json.dumps(spec))
+    assert refused(run, out) == (
+        f"{run / 'tokenizer'} is not the tokenizer that the run was trained with: it has changed since"
+    )
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(folder: Path, needed_bytes: int) -> None:
-        with _claimed(folder, needed_bytes) as partial:
+        with claimed(folder, needed_bytes) as partial:
             (partial / "config.json").touch()
             raise ZeroDivisionError
 
@@ -143,6 +168,15 @@ def test_the_card_tells_what_is_recorded() -> None:
     assert "| record | n/a: the run has no record.json" in model_card(config, "qwen2", 10, 20, None)
 
 
+def test_the_card_says_where_the_weights_came_from() -> None:
+    config = resolve("gqa_1.5B", overrides=["init.run=/home/me/base", "init.step=40"])
+    assert "| began with the weights of | base after step 40 |" in model_card(config, "qwen2", 10, 20, None)
+    card = model_card(resolve("gqa_1.5B"), "qwen2", 0, 0, None, imported="Tiny (Qwen2ForCausalLM)")
+    assert "| imported from | Tiny (Qwen2ForCausalLM) |" in card
+    assert "A language model that EfficientBench imported, as run `gqa_1.5B`" in card
+    assert not re.search("trained for|Training put|when it ends", card)
+
+
 def test_names_in_a_card_are_plain_text() -> None:
     hostile = "/home/me/x](http://evil) | `a` <script>alert(1)</script>\n---\n# heading\x1b[2J"
     source = DataSource(source=hostile, weight=1.0, documents=1, tokens=1, fingerprint="0", tokenizer_fingerprint="0")
@@ -158,6 +192,6 @@ def test_names_in_a_card_are_plain_text() -> None:
 
 def test_weights_from_before_the_embedding_had_a_factor_are_exported_without() -> None:
     content = resolve("gqa_1.5B").model_dump(mode="json")
-    assert _trained_config(content).model.embedding_multiplier == pytest.approx(1536**0.5)
+    assert trained_config(content).model.embedding_multiplier == pytest.approx(1536**0.5)
     del content["model"]["embedding_multiplier"]
-    assert _trained_config(content).model.embedding_multiplier == 1
+    assert trained_config(content).model.embedding_multiplier == 1

@@ -1,0 +1,205 @@
+"""Read transformers' config.json as a configuration of ours, and refuse by its key what no model here computes.
+
+The installed class of transformers reads it, with its defaults. The model of ours that has these shapes is then
+exported again, as a configuration: a key that differs from it is one that would change what the model computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.config.registry import ATTENTION
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import imported
+from efficientbench.export.architectures import CLASSES, Architecture, Exporter, transformers_config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CODE_OR_CONVERSION = {
+    "auto_map": "it names code of its own, which is not run here",
+    "quantization_config": "its weights are quantized: save them as float32, bfloat16 or float16",
+    "per_layer_config": "its layers differ, and here all layers are alike",
+}
+"""Keys with which a folder is refused, whatever their values; why."""
+OUTSIDE_THE_CLASS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
+"""Keys that transformers reads of any configuration, beside those of its class."""
+WITHOUT_EFFECT = {
+    *("_name_or_path", "architectures", "dtype", "model_type", "problem_type", "transformers_version"),
+    *("chunk_size_feed_forward", "id2label", "label2id", "is_encoder_decoder", "return_dict", "use_cache"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "pretraining_tp"),
+    # Of training, and of text.
+    *("attention_dropout", "initializer_range", "router_aux_loss_coef", "router_jitter_noise"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"),
+    # What they decide, layer_types has.
+    *("max_window_layers", "no_rope_layer_interval"),
+}
+"""Keys that change no logits."""
+FOREIGN_NAMES = {
+    "auxiliary_loss": "router_aux_loss_coef",
+    "base": "rope_theta",
+    "experts": "num_experts",
+    "ffn_hidden_size": "intermediate_size",
+    "heads": "num_attention_heads",
+    "init_std": "initializer_range",
+    "layers": "num_hidden_layers",
+    "norm_epsilon": "rms_norm_eps",
+    "query_groups": "num_key_value_heads",
+    "seq_len": "max_position_embeddings",
+    "top_k": "num_experts_per_tok",
+}
+"""Our key → transformers', for messages."""
+UNUSED: dict[str, set[str]] = {
+    # Experts, of which a model has none that is dense in every layer.
+    "deepseek_v2": {
+        *("moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
+        *("num_experts_per_tok", "routed_scaling_factor", "topk_group", "topk_method"),
+    },
+    # Dense layers, of which a model has none that has experts in every layer.
+    "qwen2_moe": {"intermediate_size"},
+    "qwen3_moe": {"intermediate_size"},
+    # Frequencies, in a model that rotates nothing.
+    "smollm3": {"rope_parameters"},
+}
+"""Model type → keys that change no logits of a model that is not refused for another key."""
+
+
+def read_config(folder: Path, size: str) -> tuple[RunConfig, Architecture]:
+    """Return a folder's configuration as ours, under the name `<model type>_<size>`, and its model type.
+
+    The dtype is left to the weights, which may have another than config.json says.
+
+    Args:
+        folder: that holds config.json.
+        size: goes into the run's name.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or describes a model that is not one of ours; the message names the
+            key and what would be right.
+    """
+    path = folder / "config.json"
+    content = _read(path)
+    architecture = _architecture(path, content)
+    found = _parsed(path, architecture, content)
+    try:
+        config = RunConfig.model_validate(
+            {
+                "variant": architecture,
+                "size": size,
+                "output": "output/imported",
+                "model": _model(found),
+                "training": {"seq_len": found.max_position_embeddings},
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][-1]) if first["loc"] else "its shapes"
+        # Of our dotted keys, those of the configuration that was read.
+        reason = re.sub(
+            r"\b(attention|position|moe)\.(\w+)",
+            lambda dotted: FOREIGN_NAMES.get(dotted[2], dotted[2]),
+            first["msg"].removeprefix("Value error, "),
+        )
+        raise ConfigError(f"{path}: {FOREIGN_NAMES.get(key, key)}: {reason}") from None
+    expected = transformers_config(config, architecture, 0).to_dict()
+    given = found.to_dict()
+    without_effect = WITHOUT_EFFECT | UNUSED.get(architecture, set())
+    differing = [key for key in expected if key not in without_effect and given.get(key) != expected[key]]
+    if differing:
+        lines = [f"{key} is {_short(given.get(key))}, {_short(expected[key])} would be right" for key in differing]
+        raise ConfigError(f"{path}: no model here computes what this one does: {'; '.join(lines)}")
+    return config, architecture
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: give a folder that save_pretrained of transformers wrote") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is no configuration of a model")
+    if "model_type" not in content and {"config", "corpora"} <= content.keys():
+        raise ConfigError(f"{path}: this is the folder of a run, which needs no import")
+    return content
+
+
+def _architecture(path: Path, content: dict[str, Any]) -> Architecture:
+    given = content.get("model_type")
+    known: dict[str, Architecture] = {name: name for name in CLASSES}
+    if not isinstance(given, str) or given not in known:
+        near = nearest(given, known) if isinstance(given, str) else None
+        hint = f"did you mean {near}? " if near else ""
+        raise ConfigError(f"{path}: model_type is {_short(given)}; {hint}those that can be read: {', '.join(known)}")
+    for key, reason in CODE_OR_CONVERSION.items():
+        if content.get(key):
+            raise ConfigError(f"{path}: {key} is {_short(content[key])}: {reason}")
+    return known[given]
+
+
+def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> PretrainedConfig:
+    """Return what the installed class of transformers makes of the keys that it knows."""
+    import transformers
+
+    try:
+        kind = transformers.CONFIG_MAPPING[architecture]
+        known = {*kind().to_dict(), *OUTSIDE_THE_CLASS} - {"transformers_version", "dtype"}
+        found: PretrainedConfig = kind.from_dict({key: value for key, value in content.items() if key in known})
+        if "head_dim" not in content or content["head_dim"] is None:
+            # Classes differ in whether they fill it in.
+            found.head_dim = getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads
+    except Exception as error:  # the class that a refused value raises differs between releases
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        raise ConfigError(f"{path}: transformers {transformers.__version__} refuses it: {reason}") from None
+    return found
+
+
+def _model(found: PretrainedConfig) -> dict[str, Any]:
+    """Return the section `model` with the shapes of transformers' configuration."""
+    kind = found.model_type
+    exporter: Exporter = imported(str(ATTENTION["mla" if kind == "deepseek_v2" else "gqa"].exporter))
+    moe = {"mixtral", "qwen2_moe", "qwen3_moe"} & {kind}
+    nanochat = kind == "nanochat"
+    return {
+        "layers": found.num_hidden_layers,
+        "hidden_size": found.hidden_size,
+        "heads": found.num_attention_heads,
+        # MLA has two: the default of one follows the other.
+        "head_dim": found.qk_nope_head_dim if kind == "deepseek_v2" else found.head_dim,
+        "ffn_hidden_size": getattr(found, "moe_intermediate_size", 0)
+        if moe and kind != "mixtral"
+        else found.intermediate_size,
+        "moe": {
+            "experts": found.num_experts,
+            "top_k": found.num_experts_per_tok,
+            "auxiliary_loss": found.router_aux_loss_coef,
+        }
+        if moe
+        else None,
+        "vocab_size": found.vocab_size,
+        "norm_epsilon": found.rms_norm_eps,
+        "norm_weights": not nanochat,
+        "embedding_norm": nanochat,
+        "qk_norm": nanochat or kind.startswith("qwen3"),
+        "activation": "relu2" if nanochat else "swiglu",
+        "tied": found.tie_word_embeddings,
+        "logit_softcap": found.final_logit_softcapping if nanochat else None,
+        "init_std": found.initializer_range,
+        "embedding_multiplier": 1.0,
+        "attention": exporter.keys(found),
+        "position": {"kind": "none"}
+        if kind == "smollm3"
+        else {"kind": "rope", "base": found.rope_parameters.get("rope_theta")},
+    }
+
+
+def _short(value: object) -> str:
+    text = re.sub(r"\s+", " ", json.dumps(value, default=repr))
+    return text if len(text) <= 100 else f"{text[:97]}..."

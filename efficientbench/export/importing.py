@@ -1,0 +1,170 @@
+"""Make a run's folder of a model that transformers saved (`efficientbench import`): the inverse of `export`."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from efficientbench.config.budget import Budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.model import DTYPE_BYTES, count_parameters
+from efficientbench.data_tools.files import write_file
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.export.architectures import CLASSES
+from efficientbench.export.foreign_config import read_config
+from efficientbench.export.target_folder import claimed, refuse_taken
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+IMPORTED = Path("output/imported")
+"""Where imported runs lie unless the command says otherwise."""
+MATRIX = "matrix.yaml"
+TRAINED_TOKENS = 2048
+"""Longest sequence of a run that continues the model, unless its configuration is changed."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A finished import."""
+
+    folder: Path
+    """Of the run."""
+    name: str
+    """Of the run in `matrix`."""
+    matrix: str
+    """The file, in the folder, that defines that run."""
+    class_name: str
+    """Transformers' class of the model."""
+    parameters: int
+
+
+def import_folder(source: Path, output: Path | None = None) -> Imported:
+    """Write a run's folder with the model, the weights and the tokenizer of a folder that transformers saved.
+
+    The folder has one checkpoint, of step 0, which holds weights alone, in the dtype of the files. Nothing of the
+    source is run or unpickled.
+
+    Args:
+        source: holds config.json, safetensors and tokenizer.json.
+        output: the run's folder, new or empty; None: `output/imported/<name of the source>`.
+
+    Raises:
+        ConfigError: the folder does not hold what is needed, a file is missing or damaged, or the model is not one of
+            ours; the message names the file, and the key or tensor. Or the output is taken or cannot be written.
+        DataError: the tokenizer is damaged.
+    """
+    try:
+        if not source.is_dir():
+            raise ConfigError(f"{source}: no such folder; give one that save_pretrained of transformers wrote")
+        size = _name(source)
+        target = Path(os.path.realpath(output or IMPORTED / size))
+        refuse_taken(target)
+        from efficientbench.export.safetensors_folder import Tensors
+
+        config, architecture = read_config(source, size)
+        tensors = Tensors(source)
+        config = with_dtype(config, tensors.dtype)
+        tokenizer = _tokenizer(source, config)
+        parameters = count_parameters(config.model).total
+        with claimed(target, DTYPE_BYTES[config.training.dtype] * parameters) as partial:
+            from efficientbench.export.inverse import imported
+
+            try:
+                weights = dict(imported(tensors, config.model, architecture))
+            except ConfigError as error:
+                raise ConfigError(f"{source}: {error}") from None
+            origin = f"{source.resolve().name} ({CLASSES[architecture]})"
+            _write_run(partial, target, config, tokenizer, weights, origin)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or source}: {error.strerror or error}; nothing was imported") from None
+    return Imported(target, config.name, str(target / MATRIX), CLASSES[architecture], parameters)
+
+
+def with_dtype(config: RunConfig, dtype: str) -> RunConfig:
+    """Return the configuration with the dtype of the weights."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"dtype": dtype})})
+
+
+def _name(source: Path) -> str:
+    """Return the folder's name as a run's name may have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().name).strip("._-")[:64] or "model"
+
+
+def _tokenizer(source: Path, config: RunConfig) -> TextTokenizer:
+    path = source / "tokenizer.json"
+    if not path.is_file():
+        # Without it, transformers would have to make a fast tokenizer, perhaps by code of the folder's own.
+        raise ConfigError(f"{path} is missing: save_pretrained of a fast tokenizer (AutoTokenizer) writes it")
+    tokenizer = load_tokenizer(source)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"{source / 'config.json'}: vocab_size is {config.model.vocab_size:,}, and the tokenizer has "
+            f"{tokenizer.vocab_size:,} tokens: no fewer than that would be right"
+        )
+    return tokenizer
+
+
+def _write_run(
+    folder: Path,
+    target: Path,
+    config: RunConfig,
+    tokenizer: TextTokenizer,
+    weights: dict[str, torch.Tensor],
+    origin: str,
+) -> None:
+    """Write the files of a run into `folder`, which will be `target`."""
+    from efficientbench.devices.cpu import CPU
+
+    host = CPU()
+    # Before Megatron is imported, which asks for a device at once.
+    host.prepare(0)
+    layout = Layout.of(config, 1, oversubscribe=True)
+    manifest = Manifest(
+        step=0,
+        stopped=False,
+        holds="weights",
+        config=config.model_dump(mode="json"),
+        data=[],
+        layout=asdict(layout),
+        formula=FORMULAS,
+        steps_left_out=0,
+        optimizer_step=0.0,
+        loss_scale=None,
+        progress={},
+    )
+    with warnings.catch_warnings():
+        # Megatron tells of libraries that it does without.
+        warnings.simplefilter("ignore")
+        from efficientbench.training.checkpoints.alone import write_weights
+
+        write_weights(folder, manifest, weights, host.backend)
+    tokenizer.save(OutputFolder(folder).tokenizer)
+    write_file(folder / "matrix.yaml", _matrix(config).encode())
+    tokens_per_step = config.training.global_batch_size * config.training.seq_len
+    budget = Budget(0, 0, 0, tokens_per_step, count_parameters(config.model).total)
+    job = Job(config, layout, budget, (), target, None, tokenizer.fingerprint, origin)
+    job.write(OutputFolder(folder).config)
+
+
+def _matrix(config: RunConfig) -> str:
+    """Return a matrix with the model as a named run, by which runs that begin with its weights are configured."""
+    training = {"dtype": config.training.dtype, "seq_len": min(config.training.seq_len, TRAINED_TOKENS)}
+    content = {
+        "variants": {config.variant: {"model": config.model.model_dump(mode="json"), "training": training}},
+        "sizes": {config.size: {}},
+        "suites": {"imported": [{"variants": [config.variant], "sizes": [config.size]}]},
+    }
+    return "# The imported model as a named run, for --matrix.\n" + yaml.safe_dump(content, sort_keys=False)

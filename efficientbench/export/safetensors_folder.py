@@ -1,0 +1,108 @@
+"""Read the weights of a folder as transformers saves it: safetensors alone, in one file or several with an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from efficientbench.config.errors import ConfigError
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+"""safetensors' names of the dtypes that weights here may have → ours."""
+
+
+class Tensors(Mapping[str, torch.Tensor]):
+    """A folder's weights by transformers' names, each read from the disk when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open every file, and read the names in it.
+
+        Raises:
+            ConfigError: there are no safetensors, or a file is missing, damaged or lacks a tensor; the message names
+                it.
+        """
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        """Tensor → its file, open."""
+        self.dtypes: dict[str, str] = {}
+        """Tensor → its dtype as safetensors calls it."""
+        for name, wanted in _contents(folder).items():
+            path = folder / name
+            try:
+                file = safe_open(path, "pt")
+                held = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118, no mapping
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(
+                    f"{path}: damaged or incomplete, it cannot be read as safetensors ({error})"
+                ) from None
+            missing = sorted(set(wanted) - held.keys()) if wanted is not None else []
+            if missing:
+                raise ConfigError(f"{path}: lacks {missing[0]}, which {INDEX} places there")
+            for key in held if wanted is None else wanted:
+                self._files[key], self.dtypes[key] = file, held[key]
+        if not self._files:
+            raise ConfigError(f"{folder}: its safetensors hold no tensor")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of all tensors, by our name.
+
+        Raises:
+            ConfigError: they have several, or one that no model here has.
+        """
+        first = next(iter(self.dtypes))
+        for name, dtype in self.dtypes.items():
+            if dtype not in DTYPES:
+                raise ConfigError(f"{self.folder}: {name} is {dtype}, and weights here are {', '.join(DTYPES)}")
+            if dtype != self.dtypes[first]:
+                raise ConfigError(
+                    f"{self.folder}: {name} is {dtype}, and {first} is {self.dtypes[first]}: all weights must have one "
+                    "dtype"
+                )
+        return DTYPES[self.dtypes[first]]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _contents(folder: Path) -> dict[str, list[str] | None]:
+    """Return the files of a folder with the tensors that are to be read from each; None: all of them."""
+    if (folder / WHOLE).is_file():
+        # As transformers does, which then reads no index.
+        return {WHOLE: None}
+    index = folder / INDEX
+    if not index.is_file():
+        others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        found = f"it has {others[0]}, which is not read here: a pickle can run code" if others else "it has no weights"
+        raise ConfigError(
+            f"{folder}: neither {WHOLE} nor {INDEX}; {found}; save_pretrained of transformers writes safetensors"
+        )
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        pairs = [(str(tensor), str(name)) for tensor, name in places.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{index}: damaged, it has no weight_map ({type(error).__name__}: {error})") from None
+    files: dict[str, list[str] | None] = {}
+    for tensor, name in sorted(pairs, key=lambda pair: pair[1]):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{index}: places {tensor} in {name!r}, which is no safetensors file of this folder")
+        if name not in files and not (folder / name).is_file():
+            raise ConfigError(f"{folder / name}: missing, and {INDEX} places {tensor} there")
+        wanted = files.setdefault(name, [])
+        assert wanted is not None
+        wanted.append(tensor)
+    return files

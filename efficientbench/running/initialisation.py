@@ -1,0 +1,96 @@
+"""The checkpoint of another run with whose weights a run begins: found and refused before any rank starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.init import InitConfig
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.manifest import Corpus
+from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.trained import TrainedRun, trained_config
+from efficientbench.training.checkpoints.manifest import check_sizes, identity
+from efficientbench.training.errors import CheckpointError
+
+MAY_DIFFER = ("init_std", "moe.auxiliary_loss")
+"""Keys of the model that decide nothing of what trained weights compute."""
+
+
+def initialised(config: RunConfig) -> RunConfig:
+    """Return the configuration with folder, step and SHA-256 of the checkpoint that `init.run` names.
+
+    Files are compared by their sizes; the ranks, which read them, verify their content.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint, it is damaged, or it is of another model.
+    """
+    init = config.init
+    if init.run is None:
+        return config
+    try:
+        run = TrainedRun.read(Path(init.run).absolute())
+        checkpoint, _ = run.checkpoint(init.step, check_sizes)
+        manifest, sha256 = check_sizes(checkpoint), identity(checkpoint)
+        before = trained_config(manifest.config).model
+    except (ConfigError, CheckpointError) as error:
+        raise ConfigError(f"init.run: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"init.run: {init.run} cannot be read: {error.strerror}") from None
+    if init.sha256 not in (None, sha256):
+        raise ConfigError(
+            f"init.sha256: the manifest of {checkpoint} has the SHA-256 {sha256}, not {init.sha256}: it is another "
+            "checkpoint than that which was named"
+        )
+    if differing := _differences(before, config.model):
+        raise ConfigError(f"init.run: {run.folder} is of another model than this run: {'; '.join(differing)}")
+    found = InitConfig(run=str(run.folder), step=manifest.step, sha256=sha256)
+    return config.model_copy(update={"init": found})
+
+
+def _differences(before: ModelConfig, now: ModelConfig) -> list[str]:
+    one, other = (flat(each.model_dump(mode="json")) for each in (before, now))
+    return [
+        f"model.{key} is {one.get(key)} there and {other.get(key)} here"
+        for key in dict.fromkeys([*one, *other])
+        if key not in MAY_DIFFER and one.get(key) != other.get(key)
+    ]
+
+
+def check_other_folder(config: RunConfig, folder: OutputFolder) -> None:
+    """Refuse to begin with the weights that lie where the run itself writes.
+
+    Raises:
+        ConfigError: it would set them aside.
+    """
+    if config.init.run is not None and Path(config.init.run).resolve() == folder.path.resolve():
+        raise ConfigError(
+            f"init.run: {config.init.run} is the folder of this very run: give it a label (label=NAME) or another "
+            "folder (output=FOLDER)"
+        )
+
+
+def check_tokenizer(config: RunConfig, corpora: Sequence[Corpus]) -> None:
+    """Refuse text whose ids mean other tokens than those that the weights were trained on.
+
+    Raises:
+        ConfigError: the tokenizers differ, or that of `init.run` is missing.
+        DataError: the tokenizer of `init.run` is damaged.
+    """
+    if config.init.run is None:
+        return
+    folder = Path(config.init.run)
+    try:
+        trained = TrainedRun.read(folder).tokenizer()
+    except ConfigError as error:
+        raise ConfigError(f"init.run: {error}") from None
+    # All corpora of a run have one tokenizer.
+    if trained.fingerprint != corpora[0].tokenizer_fingerprint:
+        raise ConfigError(
+            f"data.tokenizer: the weights of init.run={folder} were trained with another tokenizer than "
+            f"{config.data.tokenizer or corpora[0].tokenizer_folder}, so that ids mean other tokens: tokenize the text "
+            f"with data.tokenizer={OutputFolder(folder).tokenizer}"
+        )

@@ -1,0 +1,117 @@
+"""The folder of a run that has trained, read from any working directory and wherever it lies now.
+
+It stands alone: its checkpoints hold configuration and weights, `tokenizer/` a copy of the tokenizer. Whatever takes
+over a run (`export`, `init.run`) reads it here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.manifest import load_corpus
+from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, complete, find_good
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's folder with its job file."""
+
+    folder: Path
+    job: Job
+
+    @classmethod
+    def read(cls, folder: Path) -> TrainedRun:
+        """Read the job file of a run's folder.
+
+        Raises:
+            ConfigError: there is no such folder, or it is not that of a run.
+        """
+        path = OutputFolder(folder).config
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{folder}: no such folder; give that of a run, like output/efficientllm_benchmark/gqa_0.5B"
+            )
+        if not path.exists():
+            repeats = sorted(each.parent.name for each in folder.glob("seed_*/config.json"))
+            helps = f"it holds repeats; give one of them: {', '.join(repeats)}" if repeats else "config.json is missing"
+            raise ConfigError(f"{folder} is not the folder of a run: {helps}")
+        try:
+            return cls(folder, Job.read(path))
+        except ValidationError as error:
+            raise ConfigError(f"{path}: not the configuration of a run ({_reason(error)})") from None
+
+    def checkpoint(
+        self, step: int | None = None, check: Callable[[Path], Manifest] | None = None
+    ) -> tuple[Path, list[str]]:
+        """Return the folder of a checkpoint, and why newer ones are passed over.
+
+        Args:
+            step: of the checkpoint, which is not verified here; None: the newest that is whole.
+            check: as of `find_good`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if step is None:
+            found, problems = find_good(self.folder, check)
+            if found is None:
+                raise ConfigError("; ".join([f"{self.folder} has no checkpoint", *problems]))
+            return found, problems
+        wanted = checkpoint_folder(self.folder, step)
+        if not wanted.is_dir():
+            there = ", ".join(path.name for path in complete(self.folder)) or "none"
+            raise ConfigError(f"{wanted}: no such checkpoint; there: {there}")
+        return wanted, []
+
+    def tokenizer(self) -> TextTokenizer:
+        """Return the tokenizer that made the run's tokens.
+
+        Raises:
+            ConfigError: it is missing, or has changed since.
+            DataError: it is damaged.
+        """
+        source, wanted = OutputFolder(self.folder).tokenizer, self.job.tokenizer_fingerprint
+        if not source.is_dir():
+            # Runs of earlier versions have no copy. All sources have the same tokenizer.
+            manifests = [path for path in self.job.corpora[:1] if path.exists()]
+            if not manifests:
+                corpora = ", ".join(map(str, self.job.corpora[:1])) or "none"
+                raise ConfigError(
+                    f"{source}: missing, and so is the corpus that config.json names ({corpora}, seen from "
+                    f"{os.getcwd()}): put the tokenizer of the run there"
+                )
+            corpus = load_corpus(manifests[0])
+            source, wanted = corpus.tokenizer_folder, corpus.tokenizer_fingerprint
+        found = load_tokenizer(source)
+        if wanted not in (None, found.fingerprint):
+            raise ConfigError(f"{source} is not the tokenizer that the run was trained with: it has changed since")
+        return found
+
+
+def trained_config(content: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration that a checkpoint's manifest holds.
+
+    Before `model.embedding_multiplier` was a key, models that another program may continue had none.
+
+    Raises:
+        ConfigError: it is of a variant that is not loaded, or of a later version.
+    """
+    try:
+        return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})
+    except ValidationError as error:
+        raise ConfigError(f"the checkpoint's configuration cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ")

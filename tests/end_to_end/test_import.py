@@ -1,0 +1,48 @@
+"""Folders of transformers imported from the command line, exported again, and trained further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.command_line import TINY, Finished, efficientbench, losses, record
+
+from efficientbench.running.trained import TrainedRun
+from efficientbench.training.checkpoints.read import read_weights
+
+pytestmark = pytest.mark.proof
+NOT_SHAPES = [word for word in TINY if not word.startswith("model.")]
+
+
+@pytest.fixture(scope="module")
+def base(train: Callable[..., Finished]) -> Path:
+    finished = train()
+    assert finished.done.returncode == 0, finished.done.stderr
+    return finished.folder
+
+
+def test_an_export_comes_back_bit_for_bit_and_trains_further(base: Path, cache: str, tmp_path: Path) -> None:
+    first, run, second = tmp_path / "first model", tmp_path / "run", tmp_path / "second"
+    efficientbench("export", str(base), str(first), expect=0)
+    done = efficientbench("import", "first model", "--output", "run", cwd=tmp_path, expect=0, stderr="")
+    assert done.stdout.startswith("LlamaForCausalLM, ")
+    assert f"efficientbench run llama_first-model --matrix {run / 'matrix.yaml'} init.run={run} " in done.stdout
+    run = run.rename(tmp_path / "moved")
+    efficientbench("export", "moved", "second", cwd=tmp_path, expect=0)
+    names = {path.name for path in first.iterdir()}
+    assert names == {path.name for path in second.iterdir()}
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names - {"README.md"})
+    assert "| imported from | first model (LlamaForCausalLM) |" in (second / "README.md").read_text()
+
+    words = ("run", "llama_first-model", "--matrix", str(run / "matrix.yaml"), *NOT_SHAPES, f"output={tmp_path}")
+    given = (f"init.run={run}", f"data.tokenizer={run / 'tokenizer'}", f"data.cache={cache}", "parallel.tp=2")
+    efficientbench(*words, *given, "training.learning_rate=1e-30", "training.min_learning_rate=0", expect=0)
+    trained = tmp_path / "llama_first-model"
+    # The weights of the imported model, which did not move, have the loss that the first run recorded.
+    assert record(trained)["validation_loss"] == pytest.approx(record(base)["validation_loss"], rel=1e-5)
+    assert record(trained)["config"]["init"]["step"] == 0
+    assert len(losses(trained)) == 6
+    before, after = (read_weights(TrainedRun.read(each).checkpoint()[0]) for each in (run, trained))
+    assert all(torch.equal(after[name], before[name]) for name in before)

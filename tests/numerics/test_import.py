@@ -1,0 +1,140 @@
+"""Imported models: the logits of transformers, and the files of the folder when they are exported again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support.exported import CASES, checkpointed, config_of
+from support.oracle import build, relative_error, text, weights_of
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.export.foreign_config import read_config
+from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.export.importing import with_dtype
+from efficientbench.export.inverse import imported
+from efficientbench.export.safetensors_folder import Tensors
+from efficientbench.export.weight_names import weight_shapes
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+TINY: dict[str, Any] = {
+    "vocab_size": 67,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,
+}
+EXPERTS = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.01}
+FOREIGN: dict[str, dict[str, Any]] = {
+    "qwen2": {"tie_word_embeddings": True, "rope_theta": 1e6, "use_sliding_window": False, "max_window_layers": 1},
+    "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 4},
+    "mixtral": {"num_local_experts": 4, **EXPERTS},
+    "qwen2_moe": {
+        **{"num_experts": 5, "moe_intermediate_size": 40, "norm_topk_prob": True},
+        **{"shared_expert_intermediate_size": 0, "decoder_sparse_step": 1, **EXPERTS},
+    },
+    "deepseek_v2": {
+        **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10},
+        **{"num_key_value_heads": 4, "first_k_dense_replace": 2, "n_routed_experts": 3},
+    },
+    "qwen3": {"head_dim": 16},
+}
+"""Model type → keys of a folder that none of our code wrote."""
+
+
+def with_weights(config: RunConfig, weights: dict[str, torch.Tensor]) -> GPT:
+    """Our model with these weights, all of which it has."""
+    from efficientbench.model.initial_weights import EXPERTS, expert_names, global_parameters
+
+    model, used = build(config), set()
+    for name, parameter in global_parameters(model).items():
+        names = expert_names(name, len(parameter)) if EXPERTS in name else [name]
+        used |= {*names}
+        found = [weights[each] for each in names]
+        parameter.data.copy_(torch.stack(found) if EXPERTS in name else found[0])
+    assert used == weights.keys()
+    return model
+
+
+def read(folder: Path) -> tuple[RunConfig, dict[str, torch.Tensor]]:
+    tensors = Tensors(folder)
+    config, architecture = read_config(folder, "folder")
+    config = with_dtype(config, tensors.dtype)
+    return config, dict(imported(tensors, config.model, architecture))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("name", "overrides", "tokenizer"), [each[:3] for each in CASES.values()], ids=CASES)
+def test_what_was_exported_comes_back(
+    name: str, overrides: list[str], tokenizer: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    config, tokens = config_of(name, *overrides), text(config_of(name), 16)
+    model = build(config)
+    weights = checkpointed(weights_of(model), padding=0)
+    assert {key: tuple(weight.shape) for key, weight in weights.items()} == weight_shapes(config.model)
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        write_model(Model(config, weights, tokenizers[tokenizer]), folder)
+        config, weights = read(folder)
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+    assert relative_error(with_weights(config, weights)(tokens), model(tokens)) < 1e-5
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_transformers_saved_has_its_logits(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | FOREIGN[kind]))
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    for parameter_name, parameter in model.named_parameters():
+        if "shared_expert" in parameter_name or "o_proj.bias" in parameter_name:
+            parameter.data.zero_()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    config, weights = read(tmp_path)
+    assert (config.training.dtype, config.training.seq_len, config.model.init_std) == ("fp32", 32, 0.2)
+    tokens = text(config, 32)
+    assert relative_error(with_weights(config, weights)(tokens), model.eval()(tokens).logits) < 1e-5
+
+
+def test_bf16_stays_bf16(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+    config = config_of("gqa_1.5B", "training.dtype=bf16", "model.embedding_multiplier=1")
+    before = checkpointed(weights_of(build(config)), padding=0)
+    write_model(Model(config, before, tokenizers["qwen2"]), tmp_path)
+    found, weights = read(tmp_path)
+    assert found.training.dtype == "bf16"
+    assert weights.keys() == before.keys()
+    assert all(weights[name].dtype == torch.bfloat16 for name in weights)
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_keys_as_published_folders_have_them(tmp_path: Path) -> None:
+    """The form of releases before 5, with keys that no class reads and those that change nothing."""
+    older = {
+        **{"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643},
+        **{"hidden_act": "silu", "model_type": "qwen2", "rms_norm_eps": 1e-06, "rope_theta": 1000000.0},
+        **{"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 24, "use_mrope": False},
+        **{"tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.40.1"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(TINY | older | {"use_cache": True, "rope_scaling": None}))
+    config, architecture = read_config(tmp_path, "Qwen2.5-0.5B")
+    assert (config.name, architecture) == ("qwen2_Qwen2.5-0.5B", "qwen2")
+    model = config.model
+    assert (model.position.rope_base, model.head_dim, model.tied, model.norm_epsilon) == (1e6, 12, True, 1e-6)
+    assert (model.key_value_heads, model.embedding_multiplier) == (2, 1.0)

@@ -1,0 +1,80 @@
+"""Models of ours that transformers has a class for."""
+
+from __future__ import annotations
+
+import torch
+from support.configs import tiny
+
+from efficientbench.config.schema import RunConfig
+
+UNBIASED = "model.attention.qkv_bias=false"
+TIED = "model.embedding_multiplier=1"
+UNTIED = "model.tied=false"
+UNWEIGHTED = "model.norm_weights=false"
+
+CASES = {
+    "gqa": ("gqa_1.5B", [], "qwen2", "Qwen2ForCausalLM"),
+    "mqa": ("mqa_0.5B", ["model.position.base=500"], "qwen2", "Qwen2ForCausalLM"),
+    "gqa with another tokenizer": ("gqa_1.5B", [], "own", "LlamaForCausalLM"),
+    "gqa without bias": ("gqa_1.5B", [UNBIASED], "qwen2", "LlamaForCausalLM"),
+    "wide heads": ("gqa_1.5B", ["model.head_dim=16"], "qwen2", "Qwen2ForCausalLM"),
+    "none": ("none_1.5B", [], "own", "SmolLM3ForCausalLM"),
+    "none without bias": ("none_1.5B", [UNBIASED], "own", "SmolLM3ForCausalLM"),
+    "experts": ("moe_1.5Bx8", [], "own", "Qwen2MoeForCausalLM"),
+    "experts, top 3": ("moe_0.5Bx8", ["model.moe.top_k=3", "model.moe.experts=5"], "own", "Qwen2MoeForCausalLM"),
+    "experts without bias": ("moe_1.5Bx8", [UNBIASED], "own", "MixtralForCausalLM"),
+    "experts, tied": ("moe_1.5Bx8", [TIED], "own", "Qwen2MoeForCausalLM"),
+    "mla, tied": ("mla_1.5B", [TIED], "own", "DeepseekV2ForCausalLM"),
+    "gqa, tied": ("gqa_1.5B", [TIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, two tables": ("gqa_1.5B", [UNTIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, two tables, no factor": ("gqa_1.5B", [UNTIED, TIED], "qwen2", "Qwen2ForCausalLM"),
+    "gqa, norms without weights": ("gqa_1.5B", [UNWEIGHTED], "qwen2", "Qwen2ForCausalLM"),
+    "qk_norm": ("gqa_1.5B", ["model.qk_norm=true"], "qwen2", "Qwen3ForCausalLM"),
+    "qk_norm, unweighted": ("mqa_0.5B", ["model.qk_norm=true", UNBIASED, UNWEIGHTED], "qwen2", "Qwen3ForCausalLM"),
+    "qk_norm with experts": ("moe_1.5Bx8", ["model.qk_norm=true", UNTIED], "own", "Qwen3MoeForCausalLM"),
+    "nanochat": ("nanochat_d12", [], "own", "NanoChatForCausalLM"),
+    "nanochat with bias, tied, unbounded": (
+        "nanochat_d12",
+        [
+            "model.tied=true",
+            "model.attention.qkv_bias=true",
+            "model.logit_softcap=null",
+            "model.embedding_multiplier=3",
+        ],
+        "own",
+        "NanoChatForCausalLM",
+    ),
+    "mla, norms without weights": (
+        "mla_1.5B",
+        [UNWEIGHTED, UNTIED, "model.attention.q_lora_rank=20"],
+        "own",
+        "DeepseekV2ForCausalLM",
+    ),
+    "mla": ("mla_1.5B", [], "own", "DeepseekV2ForCausalLM"),
+    "mla, compressed queries": (
+        "mla_1.5B",
+        ["model.attention.q_lora_rank=20", "model.attention.v_head_dim=8", "model.position.base=500"],
+        "own",
+        "DeepseekV2ForCausalLM",
+    ),
+}
+"""Run, overrides, tokenizer (see the fixture `tokenizers`), class."""
+
+
+def config_of(name: str, *overrides: str) -> RunConfig:
+    """A tiny run of the matrix, whose weights are large enough to show in the logits."""
+    return tiny(name, "model.vocab_size=301", "model.init_std=0.2", *overrides)
+
+
+def checkpointed(weights: dict[str, torch.Tensor], padding: int = 3) -> dict[str, torch.Tensor]:
+    """As a checkpoint has them: each expert by a name of its own, the embedding with rows that only pad it."""
+    found = {}
+    for name, weight in weights.items():
+        if "mlp.experts." in name:
+            for number, expert in enumerate(weight):
+                found[name.replace("mlp.experts.", f"mlp.experts.{number}.")] = expert
+        elif name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            found[name] = torch.cat([weight, weight.new_full((padding, weight.shape[1]), torch.nan)])
+        else:
+            found[name] = weight
+    return found

@@ -1,0 +1,175 @@
+"""With which checkpoint of another run a run begins, and which are refused: without a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from support.configs import tiny
+from support.metrics_parts import make_record
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.corpus import prepare_corpus
+from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.records.record import write_record
+from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
+from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import complete_record, prepare_folder
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
+
+BASE = tiny("gqa_1.5B")
+TOKENS = ["of a text"]
+
+
+def save(run_folder: Path, step: int, config: RunConfig) -> Path:
+    """A checkpoint as far as the parent process looks at it; the path of its manifest."""
+    folder = checkpoint_folder(run_folder, step)
+    folder.mkdir(parents=True)
+    (folder / "tensors").write_bytes(b"of step %d" % step)
+    files = {"tensors": fingerprint(folder / "tensors")}
+    content = config.model_dump(mode="json")
+    Manifest(step, False, "everything", content, TOKENS, {}, FORMULAS, 0, float(step), None, {}, files).write(folder)
+    return folder / "manifest.json"
+
+
+def save_run(folder: Path, tokenizer_fingerprint: str | None = None) -> Path:
+    """The folder of a run with checkpoints after steps 2 and 4."""
+    for step in (2, 4):
+        save(folder, step, BASE)
+    layout = Layout.of(BASE, 1, oversubscribe=True)
+    job = Job(BASE, layout, plan_budget(BASE, 1000), (), folder, None, tokenizer_fingerprint)
+    job.write(folder / "config.json")
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_run(tmp_path / "base")
+
+
+def beginning_with(run: Path | str, *overrides: str) -> RunConfig:
+    return tiny("gqa_1.5B", f"init.run={run}", *overrides)
+
+
+def refused(config: RunConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        initialised(config)
+    return str(error.value)
+
+
+def test_folder_step_and_checksum_are_named(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = initialised(beginning_with("base")).init
+    manifest = base / "checkpoint" / "step_00000004" / "manifest.json"
+    assert (found.run, found.step) == (str(base), 4)
+    assert found.sha256 == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    earlier = initialised(beginning_with(base, "init.step=2")).init
+    assert (earlier.step, earlier.sha256 == found.sha256) == (2, False)
+    # What was found finds the same again.
+    assert initialised(beginning_with(base, "init.step=4", f"init.sha256={found.sha256}")).init == found
+    assert initialised(BASE) == BASE
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    assert refused(beginning_with(absent)).startswith(f"init.run: {absent}: no such folder; give that of a run")
+    assert "File name too long" in refused(beginning_with("x" * 300))
+    assert "init.run: " in refused(beginning_with(base / "checkpoint"))
+    assert f"{checkpoint_folder(base, 3)}: no such checkpoint; there: step_00000002, step_00000004" in refused(
+        beginning_with(base, "init.step=3")
+    )
+    message = refused(beginning_with(base, f"init.sha256={'0' * 64}"))
+    assert message.startswith(f"init.sha256: the manifest of {checkpoint_folder(base, 4)} has the SHA-256 ")
+    tensors = checkpoint_folder(base, 2) / "tensors"
+    tensors.write_bytes(b"cut")
+    assert f"init.run: {tensors}: damaged, it has 3 bytes where" in refused(beginning_with(base, "init.step=2"))
+    manifest = checkpoint_folder(base, 4) / "manifest.json"
+    manifest.write_text("{}")
+    message = refused(beginning_with(base))
+    assert message.startswith(f"init.run: {base} has no checkpoint; {manifest}: damaged")
+    assert str(tensors) in message
+
+
+def test_another_model_is_refused_by_its_keys(base: Path) -> None:
+    message = refused(beginning_with(base, "model.ffn_hidden_size=96", "model.position.kind=none"))
+    assert message.startswith(f"init.run: {base} is of another model than this run: ")
+    assert "model.ffn_hidden_size is 80 there and 96 here" in message
+    assert "model.position.kind is rope there and none here" in message
+    assert "qkv_bias is True there and False here" in refused(beginning_with(base, "model.attention.qkv_bias=false"))
+    other = ("model.init_std=0.1", "training.dtype=bf16", "parallel.tp=2", "training.seq_len=8", "training.seed=3")
+    assert initialised(beginning_with(base, *other)).init.step == 4
+
+
+def test_the_runs_own_folder_is_refused(base: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"init.run: {base} is the folder of this very run: give it a")):
+        check_other_folder(beginning_with(base), OutputFolder(base))
+    check_other_folder(beginning_with(base), OutputFolder(base / "another"))
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number} of some text, times {number * number}\n" for number in range(200)))
+    own, other = (prepare_corpus(text, None, tmp_path / "cache", size) for size in (300, 280))
+    base = save_run(tmp_path / "base", own.tokenizer_fingerprint)
+    config = beginning_with(base)
+    with pytest.raises(ConfigError, match="^init.run: .*/tokenizer: missing, and so is the corpus"):
+        check_tokenizer(config, [own])
+    OutputFolder(base).keep_tokenizer(own.tokenizer_folder)
+    check_tokenizer(config, [own])
+    check_tokenizer(BASE, [other])
+    with pytest.raises(ConfigError) as error:
+        check_tokenizer(config, [other])
+    assert str(error.value) == (
+        f"data.tokenizer: the weights of init.run={base} were trained with another tokenizer than "
+        f"{other.tokenizer_folder}, so that ids mean other tokens: tokenize the text with "
+        f"data.tokenizer={base / 'tokenizer'}"
+    )
+
+
+def test_an_attempt_resumes_where_it_began_with_the_same_weights(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = initialised(beginning_with(base))
+    folder = OutputFolder(tmp_path / "run")
+    save(folder.path, 2, config)
+    moved = base.rename(tmp_path / "moved")
+    found = prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False)
+    assert found == checkpoint_folder(folder.path, 2)
+    save(moved, 6, BASE)
+    assert prepare_folder(folder, initialised(beginning_with(moved)), TOKENS, fresh=False) is None
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == f"the earlier run in {folder.path} differs in init.sha256, init.step, and moves to previous/"
+
+
+def test_a_complete_record_of_the_same_weights_is_kept(base: Path, tmp_path: Path) -> None:
+    config = initialised(beginning_with(base))
+    facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS}
+    write_record(make_record({**facts, "config": config.model_dump(mode="json")}), tmp_path / "record.json")
+
+    def kept(wanted: RunConfig) -> bool:
+        size = wanted.training.micro_batch_size
+        return complete_record(OutputFolder(tmp_path), wanted, size, "a CPU") is not None
+
+    assert kept(beginning_with(base))
+    assert not kept(BASE)
+    save(base, 6, BASE)
+    assert not kept(beginning_with(base))
+    assert kept(beginning_with(base, "init.step=4"))
+    assert not kept(beginning_with(tmp_path / "absent"))
+
+
+def test_runs_that_began_otherwise_are_not_compared(base: Path) -> None:
+    begun, other = (
+        make_record({"config": config.model_dump(mode="json")}) for config in (initialised(beginning_with(base)), BASE)
+    )
+    (difference,) = differences(begun, other)
+    assert str(difference).startswith("init: weights of step 4 (")
+    assert (difference.condition, difference.other) == ("init", "random weights")
+    assert differences(begun, begun) == []
