@@ -217,7 +217,7 @@ def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str,
     """
     with device:
         model = _construct(config, None)
-    set_weights(model, weights)
+    set_weights(model, config.model, weights)
     return model.eval()
 
 

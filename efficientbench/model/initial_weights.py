@@ -57,29 +57,34 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))
 
 
-def set_weights(model: GPTModel, weights: Mapping[str, torch.Tensor]) -> None:
+def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
     """Fill every parameter of this stage from whole weights, as a checkpoint of any layout has them.
 
     Args:
         model: the stage.
+        config: its shapes.
         weights: by global names; each expert's weights have names of their own.
 
     Raises:
         ConfigError: one is missing, or has another shape.
     """
     for name, parameter in global_parameters(model).items():
-        names = expert_names(name, parameter.shape[0]) if EXPERTS in name else [name]
-        if missing := [each for each in names if each not in weights]:
-            raise ConfigError(f"the checkpoint lacks {missing[0]}: it is of another model, or incomplete")
-        full = torch.stack([weights[each] for each in names]) if EXPERTS in name else weights[name]
-        part = shard(full, parameter, *tensor_parallel_rank(name))
-        if part.shape != parameter.shape:
-            raise ConfigError(
-                f"the checkpoint's {name} has the shape {list(full.shape)}, of which this model has "
-                f"{list(parameter.shape)} on a rank: it is of another model"
-            )
+        tp_rank, tp_size = tensor_parallel_rank(name)
+        shape, experts = full_shape(name, parameter, config, tp_size), EXPERTS in name
+        names = expert_names(name, shape[0]) if experts else [name]
+        found = [_checked(weights, each, shape[1:] if experts else shape) for each in names]
         with torch.no_grad():
-            parameter.copy_(part)
+            parameter.copy_(shard(torch.stack(found) if experts else found[0], parameter, tp_rank, tp_size))
+
+
+def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> torch.Tensor:
+    """Return a weight of this name and shape. Raises ConfigError: there is none."""
+    if name not in weights:
+        raise ConfigError(f"the checkpoint lacks {name}: it is of another model, or incomplete")
+    weight = weights[name]
+    if list(weight.shape) != shape:
+        raise ConfigError(f"the checkpoint's {name} has the shape {list(weight.shape)}, in this model it has {shape}")
+    return weight
 
 
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:

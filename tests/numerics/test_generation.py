@@ -80,6 +80,24 @@ def test_greedy_tokens_are_those_of_transformers(
             assert relative_error(found, wanted) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8", "learnable_absolute_1.5B"])
+def test_a_checkpoint_fills_the_model(name: str) -> None:
+    from efficientbench.model.gpt import trained_model
+
+    config = config_of(name)
+    original = build(config)
+    weights = checkpointed(weights_of(original), padding=0)
+    found = trained_model(config, torch.device("cpu"), weights)
+    assert not found.training
+    for name, parameter in original.named_parameters():
+        assert torch.equal(found.get_parameter(name), parameter)
+    lost = sorted(weights)[3]
+    with pytest.raises(ConfigError, match=f"the checkpoint lacks {lost}"):
+        trained_model(config, torch.device("cpu"), {each: weights[each] for each in weights if each != lost})
+    with pytest.raises(ConfigError, match="has the shape"):
+        trained_model(config, torch.device("cpu"), {**weights, lost: weights[lost][1:]})
+
+
 @pytest.mark.parametrize("name", ["gqa_1.5B", "nsa_1.5B"])
 @pytest.mark.parametrize("settings", [Sampling(1.0, top_k=20, seed=5), Sampling(0.7, top_p=0.9, seed=5)])
 def test_sampled_tokens_are_the_same_in_any_batch(name: str, settings: Sampling) -> None:

@@ -124,9 +124,8 @@ class MultiLatentAttention(Stateful, MegatronModule):
             .rotate(self._heads(query))
             .split([widths.qk_nope_head_dim, widths.qk_rope_head_dim], dim=-1)
         )
-        to_key, to_value = self.linear_kv_up_proj.weight.unflatten(
-            0, (-1, widths.qk_nope_head_dim + widths.v_head_dim)
-        ).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=1)
+        by_head = self.linear_kv_up_proj.weight.view(self._local_heads, -1, widths.kv_lora_rank)
+        to_key, to_value = by_head.split([widths.qk_nope_head_dim, widths.v_head_dim], dim=1)
         latent_query = torch.cat([torch.einsum("sbnd,ndc->sbnc", plain, to_key), rotated], dim=-1)
         kept = self.state.kept[:, :, : chunk.reach]
         scale = 1 / math.sqrt(self.key_dim)
@@ -145,7 +144,12 @@ class MultiLatentAttention(Stateful, MegatronModule):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split heads: [S, B, N · D] → [S, B, N, D]."""
-        return x.unflatten(-1, (self.config.num_attention_heads // self.tp_group.size(), -1))
+        return x.view(*x.shape[:-1], self._local_heads, -1)
+
+    @property
+    def _local_heads(self) -> int:
+        """Return N."""
+        return int(self.config.num_attention_heads // self.tp_group.size())
 
     def _for_all_heads(self, shared_key: torch.Tensor) -> torch.Tensor:
         """Return the whole sequence's shared key [S, B, R], whose gradient is summed over ranks: all heads read it."""

@@ -99,7 +99,7 @@ class NativeSparseAttention(Stateful, MegatronModule):
             gated = checkpoint(self._attend, False, gates, *self._project(mixed))
         else:
             gated = self._attend(gates, *self._project(mixed))
-        gated = gated.unflatten(0, (batch, -1)).permute(2, 0, 1, 3, 4)
+        gated = gated.view(batch, -1, *gated.shape[1:]).permute(2, 0, 1, 3, 4)
         return self.linear_proj(gated.reshape(sequence, batch, -1))
 
     def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,8 @@ class NativeSparseAttention(Stateful, MegatronModule):
 
     def _turn(self, mixed: torch.Tensor, position: Position) -> torch.Tensor:
         """Encode the queries, and the keys of selected and window branch: [S, B, Hg, G + 2, D]."""
-        return position.rotate(mixed[:, :, :, :-4].flatten(2, 3)).unflatten(2, (-1, self.group + 2))
+        encoded = position.rotate(mixed[:, :, :, :-4].flatten(2, 3))
+        return encoded.reshape(*encoded.shape[:2], -1, self.group + 2, self.dim)
 
     def _project(self, mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""

@@ -133,7 +133,7 @@ def _selected(
     chosen = choose_blocks(probabilities.sum(dim=2), positions, blocks, choice)
     numbers = torch.arange(len(chosen), device=chosen.device)[:, None, None], chosen.clamp(min=0)
     keys, values = (
-        kept.flatten(0, 1).unflatten(1, (-1, nsa.select_block))[numbers].flatten(2, 3)
+        kept.view(len(query), -1, nsa.select_block, kept.shape[3])[numbers].flatten(2, 3)
         for kept in (state.selected_keys, state.selected_values)
     )
     places = chosen[..., None] * nsa.select_block + torch.arange(nsa.select_block, device=chosen.device)

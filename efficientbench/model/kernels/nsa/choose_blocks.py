@@ -93,4 +93,4 @@ def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> t
     covering = padded[..., :strides].clone()
     for offset in range(1, per_key):
         covering += padded[..., offset : offset + strides]
-    return covering.unflatten(-1, (blocks, per_block)).sum(dim=-1)
+    return covering.view(*covering.shape[:-1], blocks, per_block).sum(dim=-1)
