@@ -79,9 +79,10 @@ def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torc
 
 def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> torch.Tensor:
     """Return a weight of this name and shape. Raises ConfigError: there is none."""
-    if name not in weights:
-        raise ConfigError(f"the checkpoint lacks {name}: it is of another model, or incomplete")
-    weight = weights[name]
+    try:
+        weight = weights[name]
+    except KeyError:
+        raise ConfigError(f"the checkpoint lacks {name}: it is of another model, or incomplete") from None
     if list(weight.shape) != shape:
         raise ConfigError(f"the checkpoint's {name} has the shape {list(weight.shape)}, in this model it has {shape}")
     return weight
