@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from efficientbench.config.model import ModelConfig
-from efficientbench.config.schema import Recompute
+from efficientbench.config.training import Recompute
 
 
 def feed_forward_matrices(model: ModelConfig) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of
-from efficientbench.config.schema import Recompute
+from efficientbench.config.training import Recompute
 from efficientbench.costs.model import flops_per_token
 
 

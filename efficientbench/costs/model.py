@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of, position_of
-from efficientbench.config.schema import Recompute
+from efficientbench.config.training import Recompute
 from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.backbone import (
     feed_forward_matrices,

@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.config.schema import DataConfig, RunConfig, TrainingConfig
+from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.config.training import TrainingConfig
 from efficientbench.devices.base import DTYPES, Device
 from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.doctor.ascend import machine_checks

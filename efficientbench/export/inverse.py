@@ -24,16 +24,16 @@ TIED = ("lm_head.weight", "model.embed_tokens.weight")
 def imported(
     tensors: Mapping[str, torch.Tensor], model: ModelConfig, architecture: Architecture
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every weight of ours by its global name, whole, in the dtype of the tensors.
+    """Yield every weight of ours by its global name, whole.
 
     Args:
-        tensors: of a folder, by transformers' names; each is read once, when its turn comes.
+        tensors: of a folder, all of one dtype, by transformers' names; each is read when its turn comes.
         model: without a factor on the embedding, which no class of transformers has.
         architecture: the folder's model type.
 
     Raises:
-        ConfigError: a tensor is missing, has another shape or dtype, is not zero where our model has none, or is none
-            of the model's; the message names it.
+        ConfigError: a tensor is missing, has another shape, is not zero where our model has none, or is none of the
+            model's; the message names it.
     """
     used: set[str] = set()
     dtype = next(iter(tensors.values())).dtype
@@ -41,7 +41,9 @@ def imported(
         numbers = torch.arange(1, shape[0] + 1).view(-1, *[1] * (len(shape) - 1))
         weight = torch.empty(shape, dtype=dtype)
         for foreign, rows in converted(name, numbers, model, architecture).items():
-            tensor = _found(tensors, foreign, dtype)
+            if foreign not in tensors:
+                raise ConfigError(f"{foreign} is missing: config.json describes a model that has it")
+            tensor = tensors[foreign]
             used.add(foreign)
             if not rows.any():
                 _refuse_values(foreign, tensor)
@@ -51,18 +53,13 @@ def imported(
                 raise ConfigError(
                     f"{foreign} has the shape {list(tensor.shape)}; config.json makes it {list(expected)}"
                 )
-            weight[rows.flatten() - 1] = tensor
+            if torch.equal(rows, numbers):
+                # Only the name changes: what the file holds serves as it lies there.
+                weight = tensor
+            else:
+                weight[rows.flatten() - 1] = tensor
         yield name, weight
     _refuse_surplus(tensors, used, model, architecture)
-
-
-def _found(tensors: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor:
-    if name not in tensors:
-        raise ConfigError(f"{name} is missing: config.json describes a model that has it")
-    tensor = tensors[name]
-    if tensor.dtype != dtype:
-        raise ConfigError(f"{name} is {tensor.dtype}, and tensors before it are {dtype}: all must have one dtype")
-    return tensor
 
 
 def _refuse_values(name: str, tensor: torch.Tensor) -> None:

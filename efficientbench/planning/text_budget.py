@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from efficientbench.config.schema import DataConfig
-from efficientbench.data_tools.manifest import load_corpus, manifest_path
 from efficientbench.metrics.definitions import speed_only_reason, text_read
 from efficientbench.planning.plan import Plan
 
@@ -52,8 +51,14 @@ def tokenized(data: DataConfig) -> list[int] | None:
     Raises:
         DataError: a manifest is damaged.
     """
-    manifests = [manifest_path(_prefix(source)) for source in data.sources if source is not None]
-    if len(manifests) < len(data.sources) or not all(manifest.is_file() for manifest in manifests):
+    sources = [source for source in data.sources if source is not None]
+    if len(sources) < len(data.sources):
+        return None
+    # Here, since it loads numpy: most plans are of a corpus that is yet to be downloaded.
+    from efficientbench.data_tools.manifest import load_corpus, manifest_path
+
+    manifests = [manifest_path(_prefix(source)) for source in sources]
+    if not all(manifest.is_file() for manifest in manifests):
         return None
     return [load_corpus(manifest).tokens for manifest in manifests]
 

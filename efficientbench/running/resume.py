@@ -25,10 +25,11 @@ from efficientbench.training.checkpoints.manifest import (
 )
 from efficientbench.training.errors import CheckpointError
 
-PLACES = ("output", "data.cache", "init.run")
-"""Keys that only name folders: two measurements that differ in these measure the same. What `init.run` holds,
-`init.sha256` says."""
-MAY_DIFFER = (*PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
+PLACES = ("output", "data.cache")
+"""Keys that only name folders: two measurements that differ in these measure the same."""
+INITIALISED_PLACES = (*PLACES, "init.run")
+"""The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
+MAY_DIFFER = (*INITIALISED_PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 
 
@@ -60,7 +61,8 @@ def complete_record(
         record, config = read_record(folder.record), initialised(config)
     except (MetricsError, ConfigError):
         return None
-    recorded, wanted = settings(record.config), settings(config.model_dump(mode="json"))
+    contents = record.config, config.model_dump(mode="json")
+    recorded, wanted = (settings(content, INITIALISED_PLACES) for content in contents)
     wanted["training.micro_batch_size"] = micro_batch_size
     if wanted["kernels.fused"] is None:
         # The device chose it for the record, and would choose the same again.

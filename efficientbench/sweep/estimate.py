@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from efficientbench.config.schema import Recompute
+from efficientbench.config.training import Recompute
 from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.model import flops_per_token
 from efficientbench.metrics.errors import MetricsError

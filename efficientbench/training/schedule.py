@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from efficientbench.config.schema import TrainingConfig
+from efficientbench.config.training import TrainingConfig
 
 
 def learning_rate(training: TrainingConfig, step: int, steps: int) -> float:

@@ -5,6 +5,7 @@ Set up logging and signals, train (session.py), and report every end to the laun
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -14,6 +15,7 @@ import threading
 import warnings
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from efficientbench.launchers.files import no_link
 from efficientbench.launchers.processes.failure import report_failure
@@ -26,8 +28,8 @@ from efficientbench.worker.session import train_rank
 logger = logging.getLogger(__name__)
 
 
-def main() -> None:
-    """Train the rank that the environment names; report an error to the launcher and exit with its exit code."""
+def main() -> int:
+    """Train the rank that the environment names, and report an error to the launcher; return the exit code."""
     # The file is from the launcher, which has loaded the same for the user's command.
     job = Job.read(Path(sys.argv[1]), trusted=True)
     rank = int(os.environ["RANK"])
@@ -42,9 +44,23 @@ def main() -> None:
         logger.exception("rank %d failed", rank)
         failure = diagnose(error, job, log_file)
         report_failure(failure)
-        sys.exit(failure.exit_code)
-    if stopped:
-        sys.exit(128 + (received[0] if received else signal.SIGTERM))
+        return failure.exit_code
+    if not stopped:
+        return 0
+    return 128 + (received[0] if received else signal.SIGTERM)
+
+
+def _end(exit_code: int) -> NoReturn:
+    """End this process without the interpreter's own end.
+
+    Threads of the collectives' backend run on. One that touches a Python object while the interpreter ends is unwound
+    through C++ code that allows no unwinding, and a run that is complete would end by SIGABRT.
+    """
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _set_up_logging(path: Path) -> None:
@@ -79,4 +95,4 @@ def _note_signals() -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    _end(main())

@@ -147,7 +147,8 @@ def test_no_space_for_the_index(
     nothing_looks_finished(tmp_path)
 
 
-@pytest.mark.parametrize("kilobytes", [8, pytest.param(24, marks=pytest.mark.proof)])
+@pytest.mark.proof
+@pytest.mark.parametrize("kilobytes", [8, 24])
 def test_no_space_for_the_output(tiny: Tiny, small_disk: Callable[[int], Path], kilobytes: int) -> None:
     disk = small_disk(kilobytes)
     refused(efficientbench(*tiny, f"output={disk}"), str(disk), "No space left on device")

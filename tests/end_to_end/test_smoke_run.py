@@ -121,7 +121,10 @@ def test_the_record_is_complete(folder: Path) -> None:
     assert content.items() >= {**expected, "parameters": parameters}.items()
     assert content["tokens_per_s"] * content["window_s"] == pytest.approx(content["tokens"], rel=0.05)
     assert content["unavailable"]["al_s_ci_low"] == "a 95 % interval needs 30 measured steps; this run has 15"
-    assert (0.1 < content["amu_gb"] < 4, 0 < content["pcu"] <= 1.05) == (True, True)
+    for name, least, most in (("amu_gb", 0.1, 4.0), ("pcu", 0.0, 1.05)):
+        # Where other programs keep the sampler from its readings for long, the figure is absent with that reason.
+        sparse = content[name] is None and content["unavailable"][name].startswith("readings cover ")
+        assert sparse or least < content[name] <= most
     assert content["environment"]["packages"]["megatron-core"]
     assert "embedding.word_embeddings.weight" in content["decayed_parameters"]
     assert not [name for name in content["decayed_parameters"] if "norm" in name or "bias" in name]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.command_line import ROOT, Finished, environment, losses, record
+from support.command_line import ROOT, Finished, efficientbench, environment, losses, record
 
 from efficientbench.data_tools.manifest import load_corpus
 from efficientbench.data_tools.tokenizer import train_tokenizer
@@ -28,7 +28,7 @@ def trained(run: Finished) -> Path:
     return run.folder
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.proof)])
 def test_trains(train: Train, dtype: str) -> None:
     # Far enough for the loss to fall by more than what one batch differs from the next.
     run = train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2")
@@ -52,6 +52,26 @@ def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     assert 1.2 * first["amu_gb"] < second["amu_gb"] < 3 * first["amu_gb"]
     assert second["amu_gb"] <= second["peak_memory_device_bytes"] / 1e9 * 1.01
     assert sorted(path.name for path in (two / "log").iterdir()) == ["rank_0.log", "rank_1.log", "rank_1.out"]
+
+
+NATIVE_THREAD = """
+import os, sys, threading, time
+def in_native_code():
+    while "torch.distributed" not in sys.modules or (group := sys.modules["torch.distributed"].group.WORLD) is None:
+        time.sleep(0.1)
+    while True:
+        group._get_sequence_number_for_group()
+if "RANK" in os.environ:
+    threading.Thread(target=in_native_code, daemon=True).start()
+"""
+
+
+@pytest.mark.proof
+def test_a_thread_in_native_code_does_not_spoil_the_end(tiny: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    """As a thread of the collectives' backend that is late; the interpreter's own end aborts the process there."""
+    (tmp_path / "sitecustomize.py").write_text(NATIVE_THREAD)
+    efficientbench(*tiny, expect=0, stderr="", PYTHONPATH=str(tmp_path))
+    assert record(folder)["status"] == "completed"
 
 
 @pytest.mark.proof

@@ -16,7 +16,8 @@ from support.tiny_training import tiny_training
 
 from efficientbench.config.backbone import CHOICES
 from efficientbench.config.model import ModelConfig
-from efficientbench.config.schema import RunConfig, TrainingConfig
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.training import TrainingConfig
 from efficientbench.model.attention.mla_variant import MLAConfig
 from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig

@@ -9,7 +9,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from efficientbench.config.schema import TrainingConfig
+from efficientbench.config.training import TrainingConfig
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.training.events import (
     CheckpointEnded,

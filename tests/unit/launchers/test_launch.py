@@ -287,6 +287,7 @@ def test_a_lone_rank_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFi
     assert "error: rank 0: hung: made no progress for 2 s (in step 3, training" in capfd.readouterr().err
 
 
+@pytest.mark.proof
 def test_ranks_of_one_machine_listen_on_its_loopback_alone(tmp_path: Path) -> None:
     body = """
     import psutil, torch

@@ -125,6 +125,13 @@ def test_every_run_has_its_own_folder_and_command() -> None:
     )
 
 
+def test_runs_that_begin_with_other_weights_are_other_runs(tmp_path: Path) -> None:
+    axes = ("init.run=/base/one,/base/two", "training.lr_schedule=linear,trapezoid")
+    request = Request(only=("gqa_0.5B",), axes=axes, smoke=True, overrides=(f"output={tmp_path}",))
+    tasks = build_tasks(request, CPU, None)
+    assert len(tasks) == len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 4
+
+
 def test_another_matrix(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(

@@ -1,0 +1,125 @@
+"""Length, batch, precision and optimization of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from efficientbench.config.part import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Tokens,
+)
+
+Recompute = Literal["none", "selective", "full"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainingConfig(Part):
+    """Length, batch, precision and optimization."""
+
+    seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
+    micro_batch_size: PositiveInt = Field(default=1, description="sequences that one rank computes at once")
+    micro_batch_size_asked: PositiveInt | None = Field(
+        default=None,
+        description="micro_batch_size before a retry after running out of memory made it smaller; a sweep sets it for "
+        "the record, and it changes nothing",
+    )
+    global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
+    tokens: Tokens = Field(
+        default=None,
+        description="tokens to train on; 20x: 20 for each parameter of the model (all of them, also a mixture's idle "
+        "experts); unset, and steps too: 100,000, or more where the measured steps need them",
+    )
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set this or tokens")
+    dtype: Literal["bf16", "fp16", "fp32"] = Field(
+        default="bf16", description="compute dtype; master weights and gradient reduction are float32 in any case"
+    )
+    recompute: Recompute = Field(
+        default="none",
+        description="activations that the backward pass computes again instead of keeping them; none; selective: "
+        "attention between its projections; full: every layer from its input",
+    )
+    learning_rate: PositiveFloat = Field(default=1e-4, description="learning rate at the peak of the schedule")
+    min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
+    lr_scale: PositiveFloat = Field(
+        default=1.0,
+        description="factor on the learning rate of every step, peak and end alike: a stage that continues another "
+        "run keeps that run's rates and sets this",
+    )
+    lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
+        default="cosine",
+        description="how the learning rate falls after its rise; cosine: along half a cosine; linear: along a line; "
+        "trapezoid: it stays at its peak, then falls along a line",
+    )
+    lr_warmup_fraction: Fraction = Field(
+        default=0.1, description="share of the steps over which the learning rate rises"
+    )
+    lr_decay_fraction: Fraction | None = Field(
+        default=None,
+        description="share of the steps, the last ones, over which lr_schedule=trapezoid falls; unset: 0.2",
+    )
+    weight_decay: NonNegativeFloat = Field(
+        default=0.1,
+        description="AdamW's weight decay, on the matrices of linear layers, router and embedding; norms, biases and "
+        "tables of positions do not decay",
+    )
+    beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
+    beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
+    epsilon: PositiveFloat = Field(default=1e-8, description="AdamW's epsilon")
+    gradient_clip: NonNegativeFloat = Field(
+        default=1.0, description="largest norm of the gradients, which are scaled down to it; 0: no clipping"
+    )
+    seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
+    draw_weights_on: Literal["device", "cpu"] = Field(
+        default="device",
+        description="where initial weights are drawn; device: a GPU draws them in a moment, the same in every layout "
+        "of GPUs; cpu: a core draws them, the same on every device type",
+    )
+    validation_interval: NonNegativeInt = Field(
+        default=0, description="steps between validations; 0: only one at the end"
+    )
+    validate_every_tokens: NonNegativeInt = Field(
+        default=0,
+        description="tokens between validations, for any batch and layout; each follows the step that completes them; "
+        "0: only the validations of validation_interval",
+    )
+    validation_tokens: PositiveInt = Field(
+        default=65_536,
+        description="tokens that a validation predicts, the same ones for every sequence length, batch and layout; all "
+        "of the validation text where that has fewer",
+    )
+
+    @property
+    def trapezoid_decay_fraction(self) -> float:
+        """Share of the steps over which a trapezoid falls."""
+        return 0.2 if self.lr_decay_fraction is None else self.lr_decay_fraction
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> TrainingConfig:
+        if self.lr_decay_fraction is not None and self.lr_schedule != "trapezoid":
+            raise ValueError(
+                f"lr_decay_fraction {self.lr_decay_fraction:g} is for lr_schedule=trapezoid alone: {self.lr_schedule} "
+                "falls from the end of its rise on"
+            )
+        decay_fraction = self.trapezoid_decay_fraction
+        if self.lr_schedule == "trapezoid" and self.lr_warmup_fraction + decay_fraction > 1:
+            raise ValueError(
+                f"lr_warmup_fraction {self.lr_warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "
+                "than all steps together: their sum must not be above 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _learning_rate_falls(self) -> TrainingConfig:
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate {self.min_learning_rate:g} is the schedule's end and must not be above "
+                f"learning_rate {self.learning_rate:g}, its peak"
+            )
+        return self
