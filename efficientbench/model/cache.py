@@ -134,17 +134,14 @@ class Cache:
             raise RuntimeError("this model is generating already: it continues from one cache at a time")
         # As plain attributes: torch.compile with fullgraph=True refuses context variables.
         self.model.cache = self
-        self._bind()
+        for layer, state in zip(self.layers, self.states, strict=True):
+            layer.state, layer.cache = state, self
         try:
             yield
         finally:
             self.model.cache = None
             for layer in self.layers:
                 layer.state = layer.cache = None
-
-    def _bind(self) -> None:
-        for layer, state in zip(self.layers, self.states, strict=True):
-            layer.state, layer.cache = state, self
 
     def begin(self, tokens: torch.Tensor, position: Position) -> Chunk:
         """Return the chunk of a forward pass over tokens [B, S]; the layers find it here."""
