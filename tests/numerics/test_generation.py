@@ -118,9 +118,8 @@ def test_sampled_tokens_are_the_same_in_any_batch(name: str, settings: Sampling)
     alone = continued(model, prompts, settings, 32, batch=1)
     assert len({tuple(tokens) for tokens in alone}) == len(prompts)
     for batch in (2, 5):
-        for number, (one, other) in enumerate(
-            zip(alone, continued(model, prompts, settings, batch=batch), strict=True)
-        ):
+        together = continued(model, prompts, settings, 32, batch=batch)
+        for number, (one, other) in enumerate(zip(alone, together, strict=True)):
             if one != other:
                 step = next(index for index in range(32) if one[index] != other[index])
                 with torch.no_grad():
