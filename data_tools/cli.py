@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -124,22 +125,24 @@ def prepare(
     from efficientbench.data_tools.inspection import describe_pair, tokenizer_of
     from efficientbench.data_tools.manifest import summary
     from efficientbench.data_tools.prepare import prepare_dataset
+    from efficientbench.data_tools.tokenize import tokenize_files
 
     folder = output or _data_folder(repository)
     prefix = prefix or Path(f"{_data_folder(repository)}-tokens") / (config or default_config(repository) or "all")
+    tokenized = partial(
+        tokenize_files,
+        prefix=prefix,
+        tokenizer=tokenizer,
+        text_key=text_key,
+        workers=workers,
+        max_rejects=max_rejects,
+        max_document_mb=max_document_mb,
+        on_part=_show_parts,
+    )
     with _interruption_explained():
-        corpus = prepare_dataset(
-            DownloadRequest(repository, folder, config, revision, num_files, max_workers),
-            prefix,
-            tokenizer,
-            text_key=text_key,
-            workers=workers,
-            max_rejects=max_rejects,
-            max_document_mb=max_document_mb,
-            jsonl_folder=folder.absolute().with_name(f"{folder.absolute().name}-jsonl") if to_jsonl else None,
-            on_part=_show_parts,
-        )
-        print(summary(corpus))
+        request = DownloadRequest(repository, folder, config, revision, num_files, max_workers)
+        jsonl_folder = folder.absolute().with_name(f"{folder.absolute().name}-jsonl") if to_jsonl else None
+        print(summary(prepare_dataset(request, tokenized, jsonl_folder)))
         for line in describe_pair(prefix, tokenizer_of(prefix, None), documents=0):
             print(line)
 

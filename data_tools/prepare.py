@@ -6,16 +6,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from efficientbench.data_tools.documents import MAX_DOCUMENT_MB, TEXT_KEY
 from efficientbench.data_tools.download import DownloadRequest, download_dataset
 from efficientbench.data_tools.errors import DataError, first_line
 from efficientbench.data_tools.files import complete_file, exclusive_lock
 from efficientbench.data_tools.manifest import Corpus
-from efficientbench.data_tools.tokenize import MAX_REJECTS, tokenize_files
 
 _ROWS_AT_ONCE = 64
 
@@ -23,47 +21,23 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_dataset(
-    request: DownloadRequest,
-    prefix: Path,
-    tokenizer: str,
-    *,
-    text_key: str = TEXT_KEY,
-    workers: int = 1,
-    max_rejects: float = MAX_REJECTS,
-    max_document_mb: int = MAX_DOCUMENT_MB,
-    jsonl_folder: Path | None = None,
-    on_part: Callable[[int, int], None] = lambda done, parts: None,
+    request: DownloadRequest, tokenize: Callable[[Sequence[Path]], Corpus], jsonl_folder: Path | None = None
 ) -> Corpus:
-    """Download a dataset, tokenize it into the pair `prefix`, and copy its parquet files as JSONL if wanted.
+    """Download a dataset, tokenize it, and copy its parquet files as JSONL if wanted.
 
     Each step keeps what is finished, so that a call after an interruption continues.
 
     Args:
         request: The dataset and where its files go.
-        prefix: The pair's path without suffix.
-        tokenizer: As in `tokenize_files`, like the next four.
-        text_key: The key or column of the text.
-        workers: Processes that tokenize.
-        max_rejects: The fraction of all documents that may be unusable.
-        max_document_mb: Megabytes of a document, at most.
+        tokenize: Makes the corpus of the files, like `tokenize_files` with its other arguments.
         jsonl_folder: Where the copies go, under the files' paths in the dataset; None for no copies.
-        on_part: Called with the number of tokenized parts, and of all parts.
 
     Raises:
         DataError: one of the steps cannot be completed.
         OSError: the disk refuses a copy.
     """
     files = download_dataset(request)
-    corpus = tokenize_files(
-        files,
-        prefix,
-        tokenizer,
-        text_key=text_key,
-        workers=workers,
-        max_rejects=max_rejects,
-        max_document_mb=max_document_mb,
-        on_part=on_part,
-    )
+    corpus = tokenize(files)
     if jsonl_folder is not None:
         for file in files:
             if file.suffix != ".parquet":

@@ -32,6 +32,8 @@ LAYOUTS = {
     "full recomputation": ("training.recompute=full",),
     "selective recomputation": ("training.recompute=selective",),
 }
+TOGETHER = (("pipeline", "interleaved pipeline"), ("data parallel", "full recomputation"))
+"""Layouts that one run shows. Where it is refused or wrong, each has its own."""
 
 
 def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
@@ -49,14 +51,25 @@ def run_checks(words: Sequence[str], folder: Path) -> Iterator[Check]:
         return
     yield Check("a run", True, f"{len(wanted)} steps, losses {wanted[0]:.4f} to {wanted[-1]:.4f}")
     yield _resumption(single, wanted)
-    for number, (name, layout) in enumerate(LAYOUTS.items()):
-        overrides = (*shared, f"label=layout_{number}", *layout)
-        try:
-            Layout.of(resolve("dense_1.5B", smoke=True, overrides=overrides), 1, oversubscribe=True)
-        except ConfigError as error:
-            yield Check(name, True, f"refused: {error}")
-            continue
-        yield _same(name, _losses(overrides), wanted, f"losses of one rank in all {len(wanted)} steps")
+    shown: set[str] = set()
+    for names in (*TOGETHER, *((name,) for name in LAYOUTS)):
+        if not shown.issuperset(names):
+            check = _layout(names, shared, wanted)
+            if len(names) == 1 or check.passed:
+                shown.update(names)
+                yield check
+
+
+def _layout(names: Sequence[str], shared: Sequence[str], wanted: list[float]) -> Check:
+    """Run the model in layouts of LAYOUTS, all at once."""
+    label = "_and_".join(names).replace(" ", "_")
+    overrides = (*shared, f"label={label}", *dict.fromkeys(word for name in names for word in LAYOUTS[name]))
+    try:
+        Layout.of(resolve("dense_1.5B", smoke=True, overrides=overrides), 1, oversubscribe=True)
+    except ConfigError as error:
+        return Check(", ".join(names), len(names) == 1, f"refused: {error}")
+    good = f"losses of one rank in all {len(wanted)} steps"
+    return _same(", ".join(names), _losses(overrides), wanted, good)
 
 
 def _resumption(overrides: Sequence[str], wanted: list[float]) -> Check:

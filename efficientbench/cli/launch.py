@@ -6,7 +6,7 @@ import os
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from efficientbench.cli.options import (
     overrides_of,
 )
 
+if TYPE_CHECKING:
+    from efficientbench.cli.launch_script import Machines, NamedRun
+    from efficientbench.launchers.job_scripts.torchrun import Meeting
+
 
 class Starter(str, Enum):
     """Programs that start the nodes of a run."""
@@ -40,6 +44,25 @@ class Rendezvous(str, Enum):
     STATIC = "static"
 
 
+Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="nodes that each run takes")]
+DevicesPerNode = Annotated[
+    int, typer.Option("--devices-per-node", metavar="N", min=0, help="accelerators of a node; 0: its processors train")
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"),
+]
+RendezvousId = Annotated[
+    str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")
+]
+RendezvousTimeout = Annotated[
+    int, typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others")
+]
+Port = Annotated[
+    int, typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one")
+]
+
+
 def launch(
     name: Annotated[str | None, RUN] = None,
     arguments: Arguments = None,
@@ -52,41 +75,24 @@ def launch(
     data: Data = None,
     tokenizer: Tokenizer = None,
     matrix: MatrixFile = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="nodes that each run takes")] = 1,
-    devices_per_node: Annotated[
-        int,
-        typer.Option("--devices-per-node", metavar="N", min=0, help="accelerators of a node; 0: its processors train"),
-    ] = 8,
+    nodes: Nodes = 1,
+    devices_per_node: DevicesPerNode = 8,
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="where the script goes; -: to stdout")] = "-",
     repeat: Annotated[int | None, typer.Option("--repeat", metavar="N", min=1, help="as of `run`")] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sbatch", metavar="KEY=VALUE", help="slurm: an option of sbatch, like partition=gpu; repeatable"
-        ),
-    ] = None,
+    sbatch: Sbatch = None,
     rendezvous: Annotated[
         Rendezvous, typer.Option("--rendezvous", help="torchrun: how its agents meet")
     ] = Rendezvous.C10D,
-    rendezvous_id: Annotated[
-        str, typer.Option("--rendezvous-id", metavar="ID", help="torchrun: tells apart who meets at one port")
-    ] = "",
-    rendezvous_timeout: Annotated[
-        int,
-        typer.Option("--rendezvous-timeout", metavar="SECONDS", help="torchrun: how long nodes wait for the others"),
-    ] = 600,
-    port: Annotated[
-        int,
-        typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one"),
-    ] = 29500,
+    rendezvous_id: RendezvousId = "",
+    rendezvous_timeout: RendezvousTimeout = 600,
+    port: Port = 29500,
 ) -> None:
     """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch.
 
     Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
     """
-    from efficientbench.cli.launch_script import Machines, by_slurm, by_torchrun, named_runs
+    from efficientbench.cli.launch_script import Machines, named_runs
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.launchers.errors import LaunchError
     from efficientbench.launchers.job_scripts.shell_script import checked, write
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.selection import Request
@@ -107,16 +113,8 @@ def launch(
         smoke=smoke,
         repeat=repeat,
     )
-    machines = Machines(nodes, devices_per_node)
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
-    if to is Starter.TORCHRUN and sbatch:
-        raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
-    if to is Starter.SLURM and meeting != Meeting():
-        raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
-    if to is Starter.TORCHRUN:
-        script = by_torchrun(named_runs(request, name), machines, meeting)
-    else:
-        script = by_slurm(named_runs(request, name), machines, sbatch or [])
+    script = _script(to, named_runs(request, name), Machines(nodes, devices_per_node), meeting, sbatch or [])
     if remark := checked(script):
         print(f"warning: {remark}", file=sys.stderr)
     if output == "-":
@@ -124,3 +122,18 @@ def launch(
         typer.echo(os.fsencode(script), nl=False)
     else:
         write(script, Path(output))
+
+
+def _script(to: Starter, runs: list[NamedRun], machines: Machines, meeting: Meeting, sbatch: list[str]) -> str:
+    """Return the script's text. Raises LaunchError: an option is of the other starter."""
+    from efficientbench.cli.launch_script import by_slurm, by_torchrun
+    from efficientbench.launchers.errors import LaunchError
+    from efficientbench.launchers.job_scripts.torchrun import Meeting
+
+    if to is Starter.TORCHRUN:
+        if sbatch:
+            raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
+        return by_torchrun(runs, machines, meeting)
+    if meeting != Meeting():
+        raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
+    return by_slurm(runs, machines, sbatch)

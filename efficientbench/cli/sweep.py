@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise typer.BadParameter(f"{text[:40]!r} is no time; write 90s, 30m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="TIME", parser=_seconds, help="of one run, like 90s, 30m or 2h"),
+]
 
 
 def sweep(
@@ -33,9 +47,7 @@ def sweep(
             help="runs at once; auto: as many as have devices of their own, on a CPU one",
         ),
     ] = "auto",
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", metavar="TIME", help="of one run, like 90s, 30m or 2h")
-    ] = None,
+    time_limit_s: TimeLimit = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="run again what failed in an earlier call")
     ] = False,
@@ -59,13 +71,8 @@ def sweep(
     from efficientbench.sweep.sweep import sweep as run_sweep
 
     given = arguments or []
-    if any(argument in MODES for argument in given):
-        raise typer.BadParameter("a sweep runs on this machine's devices; leave dsw and dlc out")
-    matrices = [argument for argument in given if "=" not in argument]
-    if len(matrices) > 1:
-        raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
     request = Request(
-        matrix=Path(matrices[0]).absolute() if matrices else MATRIX,
+        matrix=_matrix(given) or MATRIX,
         only=names(only),
         sizes=names(sizes),
         axes=tuple(axes or ()),
@@ -74,12 +81,14 @@ def sweep(
         repeat=repeat,
         retry_smaller=retry_smaller,
     )
-    limit_s = None if time_limit is None else _seconds(time_limit)
-    raise typer.Exit(run_sweep(request, jobs, limit_s, retry_failed, dry_run))
+    raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run))
 
 
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
-    if match is None or float(match[1]) == 0:
-        raise typer.BadParameter(f"--time-limit {text[:40]!r} is no time; write 90s, 30m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+def _matrix(given: Sequence[str]) -> Path | None:
+    """Return the matrix that the arguments name, or None; refuse words that are neither a matrix nor key=value."""
+    if any(argument in MODES for argument in given):
+        raise typer.BadParameter("a sweep runs on this machine's devices; leave dsw and dlc out")
+    matrices = [argument for argument in given if "=" not in argument]
+    if len(matrices) > 1:
+        raise typer.BadParameter(f"{matrices[1]!r}: one matrix is named already; a key is written key=value")
+    return Path(matrices[0]).absolute() if matrices else None

@@ -106,7 +106,7 @@ class ModelConfig(Backbone):
                 ),
             ),
             (
-                position.place != "queries and keys" or self.rotated_dim % 2 == 0,
+                self.position.rope_base is None or self.rotated_dim % 2 == 0,
                 f"RoPE rotates pairs of dimensions: {self.attention.rotated_key} must be even, not {self.rotated_dim}",
             ),
         )

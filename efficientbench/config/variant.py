@@ -152,7 +152,7 @@ class AttentionVariant:
     """Widths of a key and a value head, where the scores are plain causal attention by the kernel of the
     configuration; None: the layer computes its scores by itself."""
     kernels: str | None = None
-    """Dotted name of the OwnKernels (model/kernels/names.py) of a layer that computes its scores by itself."""
+    """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
     tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
     context_parallel: bool = False
@@ -162,7 +162,7 @@ class AttentionVariant:
     hidden_at: Callable[[ModelConfig, int], str | None] = lambda model, seq_len: None
     """(model, sequence length) → why sequences of this length cannot show what the variant does; None: they can."""
     profiled_as: tuple[str, ...] = ()
-    """Parts of the names of its operations in a trace, apart from those of torch's attention."""
+    """Parts of the names of its autograd functions, or of what `record_function` names in it: a profile's attention."""
     exporter: str | None = None
     """Dotted name of its Exporter (export/architectures.py); None: see `not_exported`."""
     exportable: str | None = None
@@ -194,6 +194,8 @@ class PositionVariant:
     place: Place
     """What it changes. A table of an embedding's positions is on the first stage, one of scores on every stage."""
     costs: PositionCosts = PositionCosts()
+    kernels: str | None = None
+    """Dotted name of the OwnKernels (model/kernels/own_kernels.py) with which it changes queries and keys."""
     context_parallel: bool = False
     """Whether ranks can share a sequence."""
     decodes: bool = False

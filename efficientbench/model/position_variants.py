@@ -95,6 +95,7 @@ VARIANTS = (
         place="queries and keys",
         decodes=True,
         costs=WITHOUT_PARAMETERS,
+        kernels="efficientbench.model.kernels.rope:KERNELS",
         context_parallel=True,
     ),
     PositionVariant(

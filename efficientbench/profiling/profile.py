@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
 
+from efficientbench.config.registry import attention_of
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known, missing
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.errors import MetricsError
@@ -45,16 +48,19 @@ def profile(config: RunConfig, mode: str) -> int:
 def print_profile(folder: OutputFolder) -> None:
     """Print what the time of the traced steps went to, and what lies farthest above its bound."""
     job = Job.read(folder.config)
-    breakdown = break_down(read_trace(folder.trace))
+    breakdown = break_down(read_trace(folder.trace), attention_of(job.config.model).profiled_as)
     rates, reason = _rates(job, find_device(job.config.device))
-    found = bounds(job.config, job.layout, breakdown, rates) if rates else {}
+    found: dict[str, Bound] = {}
+    if rates is not None:
+        counted = partial(bounds, job.config, job.layout, breakdown, rates)
+        found, reason = known(counted) or {}, missing(counted)
     console = Console(width=140, highlight=False, soft_wrap=True)
     source = "the device's time" if breakdown.on_device else "time of the training thread's operations"
     console.print(
         f"a step of {breakdown.step_time_s * 1e3:,.1f} ms, mean of {breakdown.steps} traced; {source}, rank 0"
     )
     console.print(_table(breakdown, found), soft_wrap=False)
-    if rates is None:
+    if rates is None or not found:
         console.print(f"roofline: n/a; {reason}")
     else:
         kind, gap_s = largest_gap(found, breakdown)

@@ -11,13 +11,12 @@ import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from efficientbench.config.registry import ATTENTION
 from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.errors import MetricsError
 
@@ -43,7 +42,6 @@ _SCOPES = {
         "FlexAttention",
         "FusedAttn",
         "FlashAttn",
-        *(name for variant in ATTENTION.values() for name in variant.profiled_as),
     ),
     "optimizer": (OPTIMIZER, "Optimizer.step"),
 }
@@ -51,6 +49,7 @@ _SCOPES = {
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear", "GroupedLinear")
 _MATMUL_PARTS = ("grouped_mm", "GroupedLinear")
 
+Scopes = Mapping[str, Sequence[str]]
 Interval = tuple[float, float]
 
 
@@ -83,17 +82,23 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def break_down(events: Iterable[Mapping[str, Any]]) -> Breakdown:
+def break_down(events: Iterable[Mapping[str, Any]], attention: Sequence[str] = ()) -> Breakdown:
     """Add up the seconds of each kind of work in the steps of a trace.
 
-    Raises MetricsError: the trace has no training step.
+    Args:
+        events: of the trace.
+        attention: parts of the names of the attention variant's own operations.
+
+    Raises:
+        MetricsError: the trace has no training step.
     """
     events = list(events)
+    scopes = {**_SCOPES, "attention": (*_SCOPES["attention"], *attention)}
     steps = [event for event in events if event.get("cat") == "user_annotation" and event["name"] == STEP]
     if not steps:
         raise MetricsError(f"the trace holds no '{STEP}': none was traced to its end")
     windows = union(map(_interval, steps))
-    kinds = _operation_kinds(events)
+    kinds = _operation_kinds(events, scopes)
     kernels = [event for event in events if event.get("cat") in KERNELS]
     spent = _on_device(kernels, kinds) if kernels else _on_host(events, kinds, steps[0]["tid"])
     computing = union(interval for kind, interval in spent if kind != "communication")
@@ -137,7 +142,7 @@ def _on_host(events: list[Mapping[str, Any]], kinds: dict[int, str], thread: obj
     return spent
 
 
-def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
+def _operation_kinds(events: list[Mapping[str, Any]], named: Scopes) -> dict[int, str]:
     """Return the kind of every operation, by the object's identity and by its number in the trace ('External id').
 
     An operation that communicates keeps its kind. Any other has that of the outermost scope around it, else its own,
@@ -151,7 +156,7 @@ def _operation_kinds(events: list[Mapping[str, Any]]) -> dict[int, str]:
         if event.get("cat") in OPERATIONS:
             threads[event["tid"]].append(event)
     for event, caller in chain.from_iterable(map(_nested, threads.values())):
-        scopes[id(event)] = scope = scopes.get(id(caller)) or _scope_of(event["name"])
+        scopes[id(event)] = scope = scopes.get(id(caller)) or _scope_of(event["name"], named)
         own = _kind_of(event["name"])
         kind = own if own == "communication" else scope or (own if own != "other" else kinds.get(id(caller), "other"))
         kinds[id(event)] = kind
@@ -175,9 +180,9 @@ def _interval(event: Mapping[str, Any]) -> Interval:
     return event["ts"], event["ts"] + event["dur"]
 
 
-def _scope_of(name: str) -> str | None:
+def _scope_of(name: str, scopes: Scopes) -> str | None:
     """Return the kind that an operation gives to all that it calls; None where its callees have their own kinds."""
-    return next((kind for kind, parts in _SCOPES.items() if any(part in name for part in parts)), None)
+    return next((kind for kind, parts in scopes.items() if any(part in name for part in parts)), None)
 
 
 def _kind_of(name: str) -> str:

@@ -81,7 +81,7 @@ def build_record(
 
     `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
     """
-    from efficientbench.model.kernels.names import fallback_kernels, kernel_names
+    from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
     from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
 
     config = job.config
@@ -108,6 +108,7 @@ def build_record(
         windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
         disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
         kernels=kernel_names(config, device.type),
+        kernel_reasons=kernel_reasons(config, device.type),
         decayed_parameters=list(decayed),
         fallback_kernels=fallback_kernels(config, device.type),
         # A model that has diverged has losses that are no numbers.

@@ -76,9 +76,7 @@ def launch(
         raise LaunchError(f"{log_folder} cannot be made: {error.strerror}") from error
     with contextlib.ExitStack() as stack:
         if cluster is None or cluster.nodes == 1:
-            # Nobody else has to find them: not at MASTER_ADDR, which strangers may reach, nor at a port that is taken.
-            port = stack.enter_context(_reserved_port())
-            cluster = Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=port)
+            cluster = stack.enter_context(_this_machine())
         signals = stack.enter_context(received_signals())
         error_folder = stack.enter_context(temporary_folder())
         workers: list[WorkerProcess] = []
@@ -155,12 +153,14 @@ def received_signals() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Reserve a free local port until the ranks have ended, so that no other run takes it.
+def _this_machine() -> Iterator[Cluster]:
+    """Yield a cluster of this machine alone, whose port no other run takes until the ranks have ended.
 
-    The socket is bound and does not listen: with SO_REUSEADDR on both sides, rank 0's store can still listen there.
+    Nobody else has to find the ranks: they do not meet at MASTER_ADDR, which strangers may reach, nor at MASTER_PORT,
+    which may be taken. The socket is bound and does not listen: with SO_REUSEADDR on both sides, rank 0's store can
+    still listen there.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+        yield Cluster(nodes=1, node_rank=0, master_address="127.0.0.1", master_port=holder.getsockname()[1])

@@ -84,6 +84,9 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices; the 500 longest times."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
+    kernel_reasons: dict[str, str] = {}
+    """Part of `kernels` that was chosen by measurement → the times, and the kernels that do not serve: each run has its
+    own, so that nothing is grouped or compared by them."""
     decayed_parameters: list[str] | None = None
     """Names of the parameters on which weight decay falls, with `*` for a layer's number; None where the training loop
     did not name them."""

@@ -116,10 +116,11 @@ class Bench:
         return self._measure(part, name, config, partial(self._transformers_step, config, autocast, compiled))
 
     def _our_step(self, config: RunConfig) -> tuple[Step, dict[str, Any]]:
-        from efficientbench.model.kernels.names import kernel_names
+        from efficientbench.model.kernels.names import kernel_names, kernel_reasons
 
         step, _ = our_step(config, self.torch_device, random_tokens(config, self.torch_device))
-        return step, {"kernels": kernel_names(config, self.device.type)}
+        names, reasons = (read(config, self.device.type) for read in (kernel_names, kernel_reasons))
+        return step, {"kernels": names | {part: f"{names[part]}; {reason}" for part, reason in reasons.items()}}
 
     def _transformers_step(self, config: RunConfig, autocast: bool, compiled: bool) -> tuple[Step, dict[str, Any]]:
         from transformers import Qwen2ForCausalLM

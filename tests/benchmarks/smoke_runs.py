@@ -16,6 +16,7 @@ from support.measured import options, write_content
 
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.metrics.report.headline import is_least, name, relative_interval
 
 
 def main() -> None:
@@ -30,25 +31,36 @@ def main() -> None:
         print(each)
     if arguments.write:
         conditions = "; ".join(f"{each.run}: {each.dtype}, sequence {each.seq_len}" for each in records)
-        write_content(__file__, find_device(arguments.device), {"conditions": conditions, "rows": rows})
+        content = {"conditions": conditions, "note": "; ".join(notes(records)), "rows": rows}
+        write_content(__file__, find_device(arguments.device), content)
 
 
 def row(record: RunRecord) -> dict[str, str]:
     """Return the cells of one run by their titles."""
-    spread = "" if record.al_s is None else f"{record.al_s * 1e3:.0f}"
-    if record.al_s and record.al_s_ci_high is not None:
-        spread += f" ± {(record.al_s_ci_high - record.al_s) / record.al_s:.1%}".replace("%", " %")
+    time_ms = "n/a" if record.al_s is None else f"{record.al_s * 1e3:.0f}"
+    if (noise := relative_interval(record)) is not None:
+        time_ms += f" ± {'≥ ' if is_least(record) else ''}{noise:.1%}".replace("%", " %")
     return {
-        "run": f"{record.run}{' (smoke)' if record.smoke else ''}",
-        "parameters": f"{record.parameters / 1e6:,.2f} M",
+        "run": name(record),
+        "parameters": "n/a" if record.parameters is None else f"{record.parameters / 1e6:,.2f} M",
         "tokens/s": _number(record.tokens_per_s, ",.0f"),
-        "AL, ms/step": spread or "n/a",
+        "AL, ms/step": time_ms,
         "AMU, GB": _number(record.amu_gb, ".2f"),
         "PCU": _number(record.pcu, ".0%").replace("%", " %"),
         "AEC, W": _number(record.aec_w, ",.0f"),
         "validation loss": _number(record.validation_loss, ".3f"),
         "bits/byte": _number(record.bits_per_byte, ".3f"),
     }
+
+
+def notes(records: list[RunRecord]) -> list[str]:
+    """Return what a reader must know of the cells."""
+    found = ["AEC is n/a: " + record.unavailable["aec_w"] for record in records if record.aec_w is None]
+    if any(record.speed_only_reason for record in records):
+        found.append("speed only: too little text for a loss to say something of an architecture")
+    entropies = {record.unigram_entropy for record in records} - {None}
+    found += [f"the text's unigram entropy is {entropy:.3f} nats" for entropy in entropies]
+    return list(dict.fromkeys(found))
 
 
 def _number(value: float | None, shape: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -199,6 +201,32 @@ def test_the_next_micro_batch_is_read_while_one_is_in_use(ranks: Callable[[int],
         list(range(min(used + SIZE, READ_STEPS * GLOBAL))) for used in range(SIZE, READ_STEPS * GLOBAL + 1, SIZE)
     ]
     assert once
+
+
+READING_S = 0.05
+
+
+def slow_reading(config: RunConfig, prefix: Path) -> list[float]:
+    """What is measured as the time of reading where each micro-batch takes READING_S."""
+    from efficientbench.training.batches import Batches, HostBatch, Samples
+
+    read = Batches._read_now
+
+    def slowly(batches: Batches, dataset: Samples, start: int) -> HostBatch:
+        time.sleep(READING_S)
+        return read(batches, dataset, start)
+
+    with mock.patch.object(Batches, "_read_now", slowly):
+        return [reading_s for reading_s, _ in reading_and_training_s(config, prefix, 3)]
+
+
+def test_no_batch_is_read_before_its_reading_is_timed(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    write_tokens(tmp_path / "text", [random.integers(1, 131, 60) for _ in range(100)])
+    overrides = (f"data.path={tmp_path / 'text'}", f"data.cache={tmp_path}")
+    batches = ("training.micro_batch_size=2", "training.global_batch_size=4")
+    (times_s,) = ranks(1).call(slow_reading, tiny("gqa_1.5B", *overrides, *batches), tmp_path / "text")
+    assert min(times_s) >= 2 * READING_S
 
 
 @pytest.mark.proof

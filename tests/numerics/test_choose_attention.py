@@ -41,8 +41,7 @@ def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
     refused = dict(choice.refused)
     assert refused.keys() == {"cudnn", "flex", "te"}
     assert refused["flex"] == "FlexAttention needs Triton and a GPU"
-    assert choice.name in choice.describe()
-    assert "not: cudnn, flex, te" in choice.describe()
+    assert "not: cudnn, flex, te" in choice.reasons
 
 
 def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

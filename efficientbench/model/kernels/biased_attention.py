@@ -6,7 +6,7 @@ here holds a bias of S × S for each head, nor the scores of the whole sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,10 +23,10 @@ BLOCKS = "blocks of queries, recomputed in the backward pass"
 """The kernel that serves every device."""
 
 
-def name(device_type: str, trained: bool) -> str:
-    """Return the name of the kernel that serves a device type; `trained`: whether the bias is."""
+def name(device_type: str, trained: Callable[[], bool]) -> str:
+    """Return the name of the kernel that serves a device type; `trained`: whether the bias is, where it matters."""
     if npu_fused.serves(device_type):
-        return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained else npu_fused.ATTENTION
+        return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained() else npu_fused.ATTENTION
     return "torch flex_attention" if flex.runs(device_type) else BLOCKS
 
 

@@ -68,15 +68,12 @@ class AttentionChoice:
     refused: tuple[tuple[str, str], ...] = ()
     """Each kernel that does not serve this shape here, and why."""
 
-    def describe(self) -> str:
-        """Return the choice and its reasons as text for the record."""
+    @property
+    def reasons(self) -> str:
+        """Return the measurements as text for the record; empty where there was none."""
         measured = ", ".join(f"{name} {time_s * 1e3:.2f} ms" for name, time_s in self.times_s)
         refused = ", ".join(name for name, _ in self.refused)
-        parts = [
-            self.name,
-            f"forward and backward: {measured}" if measured else "",
-            f"not: {refused}" if refused else "",
-        ]
+        parts = [f"forward and backward: {measured}" if measured else "", f"not: {refused}" if refused else ""]
         return "; ".join(part for part in parts if part)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import UndeclaredError, imported
+from efficientbench.config.variant import UndeclaredError, imported, shown
 from efficientbench.costs.hardware import AttentionWork
 from efficientbench.model.kernels import (
     TORCH_DTYPES,
@@ -16,14 +15,14 @@ from efficientbench.model.kernels import (
     norm,
     npu_fused,
     relu2,
-    rope,
     swiglu,
     weight_gradient,
 )
-from efficientbench.model.kernels.choose_attention import AttentionShape, choose
+from efficientbench.model.kernels.choose_attention import AttentionChoice, AttentionShape, choose
 from efficientbench.model.kernels.own_kernels import OwnKernels
 
 UNDECLARED = "n/a: the attention's declaration names no kernels"
+UNDECLARED_ROTATION = "n/a: the positional encoding's declaration names no kernels"
 
 
 def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
@@ -34,14 +33,10 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     names["cross_entropy"] = cross_entropy.FUSED if fused else cross_entropy.NAME
     on_npu = npu_fused.serves(device_type)
     activations = {"swiglu": (swiglu, npu_fused.SWIGLU), "relu2": (relu2, relu2.NAME)}
-    parts = (
-        ("norm", norm, npu_fused.RMS_NORM),
-        (model.activation, *activations[model.activation]),
-        ("rope", rope, npu_fused.ROTARY),
-    )
+    parts = (("norm", norm, npu_fused.RMS_NORM), (model.activation, *activations[model.activation]))
     for part, kernel, npu_kernel in parts:
-        if part != "rope" or position_of(model).place == "queries and keys":
-            names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
+        names[part] = kernel.FUSED if fused else npu_kernel if on_npu else kernel.NAME
+    names |= _position(config, device_type)
     dtype = TORCH_DTYPES[config.training.dtype]
     names["weight_gradient"] = weight_gradient.name(device_type, dtype)
     if model.moe is not None:
@@ -50,21 +45,27 @@ def kernel_names(config: RunConfig, device_type: str) -> dict[str, str]:
     return names
 
 
+def kernel_reasons(config: RunConfig, device_type: str) -> dict[str, str]:
+    """Return the parts whose kernel was chosen by measurement, and what was measured, which differs in each run."""
+    choice = _choice(config, device_type)
+    return {"attention": choice.reasons} if choice is not None and choice.reasons else {}
+
+
 def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     """Return the parts for which we have a better kernel on this device type, and why it does not run here.
 
     Two runs of which only one uses a fallback differ in more than their models.
     """
     model, names = config.model, kernel_names(config, device_type)
-    own = _own_kernels(model)
-    found = own.fallbacks(config, device_type) if own else {}
+    found: dict[str, str] = {}
+    for own in map(_declared, (attention_of(model).kernels, position_of(model).kernels)):
+        found |= own.fallbacks(config, device_type) if own else {}
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
         found["attention"] = "FlexAttention needs Triton"
     if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
         found["grouped_mm"] = "this torch has no grouped_mm"
     if device_type == "npu" and not npu_fused.serves(device_type):
-        reason = f"torch_npu's fused kernels are documented for Ascend {' and '.join(npu_fused.FUSED)}"
-        found |= {part: reason for part in npu_fused.PARTS if part in names}
+        found |= {part: npu_fused.UNDOCUMENTED for part in npu_fused.PARTS if part in names}
     return found
 
 
@@ -74,34 +75,51 @@ def attention_work(config: RunConfig, device_type: str) -> AttentionWork:
     Raises UndeclaredError: the layer computes its scores by itself, and its declaration names no kernels.
     """
     if attention_of(config.model).plain_scores is None:
-        own = _own_kernels(config.model)
+        own = _declared(attention_of(config.model).kernels)
         if own is None:
             raise UndeclaredError(f"model.attention.kind={config.model.attention.kind} declares no kernels")
         return own.work(config, device_type)
-    shape = AttentionShape.of(config)
-    if shape is None:
+    choice = _choice(config, device_type)
+    if choice is None:
         return AttentionWork()
-    chosen = causal_attention.NAME
-    if config.parallel.cp == 1:
-        chosen = choose(config.kernels.attention, shape, device_type).name
     # Kernels as in causal_attention.py: torch's own choice on a CPU is its flash kernel.
-    flash = chosen == "flash" or (chosen == causal_attention.NAME and device_type == "cpu")
-    return AttentionWork(scores_again=chosen != "math", pads_values=flash)
+    flash = choice.name == "flash" or (choice.name == causal_attention.NAME and device_type == "cpu")
+    return AttentionWork(scores_again=choice.name != "math", pads_values=flash)
 
 
 def _attention(config: RunConfig, device_type: str) -> dict[str, str]:
     model = config.model
     if attention_of(model).plain_scores is None:
-        own = _own_kernels(model)
+        own = _declared(attention_of(model).kernels)
         return own.names(config, device_type) if own else {"attention": UNDECLARED}
+    choice = _choice(config, device_type)
+    if choice is not None:
+        return {"attention": choice.name}
+    position = position_of(model)
+    name = shown(lambda: biased_attention.name(device_type, lambda: position.costs.parameters(model) > 0))
+    return {"attention": name}
+
+
+def _choice(config: RunConfig, device_type: str) -> AttentionChoice | None:
+    """Return the kernel of plain causal attention; None where scores are biased or the layer's own."""
     shape = AttentionShape.of(config)
     if shape is None:
-        trained = position_of(model).costs.parameters(model) > 0
-        return {"attention": biased_attention.name(device_type, trained)}
-    return {"attention": choose(config.kernels.attention, shape, device_type).describe()}
+        return None
+    if config.parallel.cp > 1:
+        # Of `context_parallel.attention`, which takes the device's own.
+        return AttentionChoice(causal_attention.name(device_type), causal_attention.causal_attention)
+    return choose(config.kernels.attention, shape, device_type)
 
 
-def _own_kernels(model: ModelConfig) -> OwnKernels | None:
-    """Return the kernels of a layer that computes its scores by itself; None where it declares none."""
-    dotted = attention_of(model).kernels
+def _position(config: RunConfig, device_type: str) -> dict[str, str]:
+    """Return the kernels of the positional encoding; of those, only what turns queries and keys has its own."""
+    position = position_of(config.model)
+    own = _declared(position.kernels)
+    if own is not None:
+        return own.names(config, device_type)
+    return {"position": UNDECLARED_ROTATION} if position.place == "queries and keys" else {}
+
+
+def _declared(dotted: str | None) -> OwnKernels | None:
+    """Return the kernels that a declaration names; None where it names none."""
     return imported(dotted) if dotted else None

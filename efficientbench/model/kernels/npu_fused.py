@@ -24,8 +24,10 @@ ROTARY = "torch_npu npu_rotary_mul"
 SWIGLU = "torch_npu npu_swiglu"
 GROUPED_MATMUL = "torch_npu npu_grouped_matmul"
 GROUPED_WEIGHT_GRADIENT = "torch_npu npu_grouped_matmul_add_"
-PARTS = ("attention", "norm", "rope", "swiglu", "grouped_mm")
-"""Parts of a model, as the record names them, that these kernels compute."""
+PARTS = ("attention", "norm", "swiglu", "grouped_mm")
+"""Parts of every model, as the record names them, that these kernels compute."""
+UNDOCUMENTED = f"torch_npu's fused kernels are documented for Ascend {' and '.join(FUSED)}"
+"""Why they do not run on another NPU."""
 
 MASK_SIZE = 2048
 LEFT_UP_CAUSAL, RIGHT_DOWN_CAUSAL = 2, 3

@@ -1,4 +1,4 @@
-"""Description of the kernels of an attention layer that computes its scores by itself."""
+"""Description of the kernels that a variant declares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def _no_fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class OwnKernels:
-    """Kernels that an attention variant declares; each function takes the run and the type of its device."""
+    """Kernels of a variant's own; each function takes the run and the type of its device."""
 
     names: Callable[[RunConfig, str], dict[str, str]]
-    """Part of the layer → the kernel that computes it."""
+    """Part of the model → the kernel that computes it."""
     fallbacks: Callable[[RunConfig, str], dict[str, str]] = _no_fallbacks
     """Part for which there is a better kernel on this device type → why it does not run here."""
     work: Callable[[RunConfig, str], AttentionWork] = lambda config, device_type: AttentionWork()

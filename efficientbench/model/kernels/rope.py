@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from efficientbench.config.schema import RunConfig
 from efficientbench.model.kernels import npu_fused
 from efficientbench.model.kernels.fusion import fused
+from efficientbench.model.kernels.own_kernels import OwnKernels
 
 NAME, FUSED = "torch elementwise", "torch.compile"
 
@@ -68,3 +70,15 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool = F
     """
     rotated: torch.Tensor = Rotate.apply(x, cos, sin, fuse)
     return rotated
+
+
+def _names(config: RunConfig, device_type: str) -> dict[str, str]:
+    by_torch = npu_fused.ROTARY if npu_fused.serves(device_type) else NAME
+    return {"rope": FUSED if config.kernels.fused else by_torch}
+
+
+def _fallbacks(config: RunConfig, device_type: str) -> dict[str, str]:
+    return {"rope": npu_fused.UNDOCUMENTED} if device_type == "npu" and not npu_fused.serves(device_type) else {}
+
+
+KERNELS = OwnKernels(_names, _fallbacks)

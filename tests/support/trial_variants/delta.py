@@ -40,4 +40,5 @@ VARIANT = AttentionVariant(
         # As much for any sequence.
         state_bytes=lambda model, tokens, tp, element_bytes: model.heads * model.head_dim**2 * element_bytes,
     ),
+    profiled_as=("GatedDelta",),
 )

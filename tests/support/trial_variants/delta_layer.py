@@ -42,6 +42,10 @@ class GatedDelta(Stateful, MegatronModule):
         self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """hidden_states [S, B, H] → output [S, B, H] and no bias."""
+        with torch.autograd.profiler.record_function("GatedDelta"):
+            return self._answers(hidden_states)
+
+    def _answers(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         mixed, _ = self.linear_in(hidden_states)
         mixed = mixed.unflatten(-1, (self.heads, -1))
         query, key, value, gates = mixed.split([self.dim, self.dim, self.dim, 2], dim=-1)

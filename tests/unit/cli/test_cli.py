@@ -126,6 +126,8 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
         (["report", "/nowhere/at/all"], "error: /nowhere/at/all: there is no such folder"),
         (["compare", "/nowhere/at/all", "/tmp"], "error: /nowhere/at/all: there is no such folder"),
         (["run", "gqa_1.5B", "--repeat", "0"], "Invalid value for '--repeat'"),
+        (["sweep", "--time-limit", "soon"], "Invalid value for '--time-limit': 'soon' is no time"),
+        (["sweep", "mine.yaml", "ours.yaml"], "'ours.yaml': one matrix is named already; a key is written key=value"),
         (["launch", "gqa_1.5B", "--to", "slurm", "--nodes", "0"], "Invalid value for '--nodes'"),
         (["launch", "gqa_1.5B", "--to", "slurm", "--devices-per-node", "-1"], "Invalid value for '--devices-per-node'"),
         (["plan"], "plan needs the name of a run, like gqa_1.5B, or --all"),

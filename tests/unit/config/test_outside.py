@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from support.command_line import environment
 from support.metrics_parts import make_record
 from support.printed import on_one_line
 
+from efficientbench.checking.check_variant import undeclared
 from efficientbench.cli.launch_script import Machines, NamedRun
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
@@ -24,9 +27,13 @@ from efficientbench.export.hugging_face import export
 from efficientbench.metrics.analysis.repeats import load_group
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.report.build import build_report
+from efficientbench.model.kernels.biased_attention import BLOCKS
+from efficientbench.model.kernels.names import kernel_names
 from efficientbench.planning.plan import plan_anywhere
 from efficientbench.planning.plan_table import print_plan
+from efficientbench.profiling.profile import print_profile
 from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.machine import Machine
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import build_tasks
@@ -103,6 +110,40 @@ def test_an_encoding_comes_from_outside_too() -> None:
     assert "the encoding 'my_package.ramp:VARIANT' does not share a sequence" in refusal(ramp, "parallel.cp=2")
     with pytest.raises(ConfigError, match="is of class AttentionVariant, not PositionVariant"):
         smoke("model.position.kind=my_package.window:VARIANT")
+
+
+def test_an_encoding_that_declares_nothing_is_not_taken_for_one_of_ours() -> None:
+    stretch, slope = (f"model.position.kind={outside.PACKAGE}.encodings:{name}" for name in ("STRETCH", "SLOPE"))
+    assert smoke(stretch, "model.head_dim=15").model.rotated_dim == 15  # only RoPE needs pairs
+    names = kernel_names(smoke(stretch), "cpu")
+    assert "rope" not in names
+    assert names["position"] == "n/a: the positional encoding's declaration names no kernels"
+    assert kernel_names(smoke(slope), "cpu")["attention"] == BLOCKS
+    for config in (smoke(stretch), smoke(slope)):
+        wanted = "parameters, total n/a: model.position.kind=my_package.encodings:"
+        assert wanted in on_one_line(print_plan, plan_anywhere(config))
+    assert "names of its kernels" in undeclared(smoke(stretch))
+
+
+def test_its_profile_knows_its_operations_and_has_no_roofline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = smoke(f"model.attention.kind={outside.PACKAGE}.delta:VARIANT", "model.position.kind=none")
+    folder = OutputFolder(tmp_path / "profile")
+    folder.path.mkdir()
+    layout = Layout.of(config, 1, oversubscribe=True)
+    Job(config, layout, plan_budget(config, 1000), (folder.path / "none.json",), folder.path).write(folder.config)
+    events = (
+        ("training step", "user_annotation", 100),
+        ("GatedDelta", "user_annotation", 80),
+        ("aten::bmm", "cpu_op", 60),
+    )
+    traced = [{"ph": "X", "cat": cat, "name": name, "ts": 0, "dur": dur, "tid": 1} for name, cat, dur in events]
+    folder.trace.write_bytes(gzip.compress(json.dumps({"traceEvents": traced}).encode()))
+    print_profile(folder)
+    printed = capsys.readouterr().out
+    assert re.search(r"^attention +0.1 +60.0%", printed, re.MULTILINE)
+    assert "roofline: n/a; model.attention.kind=my_package.delta:VARIANT declares no formula for" in printed
 
 
 def test_a_run_too_short_to_show_it_is_told() -> None:

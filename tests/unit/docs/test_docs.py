@@ -177,3 +177,20 @@ def test_measured_figures_name_their_source_and_are_shown() -> None:
         if content["script"].startswith("tests/"):
             assert (ROOT / content["script"]).is_file(), path.name
         assert re.search(rf"generated: (measured|rows) {path.stem} ", shown), path.name
+
+
+def test_measured_figures_name_commits_of_this_history() -> None:
+    """A commit that was rewritten after the measurement, or had changes beside it, is not to be found again."""
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run(
+        [*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True, check=False
+    )
+    if shallow.stdout.strip() != "false":
+        pytest.skip("this checkout has no whole history")
+    lost = []
+    for path in sorted((ROOT / "docs" / "measured").glob("*.json")):
+        commit = json.loads(path.read_text(encoding="utf-8"))["commit"]
+        command = [*git, "merge-base", "--is-ancestor", commit, "HEAD"]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            lost.append(f"{path.name}: {commit}")
+    assert lost == []

@@ -18,7 +18,6 @@ from support.command_line import is_alive, until
 from support.repository import ROOT
 
 from efficientbench.launchers.errors import LaunchError
-from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 
 
@@ -263,28 +262,6 @@ def test_many_launches_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         assert [code for code, _ in pool.map(Launcher.finish, launchers)] == [0] * 4
     assert len({(folder / "notes_0").read_text() for folder in folders}) == 4
-
-
-@pytest.mark.parametrize(
-    "hangs", ["os.kill(os.getpid(), signal.SIGSTOP)", "ctypes.CDLL(None).pause()", "ctypes.PyDLL(None).pause()"]
-)
-def test_a_lone_rank_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
-    """Stopped, or in a function of C that never returns: without Python's lock, as a kernel, or with it."""
-    body = f"""
-    import ctypes
-    from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
-    writer = HeartbeatWriter()
-    writer.at(3, "training")
-    writer.start()
-    time.sleep(0.5)
-    {hangs}
-    """
-    seen: list[Failure] = []
-    begin_s = time.monotonic()
-    assert launch(worker(tmp_path, body), 1, None, tmp_path, on_failure=seen.append, hang_limit_s=2) == 1
-    assert time.monotonic() - begin_s > 2
-    assert (seen[0].kind, seen[0].rank, seen[0].step) == ("hung", 0, 3)
-    assert "error: rank 0: hung: made no progress for 2 s (in step 3, training" in capfd.readouterr().err
 
 
 @pytest.mark.proof

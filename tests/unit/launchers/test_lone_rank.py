@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.launchers.processes.launch import launch
 
 
@@ -33,3 +35,25 @@ def test_the_signal_that_ended_a_rank_is_told(
 ) -> None:
     assert launch(python(f"os.kill(os.getpid(), {int(number)})"), 1, None, tmp_path) == 1
     assert f"error: rank 0: {told}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "hangs", ["os.kill(os.getpid(), signal.SIGSTOP)", "ctypes.CDLL(None).pause()", "ctypes.PyDLL(None).pause()"]
+)
+def test_one_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
+    """Stopped, or in a function of C that never returns: without Python's lock, as a kernel, or with it."""
+    program = f"""
+import ctypes, signal, time
+from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
+writer = HeartbeatWriter()
+writer.at(3, "training")
+writer.start()
+time.sleep(0.5)
+{hangs}
+"""
+    seen: list[Failure] = []
+    begin_s = time.monotonic()
+    assert launch(python(program), 1, None, tmp_path, on_failure=seen.append, hang_limit_s=2) == 1
+    assert time.monotonic() - begin_s > 2
+    assert (seen[0].kind, seen[0].rank, seen[0].step) == ("hung", 0, 3)
+    assert "error: rank 0: hung: made no progress for 2 s (in step 3, training" in capfd.readouterr().err

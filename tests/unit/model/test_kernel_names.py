@@ -7,7 +7,8 @@ import torch
 
 from efficientbench.config.load import resolve
 from efficientbench.model.kernels import grouped_mm
-from efficientbench.model.kernels.names import fallback_kernels, kernel_names
+from efficientbench.model.kernels.choose_attention import AttentionShape, fastest
+from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
 from efficientbench.model.kernels.nsa import selected_attention_fla as nsa_fla
 
 
@@ -43,6 +44,30 @@ def test_a_missing_kernel_is_a_fallback_where_it_would_serve(monkeypatch: pytest
     assert fallback_kernels(relative, "cuda") == {"attention": "FlexAttention needs Triton"}
     monkeypatch.setattr(grouped_mm, "has_grouped_mm", lambda device_type: False)
     assert list(fallback_kernels(moe, "cpu")) == ["grouped_mm"]
+
+
+def test_ranks_that_share_a_sequence_choose_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A choice would measure on the GPU, which is not there.
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    shared = resolve("gqa_1.5B", overrides=["parallel.cp=2"])
+    assert kernel_names(shared, "cuda")["attention"] == "torch scaled_dot_product_attention"
+
+
+def test_two_runs_that_choose_one_kernel_name_it_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("gqa_0.5B", smoke=True)
+    shape = AttentionShape.of(config)
+    assert shape is not None
+    # As on a GPU: by measurement, here of what the CPU has.
+    choices = [fastest(["flash", "cudnn"], shape, torch.device("cpu")) for _ in range(2)]
+    assert choices[0].times_s != choices[1].times_s
+    names, reasons = [], []
+    for choice in choices:
+        monkeypatch.setattr("efficientbench.model.kernels.names.choose", lambda *_, choice=choice: choice)
+        names.append(kernel_names(config, "cpu"))
+        reasons.append(kernel_reasons(config, "cpu")["attention"])
+    assert names[0] == names[1]
+    assert all(reason.startswith("forward and backward: flash ") for reason in reasons)
+    assert all(reason.endswith(" ms; not: cudnn") for reason in reasons)
 
 
 def test_a_gpu_that_multiplies_experts_one_by_one_is_not_said_to_group_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,14 @@ def test_operations_count_without_those_that_they_call() -> None:
     assert sum(micro.values()) == round(found.step_time_s * 1e6)
 
 
+def test_operations_that_a_variant_declares_are_attention() -> None:
+    events = [step(0, 100), event("GatedDeltaRuleBackward", 10, 60), event("aten::bmm", 20, 50)]
+    spent = {"attention": 50e-6, "idle": 50e-6}
+    found = break_down(events, ("GatedDelta",)).seconds
+    assert {kind: time_s for kind, time_s in found.items() if time_s} == pytest.approx(spent)
+    assert break_down(events).seconds["matmuls"] == pytest.approx(30e-6)
+
+
 def test_kernels_have_the_kind_of_what_started_them() -> None:
     """As kineto writes it for CUDA: a kernel carries the number of the operation that launched it, and runs later."""
     found = break_down(
