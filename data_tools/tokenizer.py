@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,11 @@ class TextTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text. Nothing is added, and names of special tokens are ordinary text."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens; special ones have none, and bytes that are no character become U+FFFD."""
+        text: str = self.backend.decode(ids)
+        return text
 
     def token_bytes(self) -> np.ndarray | None:
         """Return the UTF-8 length of every token, int32 [vocab_size]; 0 for special tokens and ids without a token.

@@ -23,7 +23,7 @@ from efficientbench.config import combination_table
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
-from efficientbench.costs.model import count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 
@@ -84,6 +84,16 @@ def planned(name: str, figure: str) -> str:
     if figure == "parameters":
         return f"{count_parameters(config.model).total:,}"
     return f"{keys_read_per_query(config.model, config.training.seq_len):,.0f}"
+
+
+def caches() -> str:
+    """Return a table of the memory that decoding keeps for a sequence, of each attention in its middle size."""
+    rows = []
+    for variant in ("gqa", "mqa", "mla", "nsa"):
+        model = resolve(f"{variant}_1.5B").model
+        sizes = [cache_bytes(model, tokens, "bf16") for tokens in (2048, 16384)]
+        rows.append([f"`{variant}_1.5B`", *(f"{size:,}" for size in sizes)])
+    return _table(["run", "2,048 tokens", "16,384 tokens"], rows)
 
 
 def sizes() -> str:
@@ -155,6 +165,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "parameters": parameters,
     "planned": planned,
     "sizes": sizes,
+    "caches": caches,
     "combinations": combination_table.table,
     "columns": columns,
     "measured": measured,

@@ -15,7 +15,13 @@ from efficientbench.config.load import resolve
 from efficientbench.config.registry import POSITIONS, Section, attention_of, find, position_of, section_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import AttentionVariant, missing
-from efficientbench.costs.model import count_parameters, flops_per_token, keys_read_per_query, kv_cache_bytes_per_token
+from efficientbench.costs.model import (
+    cache_bytes,
+    count_parameters,
+    flops_per_token,
+    keys_read_per_query,
+    kv_cache_bytes_per_token,
+)
 from efficientbench.doctor.check import print_checks
 
 TINY = (
@@ -85,6 +91,7 @@ def undeclared(config: RunConfig) -> Iterator[str]:
         lambda: flops_per_token(model, config.training.seq_len),
         lambda: keys_read_per_query(model, config.training.seq_len),
         lambda: kv_cache_bytes_per_token(model, config.training.dtype),
+        lambda: cache_bytes(model, config.training.seq_len, config.training.dtype),
         lambda: attention.costs.saved(model, 1),
     )
     yield from dict.fromkeys(reason for formula in formulas if (reason := missing(formula)))

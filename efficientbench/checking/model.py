@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.checking.flop_counting import FlopCounter, UncountedError
-from efficientbench.config.schema import ParallelConfig, RunConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import missing
-from efficientbench.costs.model import count_parameters, flops_per_token
+from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token
 from efficientbench.devices.cpu import CPU
 from efficientbench.doctor.check import Check
 
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 """Largest difference of logits, relative to the largest, that the order of sums explains."""
 BATCH = 2
+PROMPTS = 5, 3
+"""Tokens of the two rows that are decoded, and below how many tokens follow them."""
+DECODED = 20
 
 
 def model_checks(config: RunConfig) -> Iterator[Check]:
-    """Check causality, lengths, parameters, FLOPs, gradients and determinism; stop where the model cannot be built."""
+    """Check what the model computes: causality, lengths, decoding, counts, gradients; stop where it cannot be built."""
     # Weights large enough that every part of the model shows in the logits.
     config = config.model_copy(update={"model": config.model.model_copy(update={"init_std": 0.2})})
     with _one_rank() as device:
@@ -40,6 +43,7 @@ def model_checks(config: RunConfig) -> Iterator[Check]:
             return
         yield _causality(model, tokens, whole)
         yield _lengths(model, tokens, whole)
+        yield _decoding(model, config, tokens, whole)
         yield _parameters(model, config)
         yield _flops(model, config, tokens)
         yield from _trains(config, device, tokens)
@@ -52,16 +56,10 @@ def _one_rank() -> Iterator[torch.device]:
     device = cpu.prepare(0)
     # Megatron logs at length which of its modules it does not know.
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    import torch.distributed as dist
-
     from efficientbench.training import groups
 
-    dist.init_process_group(cpu.backend, store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with groups.model_parallel(ParallelConfig(), seed=0):
-            yield device
-    finally:
-        dist.destroy_process_group()
+    with groups.one_rank(cpu.backend):
+        yield device
 
 
 def _built(config: RunConfig, device: torch.device) -> GPT:
@@ -117,6 +115,35 @@ def _lengths(model: GPT, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
         if not distance < ROUNDING:
             return Check("lengths", False, f"the first {length} tokens alone have other logits, by {distance:.1e}")
     return Check("lengths", True, f"{', '.join(map(str, lengths))} tokens have the logits of a longer sequence")
+
+
+def _decoding(model: GPT, config: RunConfig, tokens: torch.Tensor, whole: torch.Tensor) -> Check:
+    """Continue rows of different lengths token by token, and compare their logits with those of whole sequences."""
+    import torch
+
+    from efficientbench.model.cache import Cache
+
+    room = whole.shape[1]
+    if reason := missing(lambda: cache_bytes(config.model, room, "fp32")):
+        return Check("decoding", True, f"n/a: {reason}")
+    lengths, rows, worst = torch.tensor(PROMPTS), torch.arange(BATCH), 0.0
+    try:
+        cache = Cache(model, BATCH, room)
+        with torch.no_grad(), cache.bound():
+            cache.counts.copy_(lengths)
+            # The shorter row is filled up with tokens that do not count.
+            logits = model(tokens[:, : max(PROMPTS)], only=lengths - 1)[:, 0]
+            for _ in range(DECODED):
+                worst = max(worst, _distance(logits, whole[rows, cache.lengths + cache.counts - 1]))
+                cache.advance()
+                logits = model(tokens[rows, cache.lengths][:, None])[:, 0]
+    except Exception as error:  # Code of others fails in any way.
+        return Check("decoding", False, f"{type(error).__name__}: {error}")
+    if not worst < ROUNDING:
+        return Check("decoding", False, f"tokens that continue from a state have other logits, by {worst:.1e}")
+    counted, wanted = cache.bytes, BATCH * cache_bytes(config.model, room, "fp32")
+    sizes = f"{counted:,} B for {BATCH} sequences of {room} tokens, by formula {wanted:,}"
+    return Check("decoding", counted == wanted, f"{DECODED} tokens have the logits of whole sequences; {sizes}")
 
 
 def _parameters(model: GPT, config: RunConfig) -> Check:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,6 +130,23 @@ def load_named(config: Mapping[str, Any]) -> None:
         kind = named_kind(config, section)
         if kind is not None:
             load(section, kind)
+
+
+def load_kinds(arguments: Sequence[str]) -> None:
+    """Import the declarations from outside this project that `model.attention.kind=package.module:VARIANT` names.
+
+    Args:
+        arguments: of a command that takes all else from a run's folder; likewise `model.position.kind`.
+
+    Raises:
+        ConfigError: an argument has another key, or as `load`.
+    """
+    sections = {f"model.{section}.kind": section for section in SECTIONS}
+    for argument in arguments:
+        key, _, kind = argument.partition("=")
+        if key not in sections:
+            raise ConfigError(f"{argument}: only {' and '.join(sections)} can be given here; all else is the run's own")
+        load(sections[key], kind)
 
 
 def positions_at(places: frozenset[Place]) -> str:

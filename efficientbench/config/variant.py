@@ -106,6 +106,11 @@ class AttentionCosts:
     """(model, sequence length) → mean number of keys that a query reads."""
     cached: Callable[[ModelConfig], int] = _undeclared("attention", "its cache")
     """Elements per token that decoding keeps in its cache."""
+    state_bytes: Callable[[ModelConfig, int, int, int], int] = _undeclared(
+        "attention", "the state that decoding keeps, and so cannot generate"
+    )
+    """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
+    on one rank for a sequence with room for so many tokens."""
     saved: Callable[[ModelConfig, int], int] = _undeclared("attention", "its activations")
     """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
     recomputed: Callable[[ModelConfig, int], int] = _undeclared("attention", "what recomputation saves")
@@ -193,6 +198,9 @@ class PositionVariant:
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) with which it changes queries and keys."""
     context_parallel: bool = False
     """Whether ranks can share a sequence."""
+    decodes: bool = False
+    """Whether each row of a batch can have positions of its own, as in decoding: `embed` then gets positions [S, B],
+    and where queries and keys are encoded, `at` returns an encoding of such positions."""
     table_divisor: float = 1.0
     """What the initial spread of its table is smaller by than that of other weights."""
     not_exported: str = "its declaration names no class of transformers"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.training import Recompute
+from efficientbench.config.variant import UndeclaredError
 from efficientbench.costs.backbone import (
     feed_forward_matrices,
     layer_norm_parameters,
@@ -19,6 +20,8 @@ from efficientbench.costs.backbone import (
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FLOAT32_BYTES = 4
+COUNTER_BYTES = 16
+"""Of a sequence in a cache: how many tokens it has, and how many it gets."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,17 @@ def keys_read_per_query(model: ModelConfig, seq_len: int) -> float:
 def kv_cache_bytes_per_token(model: ModelConfig, dtype: str) -> int:
     """Count the bytes that decoding keeps for each token, over all layers."""
     return model.layers * attention_of(model).costs.cached(model) * DTYPE_BYTES[dtype]
+
+
+def cache_bytes(model: ModelConfig, tokens: int, dtype: str, tp: int = 1) -> int:
+    """Count the bytes that a rank's cache takes for a sequence with room for so many tokens, over all layers.
+
+    Raises UndeclaredError: the attention declares no state, or the positional encoding does not decode.
+    """
+    if not position_of(model).decodes:
+        raise UndeclaredError(
+            f"model.position.kind={model.position.kind} does not declare that rows can have positions of their own, "
+            "and so cannot generate"
+        )
+    state_bytes = attention_of(model).costs.state_bytes(model, tokens, tp, DTYPE_BYTES[dtype])
+    return model.layers * state_bytes + COUNTER_BYTES

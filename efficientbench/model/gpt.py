@@ -5,7 +5,7 @@ S = sequence, B = micro-batch, H = hidden size, V = vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
 from efficientbench.config.layout import padded_vocab_size
@@ -32,8 +33,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import imported
 from efficientbench.devices.registry import device_called
 from efficientbench.model import context_parallel, megatron_patches, moe
+from efficientbench.model.cache import Cache
 from efficientbench.model.engine_config import transformer_config
-from efficientbench.model.initial_weights import initialize
+from efficientbench.model.initial_weights import initialize, set_weights
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
@@ -84,6 +86,8 @@ class GPT(GPTModel):
         if self.post_process:
             # Megatron names the class itself.
             self.output_layer.__class__ = OutputLayer
+        self.cache: Cache | None = None
+        """What forward passes continue from, while one is bound (`Cache.bound`)."""
         normed = model.embedding_norm and self.pre_process
         self.embedding_norm = RMSNorm(config, model.hidden_size, model.norm_epsilon) if normed else None
 
@@ -92,6 +96,7 @@ class GPT(GPTModel):
         tokens: torch.Tensor,
         labels: torch.Tensor | None = None,
         loss_mask: torch.Tensor | None = None,
+        only: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one micro-batch on this stage.
 
@@ -99,15 +104,18 @@ class GPT(GPTModel):
             tokens: [B, S]; read by the first stage only.
             labels: [B, S]; read by the last stage.
             loss_mask: [B, S]; read by the last stage.
+            only: [B], the token of each row whose logits are wanted; None: those of all tokens.
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
             scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
-            [B, S, V].
+            [B, S, V], of `only` one token [B, 1, V].
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
             return hidden
+        if only is not None:
+            hidden = hidden[only, torch.arange(len(only), device=only.device)][None]
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:
@@ -150,6 +158,14 @@ class GPT(GPTModel):
             return loss(slice(None))
         return torch.stack([loss(slice(row, row + 1)) for row in range(len(labels))])
 
+    @property
+    def expert_group(self) -> ProcessGroup | None:
+        """Return the ranks that share the experts, and compute every forward pass together; None: this one alone."""
+        if self.config.expert_model_parallel_size == 1:
+            return None
+        group: ProcessGroup = parallel_state.get_expert_model_parallel_group()
+        return group
+
     def take_routing(self) -> torch.Tensor | None:
         """Return what the routers have counted since the last call: see `model.moe.take_routing`."""
         return moe.take_routing(self)
@@ -157,7 +173,10 @@ class GPT(GPTModel):
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens [B, S] → [S, B, H]; with sequence parallelism this rank's part of the sequence."""
         embedded: torch.Tensor = self.embedding(tokens, position_ids=None)
-        positions = context_parallel.positions(tokens.shape[1], embedded.device)
+        if self.cache is not None:
+            positions = self.cache.begin(tokens, self.position).positions
+        else:
+            positions = context_parallel.positions(tokens.shape[1], embedded.device)
         if self.config.sequence_parallel:
             positions = positions.chunk(self.tp_group.size())[self.tp_group.rank()]
         embedded = self.position.embed(embedded, positions)
@@ -184,6 +203,23 @@ def build_stages(config: RunConfig, device: torch.device) -> list[GPT]:
             stages.append(_construct(config, vp_stage, attention_kernel))
         initialize(stages[-1], config.model, config.training.seed, device if draws else torch.device("cpu"))
     return stages
+
+
+def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str, torch.Tensor]) -> GPT:
+    """Build the model of a run to evaluate it, without pipeline stages: this tensor-parallel rank's part of it.
+
+    Args:
+        config: the run, with the layout in which it is evaluated.
+        device: of this rank.
+        weights: see `set_weights`.
+
+    Raises:
+        ConfigError: they are those of another model.
+    """
+    with device:
+        model = _construct(config, None)
+    set_weights(model, config.model, weights)
+    return model.eval()
 
 
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 
+from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.registry import position_of
 
@@ -53,6 +55,37 @@ def initialize(model: GPTModel, config: ModelConfig, seed: int, device: torch.de
                 else:
                     full = _draw(name, shape, config, seed, device)
                 parameter.copy_(shard(full, parameter, tp_rank, tp_size))
+
+
+def set_weights(model: GPTModel, config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Fill every parameter of this stage from whole weights, as a checkpoint of any layout has them.
+
+    Args:
+        model: the stage.
+        config: its shapes.
+        weights: by global names; each expert's weights have names of their own.
+
+    Raises:
+        ConfigError: one is missing, or has another shape.
+    """
+    for name, parameter in global_parameters(model).items():
+        tp_rank, tp_size = tensor_parallel_rank(name)
+        shape, experts = full_shape(name, parameter, config, tp_size), EXPERTS in name
+        names = expert_names(name, shape[0]) if experts else [name]
+        found = [_checked(weights, each, shape[1:] if experts else shape) for each in names]
+        with torch.no_grad():
+            parameter.copy_(shard(torch.stack(found) if experts else found[0], parameter, tp_rank, tp_size))
+
+
+def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -> torch.Tensor:
+    """Return a weight of this name and shape. Raises ConfigError: there is none."""
+    try:
+        weight = weights[name]
+    except KeyError:
+        raise ConfigError(f"the checkpoint lacks {name}: it is of another model, or incomplete") from None
+    if list(weight.shape) != shape:
+        raise ConfigError(f"the checkpoint's {name} has the shape {list(weight.shape)}, in this model it has {shape}")
+    return weight
 
 
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import clip_grads
 from megatron.core.tensor_parallel import layers, mappings
@@ -25,6 +26,7 @@ def apply() -> None:
     if mappings._reduce is _reduce_contiguous:
         return
     mappings._reduce = _reduce_contiguous
+    layers.get_tensor_model_parallel_group_if_none = _tensor_parallel_group
     _provide_weight_gradient_accumulation()
     _spare_collectives_of_one_rank()
     if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
@@ -45,6 +47,19 @@ _reduce = mappings._reduce
 def _reduce_contiguous(input_: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     # The original all-reduces a contiguous copy of a non-contiguous input and returns the input, unreduced.
     return _reduce(input_.contiguous(), group)
+
+
+_group_if_none = layers.get_tensor_model_parallel_group_if_none
+
+
+def _tensor_parallel_group(
+    tp_group: ProcessGroup | None, is_expert: bool = False, check_initialized: bool = True
+) -> ProcessGroup | None:
+    # The original warns where it gets no group, as from every call of a row-parallel layer, and torch.compile cannot
+    # trace a warning.
+    if tp_group is None and not is_expert and parallel_state.is_initialized():
+        return parallel_state.get_tensor_model_parallel_group(check_initialized=check_initialized)
+    return _group_if_none(tp_group, is_expert, check_initialized)
 
 
 _maybe_move_tensor_to_cpu = moe_utils.maybe_move_tensor_to_cpu

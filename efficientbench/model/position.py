@@ -43,8 +43,9 @@ class Position:
         return cls()
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Encode embedded tokens [S, B, H] at the given positions [S] → [S, B, H]. Called on the first stage only.
+        """Encode embedded tokens [S, B, H] at the given positions → [S, B, H]. Called on the first stage only.
 
+        `positions`: [S], or [S, B] where decoding has rows of different lengths (see `PositionVariant.decodes`).
         What is added has 1 / √2 of the tokens' spread at initialization, under every encoding that adds something.
         """
         return embedded
@@ -55,6 +56,10 @@ class Position:
         `stride`: x has every `stride`-th token, of a sequence that one rank holds whole.
         """
         return x
+
+    def at(self, positions: torch.Tensor) -> Position:
+        """Return the encoding whose `rotate` takes queries or keys [S, B, heads, D] of tokens at positions [S, B]."""
+        return self
 
     def bias(self, sequence: int) -> torch.Tensor | None:
         """Return what is added to scores, [heads of this tensor-parallel rank, S]; None adds nothing.
@@ -90,12 +95,31 @@ class Rope(Position):
         """Return cos and sin [S, 1, 1, dim / 2] for the sequence length, dtype and device of `like` [S, ...]."""
         key = (like.shape[0], stride, like.dtype)
         if key not in self._angles:
-            # In float32 also for bf16, which cannot tell apart positions above 256.
-            exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=like.device) / self.dim
-            positions = stride * context_parallel.positions(like.shape[0], like.device).float()
-            angles = torch.outer(positions, self.base**-exponents)[:, None, None, :]
+            positions = stride * context_parallel.positions(like.shape[0], like.device)
+            angles = self._of(positions[:, None])
             self._angles[key] = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
         return self._angles[key]
+
+    def at(self, positions: torch.Tensor) -> Position:
+        angles = self._of(positions)
+        return Rotation(angles.cos(), angles.sin(), self.fuse)
+
+    def _of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the angles [S, B or 1, 1, dim / 2] of positions [S, B or 1]."""
+        # In float32 also for bf16, which cannot tell apart positions above 256.
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=positions.device) / self.dim
+        return positions.float()[:, :, None, None] * self.base**-exponents
+
+
+class Rotation(Position):
+    """Rotary position embedding by given angles."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, fuse: bool) -> None:
+        """Take cos and sin [S, B, 1, dim / 2] in float32; `fuse`: rotate by a compiled kernel."""
+        self.cos, self.sin, self.fuse = cos, sin, fuse
+
+    def rotate(self, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        return rotate(x, self.cos.to(x.dtype), self.sin.to(x.dtype), self.fuse)
 
 
 class Absolute(Position):
@@ -115,9 +139,9 @@ class Absolute(Position):
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         width = embedded.shape[-1]
         exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device) / width
-        angles = torch.outer(positions.float(), WAVELENGTH**-exponents)
-        sinusoids = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
-        return embedded + (self.amplitude * sinusoids).to(embedded.dtype)[:, None, :]
+        angles = _by_row(positions).float()[..., None] * WAVELENGTH**-exponents
+        sinusoids = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(2)[..., :width]
+        return embedded + (self.amplitude * sinusoids).to(embedded.dtype)
 
 
 class LearnableAbsolute(Position):
@@ -137,7 +161,12 @@ class LearnableAbsolute(Position):
         return cls(model.position.max_seq_len, config) if first_stage else Position()
 
     def embed(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return embedded + F.embedding(positions, self.table)[:, None, :]
+        return embedded + F.embedding(_by_row(positions), self.table)
+
+
+def _by_row(positions: torch.Tensor) -> torch.Tensor:
+    """Return positions [S, B] as they are, and [S], which all rows share, as [S, 1]."""
+    return positions if positions.dim() == 2 else positions[:, None]
 
 
 class Relative(Position):

@@ -15,7 +15,12 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.variant import known, shown
-from efficientbench.costs.model import dense_keys_per_query, keys_read_per_query, kv_cache_bytes_per_token
+from efficientbench.costs.model import (
+    cache_bytes,
+    dense_keys_per_query,
+    keys_read_per_query,
+    kv_cache_bytes_per_token,
+)
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
 
@@ -191,6 +196,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         *([("  with recomputation", f"{flops.training_hardware:,}")] if flops and flops.recomputed else []),
         ("keys read per query", shown(lambda: _keys_read(plan))),
         ("KV cache per token", shown(lambda: f"{kv_cache_bytes_per_token(config.model, training.dtype):,} B")),
+        ("cache of a sequence", shown(lambda: f"{cache_bytes(config.model, training.seq_len, training.dtype):,} B")),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         ("tokens per step", f"{budget.tokens_per_step:,}"),

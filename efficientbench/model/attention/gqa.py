@@ -14,14 +14,16 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
+from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel
 from efficientbench.model.kernels.norm import rms_norm
 from efficientbench.model.layers import RMSNorm
 from efficientbench.model.position import Position
 
 
-class CoreAttention(MegatronModule):
+class CoreAttention(Stateful, MegatronModule):
     """Positional encoding and causal attention, between the projections that Megatron's SelfAttention holds."""
 
     def __init__(
@@ -57,15 +59,34 @@ class CoreAttention(MegatronModule):
         Returns:
             [S, B, heads · D]
         """
-        query, key = self.position.rotate(query), self.position.rotate(key)
+        position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        query, key = position.rotate(query), position.rotate(key)
         if self.config.qk_layernorm and not self.config.norm_weights:
             query, key = (rms_norm(x, None, self.config.layernorm_epsilon, self.config.fuse) for x in (query, key))
         if self.attend is not None:
             return self.attend(query, key, value, self.scale)
+        if self.cache is not None:
+            chunk = self.cache.chunk
+            kept = self._keep(key, value, chunk)
+            if not chunk.fresh:
+                return cached_attention(query, *kept, self.scale, chunk.mask())
         bias = self.position.bias(query.shape[0])
         if bias is not None:
             return biased_causal_attention(query, key, value, self.scale, bias)
         return self.config.attention_kernel(query, key, value, self.scale)
+
+    def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep encoded keys and values [S, B, groups, D]; return those of all tokens [B, groups, reach, D]."""
+        assert isinstance(self.state, KeysAndValues)
+        self.state.write(key, value, chunk.positions)
+        return self.state.keys[:, :, : chunk.reach], self.state.values[:, :, : chunk.reach]
+
+    def new_state(self, rows: int, tokens: int) -> KeysAndValues:
+        if self.attend is not None:
+            raise TypeError("`attend` computes whole sequences: a layer that goes on from a state must be its own")
+        groups = max(self.config.num_query_groups // self.config.tensor_model_parallel_size, 1)
+        shape = rows, groups, tokens, self.config.kv_channels
+        return KeysAndValues(*(torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2)))
 
 
 def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:

@@ -93,6 +93,7 @@ VARIANT = AttentionVariant(
         products=lambda model, seq_len: (_product(model, seq_len), _product(model, seq_len)),
         keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
         cached=lambda model: 2 * _gqa(model).query_groups * model.head_dim,
+        state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * tokens * element_bytes,
         saved=_saved,
         recomputed=_key,
         gathered=lambda model, tp: 2 * _key(model, tp),

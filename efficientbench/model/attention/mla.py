@@ -4,7 +4,11 @@ Keys and values are projected up from one latent per token; position is in a par
 rotated by RoPE and shared by all heads. Rotated pairs are halves apart, as everywhere here; DeepSeek's own weights have
 them side by side, which is the same model with the rows of two projections in another order.
 
-S = sequence, B = micro-batch, H = hidden size, N = query heads of this tensor-parallel rank.
+Decoding keeps each token's normalized latent and rotated shared key. It multiplies queries by the keys' projection, and
+outputs by the values', so that all heads attend to the latents themselves (arXiv 2405.04434, section 2.1.2).
+
+S = sequence, B = micro-batch, H = hidden size, N = query heads of this tensor-parallel rank, C = width of the latent,
+R = width of the shared key.
 """
 
 from __future__ import annotations
@@ -23,11 +27,21 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention.mla_variant import MLAConfig
+from efficientbench.model.cache import Chunk, State, Stateful, write_tokens
+from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
 from efficientbench.model.position import Position
 
 
-class MultiLatentAttention(MegatronModule):
+class Latents(State):
+    """The normalized latent of each token, and behind it the rotated key that all heads share."""
+
+    def __init__(self, kept: torch.Tensor) -> None:
+        """Take a tensor [B, 1, T, C + R]."""
+        self.kept = kept
+
+
+class MultiLatentAttention(Stateful, MegatronModule):
     """The attention layer, projections included. Tensor parallelism splits heads; every rank holds the latents whole.
 
     Not Megatron's own layer, which leaves the shared key's gradient unsummed over ranks without Transformer Engine.
@@ -76,7 +90,10 @@ class MultiLatentAttention(MegatronModule):
         latent, shared_key = self.linear_kv_down_proj(hidden_states).split(
             [widths.kv_lora_rank, widths.qk_rope_head_dim], dim=-1
         )
-        key_value, _ = self.linear_kv_up_proj(self.kv_layernorm(latent))
+        latent = self.kv_layernorm(latent)
+        if self.cache is not None and self._keep(latent, shared_key, self.cache.chunk):
+            return self.linear_proj(self._absorbed(self._query(hidden_states), self.cache.chunk))
+        key_value, _ = self.linear_kv_up_proj(latent)
         projected = self._query(hidden_states), key_value, self._for_all_heads(shared_key)
         if self.training and self.config.recompute_granularity == "selective":
             return self.linear_proj(checkpoint(self._attend, False, *projected))
@@ -86,9 +103,38 @@ class MultiLatentAttention(MegatronModule):
         """Attend: projected queries, keys and values [S, B, N · …], shared key [S, B, R] → output [S, B, N · E]."""
         widths = self.widths
         key, value = self._heads(key_value).split([widths.qk_nope_head_dim, widths.v_head_dim], dim=-1)
-        shared_key = self.position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
-        query, key = self.position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
+        position = self.position if self.cache is None else self.cache.chunk.at_positions()
+        shared_key = position.rotate(shared_key.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)
+        query, key = position.rotate(self._heads(query)), torch.cat([key, shared_key], dim=-1)
         return self.config.attention_kernel(query, key, value, 1 / math.sqrt(self.key_dim))
+
+    def _keep(self, latent: torch.Tensor, shared_key: torch.Tensor, chunk: Chunk) -> bool:
+        """Keep normalized latents [S, B, C] and shared keys [S, B, R]; return whether earlier tokens are kept too."""
+        assert isinstance(self.state, Latents)
+        rotated = chunk.at_positions().rotate(shared_key.unsqueeze(2))
+        write_tokens(self.state.kept, torch.cat([latent.unsqueeze(2), rotated], dim=-1), chunk.positions)
+        return not chunk.fresh
+
+    def _absorbed(self, query: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """Attend to all that is kept: projected queries [S, B, N · key_dim] → output [S, B, N · E]."""
+        widths = self.widths
+        assert isinstance(self.state, Latents)
+        plain, rotated = (
+            chunk.at_positions()
+            .rotate(self._heads(query))
+            .split([widths.qk_nope_head_dim, widths.qk_rope_head_dim], dim=-1)
+        )
+        by_head = self.linear_kv_up_proj.weight.view(self._local_heads, -1, widths.kv_lora_rank)
+        to_key, to_value = by_head.split([widths.qk_nope_head_dim, widths.v_head_dim], dim=1)
+        latent_query = torch.cat([torch.einsum("sbnd,ndc->sbnc", plain, to_key), rotated], dim=-1)
+        kept = self.state.kept[:, :, : chunk.reach]
+        scale = 1 / math.sqrt(self.key_dim)
+        latents = cached_attention(latent_query, kept, kept[..., : widths.kv_lora_rank], scale, chunk.mask())
+        return torch.einsum("sbnc,nec->sbne", self._heads(latents), to_value).flatten(2)
+
+    def new_state(self, rows: int, tokens: int) -> Latents:
+        width = self.widths.kv_lora_rank + self.widths.qk_rope_head_dim
+        return Latents(torch.zeros(rows, 1, tokens, width, dtype=self.config.params_dtype))
 
     def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Project [S, B, H] → [S, B, N · key_dim]."""
@@ -98,7 +144,12 @@ class MultiLatentAttention(MegatronModule):
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """Split heads: [S, B, N · D] → [S, B, N, D]."""
-        return x.unflatten(-1, (self.config.num_attention_heads // self.tp_group.size(), -1))
+        return x.view(*x.shape[:-1], self._local_heads, -1)
+
+    @property
+    def _local_heads(self) -> int:
+        """Return N."""
+        return int(self.config.num_attention_heads // self.tp_group.size())
 
     def _for_all_heads(self, shared_key: torch.Tensor) -> torch.Tensor:
         """Return the whole sequence's shared key [S, B, R], whose gradient is summed over ranks: all heads read it."""

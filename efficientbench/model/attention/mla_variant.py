@@ -115,6 +115,8 @@ VARIANT = AttentionVariant(
         products=_products,
         keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
         cached=_cached,
+        # Each rank holds the latents whole.
+        state_bytes=lambda model, tokens, tp, element_bytes: _cached(model) * tokens * element_bytes,
         saved=_saved,
         recomputed=_recomputed,
         gathered=lambda model, tp: model.heads // tp * 2 * _mla(model).key_dim,

@@ -20,7 +20,9 @@ from megatron.core.transformer import MegatronModule, TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
+from efficientbench.model.attention.nsa_state import NSAState, Tokens, continued
 from efficientbench.model.attention.nsa_variant import BRANCHES, NSAConfig
+from efficientbench.model.cache import Stateful
 from efficientbench.model.kernels.nsa.choose_blocks import Choice
 from efficientbench.model.kernels.nsa.gate import gated_sum
 from efficientbench.model.kernels.nsa.range_attention import range_attention
@@ -46,19 +48,23 @@ class Compression(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Keys or values [B, Hg, S, D] → [B, Hg, C, D]."""
-        position, weight_in, weight_out = (
-            copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
-            for weight in (self.position, self.weight_in, self.weight_out)
-        )
         missing = self.block - x.shape[2]
         if missing > 0:
             # A sequence shorter than a block gets one key, which no query sees.
             x = F.pad(x, (0, 0, 0, missing))
-        blocks = x.unfold(2, self.block, self.stride).transpose(3, 4) + position
+        return self.compress(x, self.stride)
+
+    def compress(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        """Keys or values [B, Hg, S, D] → [B, Hg, C, D], one for the block that begins at each `stride`-th token."""
+        position, weight_in, weight_out = (
+            copy_to_tensor_model_parallel_region(weight, group=self.tp_group)
+            for weight in (self.position, self.weight_in, self.weight_out)
+        )
+        blocks = x.unfold(2, self.block, stride).transpose(3, 4) + position
         return F.silu(blocks.flatten(3) @ weight_in.t()) @ weight_out.t()
 
 
-class NativeSparseAttention(MegatronModule):
+class NativeSparseAttention(Stateful, MegatronModule):
     """The whole attention layer, projections included."""
 
     def __init__(
@@ -87,43 +93,86 @@ class NativeSparseAttention(MegatronModule):
         self, hidden_states: torch.Tensor, attention_mask: None = None, **unused: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend: hidden_states [S, B, H] → output [S, B, H] and no bias."""
-        inputs = self._project(hidden_states)
+        mixed = self._mix(hidden_states)
         gates, _ = self.linear_gate(hidden_states)
         sequence, batch = gates.shape[:2]
         gates = gates.sigmoid().view(sequence, batch, -1, self.group, BRANCHES)
         gates = gates.permute(4, 1, 2, 0, 3).flatten(1, 2)[..., None]
-        if self.config.recompute_granularity == "selective" and self.training:
-            gated = checkpoint(self._attend, False, gates, *inputs)
+        if self.cache is not None and not self.cache.chunk.fresh:
+            gated = self._continue(gates, mixed)
+        elif self.config.recompute_granularity == "selective" and self.training:
+            gated = checkpoint(self._attend, False, gates, *self._project(mixed))
         else:
-            gated = self._attend(gates, *inputs)
-        gated = gated.unflatten(0, (batch, -1)).permute(2, 0, 1, 3, 4)
+            gated = self._attend(gates, *self._project(mixed))
+        gated = gated.view(batch, -1, *gated.shape[1:]).permute(2, 0, 1, 3, 4)
         return self.linear_proj(gated.reshape(sequence, batch, -1))
 
-    def _project(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""
+    def _mix(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Project [S, B, H] → [S, B, Hg, G + 6, D]: queries, keys and values, nothing encoded."""
         mixed, _ = self.linear_qkv(hidden_states)
-        sequence, batch = mixed.shape[:2]
         # Each group's query heads, keys and values lie together, so that a tensor-parallel rank holds whole groups.
-        mixed = mixed.view(sequence, batch, -1, self.group + 2 * BRANCHES, self.dim)
+        return mixed.view(*mixed.shape[:2], -1, self.group + 2 * BRANCHES, self.dim)
+
+    def _turn(self, to_turn: torch.Tensor, position: Position) -> torch.Tensor:
+        """Encode the queries, and the keys of selected and window branch: [S, B, Hg, G + 2, D]."""
+        encoded = position.rotate(to_turn.flatten(2, 3))
+        return encoded.reshape(*encoded.shape[:2], -1, self.group + 2, self.dim)
+
+    def _project(self, mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return query [B · Hg, S, G, D], and each branch's keys and values [B · Hg, S or C, D], encoded."""
         # Split and unbound, because their gradients are put together by one copy.
         to_turn, others = mixed.split([self.group + 2, 4], dim=3)
         compressed_key, compressed_value, *unturned = others.unbind(3)
-        turned = self.position.rotate(to_turn.flatten(2, 3))
-        turned = turned.unflatten(2, (-1, self.group + 2)).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        by_token = self._turn(to_turn, self.position)
+        turned = by_token.permute(1, 2, 0, 3, 4).flatten(0, 1)
         query, selected_key, window_key = turned.split([self.group, 1, 1], dim=2)
         compressed_key = self.compress_key(compressed_key.permute(1, 2, 0, 3))
         compressed_key = self.position.rotate(compressed_key.permute(2, 0, 1, 3), self.nsa.compress_stride)
+        compressed_key = compressed_key.permute(1, 2, 0, 3).flatten(0, 1)
         compressed_value = self.compress_value(compressed_value.permute(1, 2, 0, 3)).flatten(0, 1)
+        if self.cache is not None:
+            assert isinstance(self.state, NSAState)
+            self.state.fill(self._tokens(mixed, by_token), compressed_key, compressed_value, self.cache.chunk)
         selected_value, window_value = (value.permute(1, 2, 0, 3).flatten(0, 1) for value in unturned)
         return (
             query.contiguous(),
-            compressed_key.permute(1, 2, 0, 3).flatten(0, 1),
+            compressed_key,
             compressed_value,
             selected_key.squeeze(2).contiguous(),
             selected_value,
             window_key.squeeze(2).contiguous(),
             window_value,
         )
+
+    def _tokens(self, mixed: torch.Tensor, turned: torch.Tensor) -> Tokens:
+        """Return the keys and values of what `_mix` and `_turn` return."""
+        raw_key, raw_value, selected_value, window_value = mixed[:, :, :, -4:].unbind(3)
+        selected_key, window_key = turned[:, :, :, -2:].unbind(3)
+        return Tokens(raw_key, raw_value, selected_key, selected_value, window_key, window_value)
+
+    def _continue(self, gates: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Attend to all that is kept: gates [3, B · Hg, S, G, 1], mixed [S, B, Hg, G + 6, D] → [B · Hg, S, G, D]."""
+        assert self.cache is not None
+        assert isinstance(self.state, NSAState)
+        chunk = self.cache.chunk
+        turned = self._turn(mixed[:, :, :, :-4], chunk.at_positions())
+        # Where there are fewer tokens than a block, what φ makes of them is not kept.
+        first_tokens = (chunk.positions + 1 - self.nsa.compress_block).clamp(min=0)
+
+        def compress(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            key = self.compress_key.compress(keys, 1).permute(2, 0, 1, 3)
+            value = self.compress_value.compress(values, 1).permute(2, 0, 1, 3)
+            return self.position.at(first_tokens).rotate(key), value
+
+        query = turned[:, :, :, : self.group].permute(1, 2, 0, 3, 4).flatten(0, 1)
+        branches = continued(
+            self.state, self.nsa, chunk, query, self._tokens(mixed, turned), compress, 1 / math.sqrt(self.dim)
+        )
+        return gates[0] * branches[0] + gates[1] * branches[1] + gates[2] * branches[2]
+
+    def new_state(self, rows: int, tokens: int) -> NSAState:
+        groups = self.nsa.query_groups // self.config.tensor_model_parallel_size
+        return NSAState(self.nsa, tokens, (rows, groups, self.dim), self.config.params_dtype)
 
     def _attend(self, gates: torch.Tensor, query: torch.Tensor, *keys_and_values: torch.Tensor) -> torch.Tensor:
         """Add up the branches' gated outputs (equation 5): gates [3, B · Hg, S, G, 1] → [B · Hg, S, G, D]."""

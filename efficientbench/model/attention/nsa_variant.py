@@ -119,6 +119,15 @@ def keys_of_last_query(nsa: NSAConfig, seq_len: int) -> Keys:
     )
 
 
+def kept_keys(nsa: NSAConfig, tokens: int) -> Keys:
+    """Count the keys that decoding keeps by branch, of a sequence with room for so many tokens in whole blocks."""
+    return Keys(
+        compressed=_compressed_keys(nsa, tokens),
+        selected=-(-tokens // nsa.select_block) * nsa.select_block,
+        window=min(nsa.window, tokens),
+    )
+
+
 def _qkv(model: ModelConfig) -> int:
     return (model.heads + 2 * BRANCHES * _nsa(model).query_groups) * model.head_dim
 
@@ -176,6 +185,17 @@ def _cached(model: ModelConfig) -> int:
     return 2 * nsa.query_groups * model.head_dim * (nsa.compress_stride + 1) // nsa.compress_stride
 
 
+def _state_bytes(model: ModelConfig, tokens: int, tp: int, element_bytes: int) -> int:
+    """Count the bytes of what decoding keeps of a sequence.
+
+    Beside the branches' keys and values: a slot of two branches for what is not to be kept, and the tokens that φ needs
+    again. See model/attention/nsa_state.py.
+    """
+    nsa = _nsa(model)
+    keys = kept_keys(nsa, tokens).total + 2 + nsa.compress_block - 1
+    return 2 * keys * nsa.query_groups // tp * model.head_dim * element_bytes
+
+
 def _saved(model: ModelConfig, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, without the layer's input.
 
@@ -229,6 +249,7 @@ VARIANT = AttentionVariant(
         computed_products=lambda model, seq_len: _over(model, keys_read(_nsa(model), seq_len).total, seq_len),
         keys_read_per_query=lambda model, seq_len: keys_read(_nsa(model), seq_len).total / seq_len,
         cached=_cached,
+        state_bytes=_state_bytes,
         saved=_saved,
         recomputed=_recomputed,
         # Queries, keys and values are one projection, the gates another.

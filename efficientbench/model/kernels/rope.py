@@ -33,6 +33,9 @@ class Rotate(torch.autograd.Function):
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool, back: bool) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        # Within a compiled step, which cannot write into views.
+        return _rotate_whole(x, cos, sin, back)
     turned: torch.Tensor = fused(_rotate_whole)(x, cos, sin, back) if fuse else _rotate(x, cos, sin, back)
     return turned
 

@@ -37,6 +37,8 @@ VARIANT = AttentionVariant(
         # Two products with the state [D, D] of each head: what it recalls, and what it answers.
         score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim**2,
         causal_score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim**2,
+        # As much for any sequence.
+        state_bytes=lambda model, tokens, tp, element_bytes: model.heads * model.head_dim**2 * element_bytes,
     ),
     profiled_as=("GatedDelta",),
 )

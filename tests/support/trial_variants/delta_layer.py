@@ -10,10 +10,18 @@ import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import MegatronModule, TransformerConfig
 
+from efficientbench.model.cache import State, Stateful
 from efficientbench.model.layers import column_parallel, row_parallel
 
 
-class GatedDelta(MegatronModule):
+class Recalled(State):
+    """The state of the recurrence, [B, N, D, D]."""
+
+    def __init__(self, sums: torch.Tensor) -> None:
+        self.sums = sums
+
+
+class GatedDelta(Stateful, MegatronModule):
     """The whole layer."""
 
     def __init__(
@@ -44,11 +52,21 @@ class GatedDelta(MegatronModule):
         query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
         alpha, beta = gates.sigmoid().unbind(-1)
         # State [B, N, D, D], of values by keys.
-        state = query.new_zeros(*query.shape[1:], self.dim)
+        state = query.new_zeros(*query.shape[1:], self.dim) if self.cache is None else self.state.sums
         outputs = []
-        for q, k, v, a, b in zip(query, key, value, alpha, beta, strict=True):
+        for index, (q, k, v, a, b) in enumerate(zip(query, key, value, alpha, beta, strict=True)):
+            before = state
             recalled = torch.einsum("bnij,bnj->bni", state, k)
             learned = b[..., None] * (v - a[..., None] * recalled)
             state = a[..., None, None] * state + learned[..., None] * k[..., None, :]
             outputs.append(torch.einsum("bnij,bnj->bni", state, q))
+            if self.cache is not None:
+                counts = index < self.cache.chunk.counts
+                state = torch.where(counts[:, None, None, None], state, before)
+        if self.cache is not None:
+            self.state.sums.copy_(state)
         return self.linear_proj(torch.stack(outputs).flatten(2))
+
+    def new_state(self, rows: int, tokens: int) -> Recalled:
+        """Return a state that has seen no token."""
+        return Recalled(torch.zeros(rows, self.heads, self.dim, self.dim, dtype=self.config.params_dtype))

@@ -64,21 +64,23 @@ class SelectionShape:
         return cls(nsa.select_block, nsa.select_count, model.head_dim, group, training.seq_len, half)
 
 
-def choose_blocks(probabilities: torch.Tensor, first: int, choice: Choice, fuse: bool = False) -> torch.Tensor:
+def choose_blocks(
+    probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, choice: Choice, fuse: bool = False
+) -> torch.Tensor:
     """Return the blocks that each query reads, from its probabilities over the compressed keys.
 
     Args:
         probabilities: [N, C, K], summed over the query heads of a group (equation 10).
-        first: position of the first query.
+        positions: of the queries, [C] or [N, C].
+        blocks: how many there are to choose from, that of the last query included.
         choice: blocks and compressed keys.
         fuse: by compiled kernels.
 
     Returns:
         [N, C, count], numbers of blocks in no order, -1 where there are fewer blocks than `count`.
     """
-    blocks = (first + probabilities.shape[1] - 1) // choice.block + 1
     rank = fused(_ranking) if fuse else _ranking
-    best, chosen = rank(probabilities, first, blocks, choice).topk(min(choice.count, blocks), dim=-1)
+    best, chosen = rank(probabilities, positions, blocks, choice).topk(min(choice.count, blocks), dim=-1)
     chosen.masked_fill_(best == float("-inf"), -1)
     missing = choice.count - chosen.shape[-1]
     return torch.nn.functional.pad(chosen, (0, missing), value=-1) if missing else chosen
@@ -114,7 +116,9 @@ def choose_at_once(
     chosen = []
     for first, stop, seen in chunks(sequence, key.shape[1], reach, batch * group):
         scores = query[:, first:stop].flatten(1, 2) @ key[:, :seen].transpose(1, 2)
-        chosen.append(choose_blocks(weigh(scores, log_sums[:, first:stop], scale, first, reach), first, choice, fuse))
+        probabilities = weigh(scores, log_sums[:, first:stop], scale, first, reach)
+        positions, blocks = torch.arange(first, stop, device=query.device), (stop - 1) // choice.block + 1
+        chosen.append(choose_blocks(probabilities, positions, blocks, choice, fuse))
     return torch.cat(chosen, dim=1) if len(chosen) > 1 else chosen[0]
 
 
@@ -140,10 +144,10 @@ def _weights(scores: torch.Tensor, log_sums: torch.Tensor, scale: float, first: 
     return scaled.sub_(log_sums[..., None]).exp_().masked_fill_(hidden[:, None], 0).sum(dim=2)
 
 
-def _ranking(probabilities: torch.Tensor, first: int, blocks: int, choice: Choice) -> torch.Tensor:
+def _ranking(probabilities: torch.Tensor, positions: torch.Tensor, blocks: int, choice: Choice) -> torch.Tensor:
     """Return the importance of each block, [N, C, blocks]: ∞ of those always chosen, −∞ of those yet to come."""
     scores = _block_scores(probabilities, blocks, choice)
-    own = torch.arange(first, first + probabilities.shape[1], device=scores.device)[:, None] // choice.block
+    own = positions[..., None] // choice.block
     number = torch.arange(blocks, device=scores.device)
     always = (number == 0) | ((number <= own) & (number > own - LOCAL_BLOCKS))
     return scores.masked_fill_(always, float("inf")).masked_fill_(number > own, float("-inf"))
@@ -161,4 +165,4 @@ def _block_scores(probabilities: torch.Tensor, blocks: int, choice: Choice) -> t
     covering = padded[..., :strides].clone()
     for offset in range(1, per_key):
         covering += padded[..., offset : offset + strides]
-    return covering.unflatten(-1, (blocks, per_block)).sum(dim=-1)
+    return covering.view(*covering.shape[:-1], blocks, per_block).sum(dim=-1)

@@ -63,7 +63,9 @@ class RangeAttention(torch.autograd.Function):
             out[:, rows] = (probabilities.to(value.dtype) @ seen).view_as(out[:, rows])
             if choice is not None and chosen is not None:
                 by_query = probabilities.unflatten(1, (-1, query.shape[2])).sum(dim=2)
-                chosen[:, rows] = choose_blocks(by_query, block.start, choice)
+                positions = torch.arange(block.start, block.stop, device=query.device)
+                blocks = (block.stop - 1) // choice.block + 1
+                chosen[:, rows] = choose_blocks(by_query, positions, blocks, choice)
         ctx.save_for_backward(query, key, value, out)
         ctx.scale, ctx.reach = scale, reach
         if chosen is not None:

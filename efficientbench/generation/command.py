@@ -1,0 +1,121 @@
+"""What `efficientbench generate` does: prompts from the command line, text on the screen as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.generation.errors import GenerationError
+from efficientbench.generation.generate import Emitted, check_lengths, generate
+from efficientbench.generation.opened import opened
+from efficientbench.generation.sampling import Sampling
+from efficientbench.generation.text_stream import TextStream
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def read_prompts(prompt: str | None, file: Path | None) -> list[str]:
+    """Return the texts to continue: `prompt`, each line of a file, or one that is empty.
+
+    Raises ConfigError: both are given, the file cannot be read, or has no line.
+    """
+    if prompt is not None and file is not None:
+        raise ConfigError("--prompt and --file: give one of them")
+    if file is None:
+        return [prompt or ""]
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--file: {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--file: {file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    if not lines:
+        raise ConfigError(f"--file: {file} has no prompt: write one on each line")
+    return lines
+
+
+def generate_text(
+    folder: Path, texts: Sequence[str], sampling: Sampling, max_new_tokens: int, batch: int, step: int | None
+) -> int:
+    """Continue texts by the model of a run's folder, print them, and return the exit code.
+
+    Raises:
+        ConfigError, CheckpointError, DataError, DeviceError: as `opened` and `check_lengths`.
+    """
+    with opened(folder, step) as run:
+        for problem in run.warnings:
+            print(f"warning: {problem}", file=sys.stderr)
+        # An empty text begins as a document does: behind the end of another.
+        prompts = [tokens or [run.tokenizer.eod_id] for tokens in run.tokenizer.encode_batch(list(texts))]
+        check_lengths(run.config.model, prompts, max_new_tokens)
+        steps = generate(run.model, prompts, sampling, max_new_tokens, [run.tokenizer.eod_id], batch=batch)
+        screen = Screen(run.tokenizer.decode, texts, prompts, sys.stdout)
+        try:
+            for emitted in steps:
+                screen.show(emitted)
+        except KeyboardInterrupt:
+            screen.close()
+            return INTERRUPTED
+        except GenerationError as error:
+            screen.close()
+            print(f"error: {folder}, step {run.step:,}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+class Screen:
+    """Prints each prompt with its continuation: one alone as it comes, several when they are whole."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        texts: Sequence[str],
+        prompts: Sequence[Sequence[int]],
+        out: TextIO,
+    ) -> None:
+        """Take the tokenizer's `decode`, the prompts as text and as tokens, and where to print."""
+        self.texts, self.out, self.alone = texts, out, len(texts) == 1
+        self.streams = [TextStream(decode, prompt) for prompt in prompts]
+        self.parts: list[list[str]] = [[] for _ in texts]
+        self.ended = [False] * len(texts)
+        self.printed = 0
+        """How many of several were printed, in their order."""
+        if self.alone:
+            self._write(texts[0])
+
+    def show(self, emitted: Sequence[Emitted]) -> None:
+        """Take the tokens of one step."""
+        for each in emitted:
+            number = each.row.prompt
+            text = self.streams[number].add(each.token)
+            text += self.streams[number].rest() if each.last else ""
+            self.parts[number].append(text)
+            self.ended[number] = each.last
+            if self.alone:
+                self._write(text + "\n" * each.last)
+        while not self.alone and self.printed < len(self.texts) and self.ended[self.printed]:
+            self._write("".join(self._block(self.printed)))
+            self.printed += 1
+
+    def close(self) -> None:
+        """Print what there is of the continuations that have not ended."""
+        if self.alone:
+            self._write(self.streams[0].rest() + "\n")
+            return
+        for number in range(self.printed, len(self.texts)):
+            self.parts[number].append(self.streams[number].rest())
+            self._write("".join(self._block(number)))
+
+    def _block(self, number: int) -> Iterator[str]:
+        yield f"--- {number + 1} of {len(self.texts)}\n"
+        yield self.texts[number]
+        yield from self.parts[number]
+        yield "\n"
+
+    def _write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()

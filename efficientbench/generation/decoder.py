@@ -1,0 +1,115 @@
+"""One batch of prompts in a model's cache: prefill, then a token of each row at a time.
+
+B = rows, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from efficientbench.config.layout import padded_vocab_size
+from efficientbench.model.cache import Cache
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+SHORTEST_REACH = 256
+"""Positions that a decoding step reads at least, where there is room for as many."""
+
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(tokens [B, S], the token of each row whose logits are wanted [B]) → this rank's logits [B, 1, V / tp]."""
+
+
+class Decoder:
+    """The rows of a batch, each with its own length."""
+
+    def __init__(self, model: GPT, prompts: Sequence[Sequence[int]], room: int, step: Forward | None = None) -> None:
+        """Allocate the cache.
+
+        Args:
+            model: in evaluation mode.
+            prompts: the tokens of each row, one or more.
+            room: how many tokens a row may get beside its prompt.
+            step: computes a decoding step, as the model compiled; None: the model.
+        """
+        self.model, self.prompts = model, prompts
+        self.longest = max(map(len, prompts))
+        """Tokens of the longest row."""
+        self.cache = Cache(model, len(prompts), self.longest + room)
+        self.device = self.cache.lengths.device
+        self._step: Forward = step or self._forward
+
+    def _forward(self, tokens: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(tokens, only=only)
+        return logits
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """Let the model continue from this batch's cache."""
+        with self.cache.bound():
+            yield
+
+    @torch.no_grad()
+    def prefill(self) -> torch.Tensor:
+        """Compute the prompts; return the logits of each row's next token [B, V]."""
+        counts = torch.tensor([len(prompt) for prompt in self.prompts])
+        tokens = torch.zeros(len(self.prompts), self.longest, dtype=torch.int64)
+        for row, prompt in enumerate(self.prompts):
+            tokens[row, : len(prompt)] = torch.tensor(prompt)
+        self.cache.counts.copy_(counts)
+        logits = self._forward(tokens.to(self.device), self.cache.counts - 1)
+        self.cache.advance()
+        return whole_logits(self.model, logits)[:, 0]
+
+    @torch.no_grad()
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Add a token to each row; return the logits of the next one [B, V]."""
+        self.longest += 1
+        self.cache.reach = reach(self.longest, self.cache.tokens)
+        given = torch.tensor(tokens)[:, None].to(self.device)
+        logits = self._step(given, torch.zeros_like(self.cache.lengths))
+        self.cache.advance()
+        return whole_logits(self.model, logits)[:, 0]
+
+    def all_end(self, here: bool) -> bool:
+        """Return whether no rank goes on: each that shares experts takes part in every step of the others."""
+        if self.model.expert_group is None:
+            return here
+        ended = torch.tensor([int(here)], device=self.device)
+        dist.all_reduce(ended, op=dist.ReduceOp.MIN, group=self.model.expert_group)
+        return bool(ended)
+
+    def expand(self, copies: int) -> None:
+        """Put `copies` of each row in its place."""
+        self.cache.expand(copies)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows alone."""
+        self.cache.select(torch.tensor(rows, device=self.device))
+
+
+def whole_logits(model: GPT, logits: torch.Tensor) -> torch.Tensor:
+    """Gather this rank's part of logits [B, S, V / tp] from the tensor-parallel ranks → [B, S, V]."""
+    group, vocabulary = model.tp_group, model.unpadded_vocab_size
+    if group.size() == 1:
+        return logits
+    # The last ranks have rows of the table that only pad it, and give no logits for them.
+    width = padded_vocab_size(vocabulary, group.size()) // group.size()
+    part = F.pad(logits, (0, width - logits.shape[2])).contiguous()
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    dist.all_gather(parts, part, group=group)
+    return torch.cat(parts, dim=2)[..., :vocabulary]
+
+
+def reach(tokens: int, room: int) -> int:
+    """Return how many positions to read for rows of up to `tokens` tokens: a power of two, or all there is room for.
+
+    Few numbers, so that a compiled step is compiled for few.
+    """
+    return min(max(1 << (tokens - 1).bit_length(), SHORTEST_REACH), room)

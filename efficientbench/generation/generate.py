@@ -1,0 +1,140 @@
+"""Continue prompts by a model, batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.model import ModelConfig
+from efficientbench.generation.decoder import Decoder, Forward
+from efficientbench.generation.errors import GenerationError
+from efficientbench.generation.sampling import Sampling, choose, uniform
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+
+@dataclass(frozen=True)
+class Row:
+    """One continuation of one prompt."""
+
+    prompt: int
+    """Number of the prompt, from 0."""
+    sample: int = 0
+    """Number of the continuation among those of its prompt."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One new token."""
+
+    row: Row
+    step: int
+    """Number of the token among the new ones of its row, from 0."""
+    token: int
+    last: bool
+    """Whether the row ends with it: it is a stop token, or as many as wanted are there."""
+
+
+def generate(
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    max_new_tokens: int,
+    stop: Collection[int] = (),
+    samples: int = 1,
+    batch: int = 8,
+    step: Forward | None = None,
+) -> Iterator[list[Emitted]]:
+    """Yield the new tokens of all rows of a batch, step by step, and one batch after the other.
+
+    Args:
+        model: in evaluation mode, the whole of it or a tensor-parallel rank's part.
+        prompts: tokens, one or more each; ranks that share experts have as many prompts as each other.
+        sampling: how tokens are chosen.
+        max_new_tokens: of each row, 1 or more.
+        stop: tokens that end a row.
+        samples: continuations of each prompt, which is computed once.
+        batch: rows that are computed at once; the samples of a prompt stay together.
+        step: computes a decoding step, as the model compiled; None: the model.
+
+    Raises:
+        GenerationError: the model computed NaN or infinity.
+    """
+    together = max(batch // samples, 1)
+    for first in range(0, len(prompts), together):
+        part = prompts[first : first + together]
+        decoder = Decoder(model, part, max_new_tokens, step)
+        rows = [Row(first + index, sample) for index in range(len(part)) for sample in range(samples)]
+        with decoder.bound():
+            yield from _batch(decoder, rows, sampling, max_new_tokens, frozenset(stop), samples)
+
+
+def _batch(
+    decoder: Decoder, rows: list[Row], sampling: Sampling, max_new_tokens: int, stop: frozenset[int], samples: int
+) -> Iterator[list[Emitted]]:
+    logits = decoder.prefill()
+    if samples > 1:
+        decoder.expand(samples)
+        logits = logits.repeat_interleave(samples, dim=0)
+    ended = [False] * len(rows)
+    for step in range(max_new_tokens):
+        tokens = next_tokens(logits, rows, sampling, step)
+        emitted = []
+        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if not ended[index]:
+                ended[index] = token in stop or step == max_new_tokens - 1
+                emitted.append(Emitted(row, step, token, ended[index]))
+        yield emitted
+        if decoder.all_end(all(ended)):
+            return
+        left = [index for index, each in enumerate(ended) if not each]
+        # Not at each row that ends, since all that is kept is then copied.
+        if 0 < 2 * len(left) <= len(rows):
+            decoder.select(left)
+            rows, tokens, ended = [rows[each] for each in left], [tokens[each] for each in left], [False] * len(left)
+        logits = decoder.step(tokens)
+
+
+def next_tokens(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling, step: int) -> list[int]:
+    """Choose each row's next token from logits [B, V].
+
+    Raises:
+        GenerationError: the largest of a row is not finite.
+    """
+    largest, numbers = logits.float().topk(sampling.candidates(logits.shape[1]), dim=1)
+    on_host: tuple[np.ndarray, np.ndarray] = (largest.cpu().numpy(), numbers.cpu().numpy())
+    chosen = []
+    for row, values, tokens in zip(rows, *on_host, strict=True):
+        # NaN counts as the largest.
+        if not np.isfinite(values[0]):
+            raise GenerationError(
+                f"prompt {row.prompt + 1}, new token {step + 1}: the largest logit is {values[0]}: the weights are "
+                "broken, or too large for the dtype"
+            )
+        number = uniform(sampling.seed, row.prompt, row.sample, step)
+        chosen.append(choose(values, tokens, sampling, number))
+    return chosen
+
+
+def check_lengths(model: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Refuse prompts that, with what is to come, have more tokens than the model has positions.
+
+    Raises:
+        ConfigError: the message has the numbers.
+    """
+    longest = model.position.longest
+    for number, prompt in enumerate(prompts, start=1):
+        if longest is not None and len(prompt) + max_new_tokens > longest:
+            fits = longest - len(prompt)
+            remedy = f"--max-new-tokens {fits} would fit" if fits > 0 else f"give at most {longest - 1} tokens"
+            raise ConfigError(
+                f"prompt {number} has {len(prompt):,} tokens, and with {max_new_tokens:,} new ones "
+                f"{len(prompt) + max_new_tokens:,}: the model has {longest:,} positions "
+                f"(model.position.kind={model.position.kind}); {remedy}"
+            )

@@ -1,0 +1,77 @@
+"""Open a run's folder to generate with its model, in this process and on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efficientbench.config.schema import KernelsConfig, ParallelConfig, RunConfig
+from efficientbench.costs.model import cache_bytes
+from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.devices.registry import find_device
+from efficientbench.running.trained import TrainedRun, trained_config
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trained model that is ready to generate."""
+
+    model: GPT
+    config: RunConfig
+    tokenizer: TextTokenizer
+    step: int
+    """The checkpoint's."""
+    warnings: tuple[str, ...]
+    """Why newer checkpoints were passed over."""
+
+
+@contextlib.contextmanager
+def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
+    """Build the model of a run with the weights of a checkpoint, which any layout may have written.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint; None: the newest that is whole.
+
+    Raises:
+        ConfigError: it is no run's folder, has no such checkpoint, or its model cannot generate.
+        CheckpointError: the checkpoint is damaged.
+        DataError: the tokenizer is damaged.
+        DeviceError: this machine cannot use the run's device.
+    """
+    run = TrainedRun.read(folder)
+    cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
+    tokenizer = run.tokenizer()
+    checkpoint, problems = run.checkpoint(step)
+    device = find_device(run.job.config.device)
+    device.check(run.job.config.training.dtype)
+    prepared = device.prepare(0)
+    # After `prepare`: Megatron asks for the device as it is imported, and logs at length what it would do with others.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    from efficientbench.model.gpt import trained_model
+    from efficientbench.training import groups
+    from efficientbench.training.checkpoints.read import Weights
+
+    weights = Weights(checkpoint)
+    config = in_one_process(trained_config(weights.manifest.config))
+    with groups.one_rank(device.backend):
+        model = trained_model(config, prepared, weights)
+        yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
+
+
+def in_one_process(config: RunConfig) -> RunConfig:
+    """Return a run's configuration for one rank that only computes forward passes, of any length."""
+    training = config.training.model_copy(update={"recompute": "none"})
+    return config.model_copy(
+        update={"parallel": ParallelConfig(), "kernels": KernelsConfig(fused=False), "training": training}
+    )

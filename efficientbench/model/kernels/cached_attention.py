@@ -1,0 +1,35 @@
+"""Attention of a few new queries to the keys and values that decoding keeps.
+
+Q = new tokens of a row, B = rows, T = keys that are read, D and E = head dimensions of keys and values.
+"""
+
+from __future__ import annotations
+
+import torch
+
+NAME = "torch matmuls over the cache, softmax in float32"
+
+
+def cached_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return softmax(scale · q kᵀ + mask) v; query head h reads key/value group h // (heads / groups).
+
+    The heads of a group are rows of one product, which reads the group's keys once.
+
+    Args:
+        query: [Q, B, heads, D]
+        keys: [B, groups, T, D]
+        values: [B, groups, T, E]
+        scale: factor on the products, not on the mask.
+        mask: [B, heads or 1, Q, T] float32, which shows each query one key or more.
+
+    Returns:
+        [Q, B, heads · E]
+    """
+    new, batch, heads, _ = query.shape
+    rows = (query * scale).permute(1, 2, 0, 3).reshape(batch * keys.shape[1], -1, keys.shape[-1])
+    scores = torch.bmm(rows, keys.flatten(0, 1).transpose(1, 2)).float().view(batch, heads, new, -1)
+    probabilities = (scores + mask).softmax(dim=-1).to(values.dtype).view(*rows.shape[:2], -1)
+    out = torch.bmm(probabilities, values.flatten(0, 1))
+    return out.view(batch, heads, new, -1).permute(2, 0, 1, 3).flatten(2)

@@ -1,0 +1,36 @@
+"""Tensor-parallel ranks decode what a single rank computes, and choose the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.configs import tiny
+from support.decoding import decode
+from support.oracle import relative_error, text
+from support.ranks import Ranks
+
+LENGTH = 64
+PARTS = [23, *[1] * 20, 3, 3, 15]
+
+
+NAMES = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_1.5Bx8")
+CELLS = [*((name, {"tp": 2}) for name in NAMES), ("moe_1.5Bx8", {"ep": 2, "dp": 2})]
+
+
+@pytest.mark.parametrize(("name", "layout"), CELLS, ids=[f"{name} {' '.join(layout)}" for name, layout in CELLS])
+def test_two_ranks_decode_the_logits_of_one(name: str, layout: dict[str, int], ranks: Callable[[int], Ranks]) -> None:
+    config = tiny(name, "model.init_std=0.2", f"training.seq_len={LENGTH}")
+    tokens = text(config, LENGTH)
+    [alone] = ranks(1).call(decode, config, tokens, PARTS)
+    assert relative_error(alone.parts, alone.whole) < 1e-5
+    shared = config.model_copy(update={"parallel": config.parallel.model_copy(update=layout)})
+    answers = ranks(2).call(decode, shared, tokens, PARTS)
+    for answer in answers:
+        assert relative_error(answer.parts, alone.whole) < 1e-5
+        assert answer.cache_bytes == answer.formula_bytes
+        assert answer.sampled == answers[0].sampled
+    assert torch.equal(answers[0].parts, answers[1].parts)
+    # Latents, and the only group of MQA, lie on each rank whole.
+    assert (answers[0].cache_bytes < alone.cache_bytes) == ("tp" in layout and name not in ("mla_1.5B", "mqa_1.5B"))

@@ -1,0 +1,74 @@
+"""`efficientbench generate` on the folders of finished runs, in any layout of training."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import outside
+from support.command_line import ROOT, TINY, Finished, damage, efficientbench
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.generation.opened import opened
+from efficientbench.training.errors import CheckpointError
+
+PROMPTS = ("def main(", "import os\n"[:-1], "Größe 漢字 is", "class")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS), encoding="utf-8")
+    return path
+
+
+@pytest.mark.proof
+def test_texts_do_not_depend_on_the_batch(train: Callable[..., Finished], prompts: Path, tmp_path: Path) -> None:
+    # The vocabulary is padded for two ranks.
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    words = ("generate", str(folder), "--file", str(prompts), "--max-new-tokens", "20", "--temperature", "1")
+    alone = efficientbench(*words, "--batch", "1", expect=0, cwd=tmp_path).stdout
+    assert alone == efficientbench(*words, "--batch", "3", expect=0, cwd=tmp_path).stdout
+    for number, prompt in enumerate(PROMPTS, start=1):
+        assert f"--- {number} of 4\n{prompt}" in alone
+    greedy = efficientbench("generate", str(folder), "--prompt", PROMPTS[2], expect=0).stdout
+    assert greedy.startswith(PROMPTS[2])
+    assert len(greedy) > len(PROMPTS[2]) + 10
+
+
+@pytest.mark.proof
+def test_mistakes_are_refused_by_name(train: Callable[..., Finished], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    done = efficientbench("generate", str(folder), "training.seq_len=5", expect=2)
+    assert "all else is the run's own" in done.stderr
+    assert "Traceback" not in done.stderr
+    with pytest.raises(ConfigError, match="no such folder; give that of a run"), opened(tmp_path / "none"):
+        pass
+    with pytest.raises(ConfigError, match="no such checkpoint; there: step_00000006"), opened(folder, 99):
+        pass
+    weights = sorted(folder.glob("checkpoint/step_*/*.distcp"))[0]
+    damage(weights)
+    with pytest.raises(CheckpointError, match=f"{weights.name}: damaged"), opened(folder, 6):
+        pass
+
+
+@pytest.mark.proof
+def test_a_variant_from_outside_generates_where_the_command_names_it(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "outside"
+    code.mkdir()
+    outside.lay_out(code, monkeypatch)
+    path = {"PYTHONPATH": f"{ROOT}:{code}"}
+    kind = f"model.attention.kind={outside.PACKAGE}.delta:VARIANT"
+    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY, kind, "model.position.kind=none")
+    efficientbench("run", "gqa_1.5B", "--smoke", *words, expect=0, **path)
+    folder = str(tmp_path / "gqa_1.5B_smoke")
+    refused = efficientbench("generate", folder, expect=2, **path)
+    assert "is code from outside this project" in refused.stderr
+    done = efficientbench("generate", folder, kind, "--prompt", "def", expect=0, **path)
+    assert done.stdout.startswith("def")

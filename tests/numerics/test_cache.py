@@ -1,0 +1,189 @@
+"""Decoding from a cache gives the logits of one forward pass over the whole sequence, in every architecture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from support.configs import BACKBONE, tiny
+from support.oracle import build, relative_error, text
+
+from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+LENGTH = 64
+CASES = {
+    "gqa_1.5B": [],
+    "mqa_1.5B": [],
+    "mla_1.5B": [],
+    "mla_1.5B, compressed queries": ["model.attention.q_lora_rank=20"],
+    "nsa_1.5B": [],
+    "absolute_1.5B": [],
+    "learnable_absolute_1.5B": [f"model.position.max_seq_len={LENGTH}"],
+    "relative_1.5B": ["model.position.buckets=8", "model.position.max_distance=12"],
+    "none_1.5B": [],
+    "moe_1.5Bx8": [],
+    "gqa_1.5B, alibi": ["model.position.kind=alibi"],
+    "gqa_1.5B, every key of the backbone": BACKBONE,
+    "nanochat_d12": [],
+}
+
+
+def configuration(case: str, *overrides: str) -> RunConfig:
+    seq_len = f"training.seq_len={LENGTH}"
+    return tiny(case.partition(",")[0], "model.init_std=0.2", seq_len, *CASES[case], *overrides)
+
+
+def from_cache(model: GPT, tokens: torch.Tensor, parts: list[int]) -> torch.Tensor:
+    """The logits of tokens [B, S], computed in parts of so many tokens."""
+    from efficientbench.model.cache import Cache
+
+    cache, logits = Cache(model, *tokens.shape), []
+    with torch.no_grad(), cache.bound():
+        for part in tokens.split(parts, dim=1):
+            cache.counts.fill_(part.shape[1])
+            logits.append(model(part))
+            cache.advance()
+    return torch.cat(logits, dim=1)
+
+
+def in_parts(prefill: int, chunk: int) -> list[int]:
+    """A first part of `prefill` tokens, then `chunk` at a time, to the end of a sequence."""
+    chunks, rest = divmod(LENGTH - prefill, chunk)
+    return [prefill, *[chunk] * chunks, *[rest] * bool(rest)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_have_the_logits_of_the_whole(case: str) -> None:
+    config = configuration(case)
+    model, tokens = build(config).eval(), text(config, LENGTH)
+    with torch.no_grad():
+        whole = model(tokens)
+    for prefill, chunk in ((1, 1), (5, 3), (23, 1), (40, 3), (LENGTH, 1)):
+        error = relative_error(from_cache(model, tokens, in_parts(prefill, chunk)), whole)
+        assert error < 1e-5, f"{prefill} tokens, then {chunk} at a time"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str) -> None:
+    from efficientbench.model.cache import Cache
+
+    config = configuration(case)
+    model, tokens = build(config).eval(), text(config, LENGTH).repeat(2, 1)
+    prompts = torch.tensor([3, 30, 14, 23])
+    with torch.no_grad():
+        whole = model(tokens)
+    rows = torch.arange(len(prompts))
+    cache = Cache(model, len(prompts), LENGTH)
+    with torch.no_grad(), cache.bound():
+        cache.counts.copy_(prompts)
+        # Behind its own tokens a row has others, which must leave no trace.
+        filled = torch.where(torch.arange(int(prompts.max())) < prompts[:, None], tokens[:, : int(prompts.max())], 7)
+        first = model(filled, only=prompts - 1)[:, 0]
+        cache.advance()
+        assert relative_error(first, whole[rows, prompts - 1]) < 1e-5
+        for step in range(LENGTH - int(prompts.max())):
+            at = prompts + step
+            logits = model(tokens[rows, at][:, None])[:, 0]
+            cache.advance()
+            assert relative_error(logits, whole[rows, at]) < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_expanded_and_selected_rows_continue_as_their_own(case: str) -> None:
+    from efficientbench.model.cache import Cache
+
+    config = configuration(case)
+    model, tokens = build(config).eval(), text(config, LENGTH)
+    with torch.no_grad():
+        whole = model(tokens)
+    cache = Cache(model, 2, LENGTH)
+    with torch.no_grad(), cache.bound():
+        cache.counts.fill_(20)
+        model(tokens[:, :20])
+        cache.advance()
+        cache.expand(3)
+        assert cache.rows == 6
+        first = model(tokens[:, 20:21].repeat_interleave(3, dim=0))
+        cache.advance()
+        assert relative_error(first[:, 0], whole[:, 20].repeat_interleave(3, dim=0)) < 1e-5
+        cache.select(torch.tensor([4, 0]))
+        assert cache.rows == 2
+        second = model(tokens[[1, 0], 21:22])
+        assert relative_error(second[:, 0], whole[[1, 0], 21]) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_cache_takes_the_bytes_of_the_formula(case: str, dtype: str) -> None:
+    from efficientbench.costs.model import cache_bytes
+    from efficientbench.model.cache import Cache
+
+    config = configuration(case, f"training.dtype={dtype}")
+    model = build(config)
+    for tokens in (1, 10, LENGTH):
+        cache, wanted = Cache(model, 3, tokens), 3 * cache_bytes(config.model, tokens, dtype)
+        assert cache.bytes == wanted
+        with torch.no_grad(), cache.bound():
+            model(text(config, tokens).repeat(2, 1)[:3])
+        # Nothing was put beside what was allocated.
+        assert cache.bytes == wanted
+
+
+@pytest.mark.parametrize("case", ["gqa_1.5B", "mla_1.5B", "relative_1.5B"])
+def test_bf16_rounds_no_more_than_a_whole_pass_does(case: str) -> None:
+    config, wide = configuration(case, "training.dtype=bf16"), configuration(case)
+    model, exact, tokens = build(config).eval(), build(wide).eval(), text(config, LENGTH)
+    with torch.no_grad():
+        for own, other in zip(exact.parameters(), model.parameters(), strict=True):
+            own.copy_(other)
+        wanted, whole = exact(tokens), model(tokens)
+
+    def error(logits: torch.Tensor) -> float:
+        return (logits.float() - wanted).square().mean().sqrt().item()
+
+    found = error(from_cache(model, tokens, in_parts(23, 1)))
+    assert 0 < found < 1.5 * error(whole)
+
+
+TRACED = ("gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12")
+FIRST = ("gqa_1.5B", "nsa_1.5B")
+"""Traced in the default set; compiling takes a second each."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in FIRST else pytest.mark.proof) for case in TRACED]
+)
+def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
+    from efficientbench.model.cache import Cache
+
+    config = configuration(case)
+    model, tokens = build(config).eval(), text(config, 52)
+    wanted = from_cache(model, tokens, [20, *[1] * 32])
+    torch._dynamo.reset()
+    step = torch.compile(model, backend="eager", fullgraph=True)
+    cache = Cache(model, 2, 52)
+    with torch.no_grad(), cache.bound(), torch._dynamo.config.patch(error_on_recompile=True):
+        cache.counts.fill_(20)
+        model(tokens[:, :20])
+        cache.advance()
+        for at in range(20, 52):
+            assert relative_error(step(tokens[:, at : at + 1])[:, 0], wanted[:, at]) < 1e-5
+            cache.advance()
+
+
+def test_a_model_continues_from_one_cache_at_a_time() -> None:
+    from efficientbench.model.cache import Cache
+
+    model = build(configuration("gqa_1.5B"))
+    with Cache(model, 1, 4).bound():
+        with pytest.raises(RuntimeError, match="one cache at a time"), Cache(model, 1, 4).bound():
+            pass
+        assert model.cache is not None
+    assert model.cache is None
+    assert all(getattr(module, "state", None) is None for module in model.modules())

@@ -1,0 +1,55 @@
+"""What the ranks of a pool run to decode in some layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from efficientbench.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """On one rank."""
+
+    whole: torch.Tensor
+    """Logits [B, S, V] of one forward pass."""
+    parts: torch.Tensor
+    """The same, part after part from a cache."""
+    cache_bytes: int
+    formula_bytes: int
+    sampled: list[int]
+    """Tokens that continue two prompts."""
+
+
+def decode(config: RunConfig, tokens: torch.Tensor, parts: list[int]) -> Decoded:
+    """Decode tokens [B, S] in parts of so many, and sample from the same model."""
+    from efficientbench.costs.model import cache_bytes
+    from efficientbench.generation.decoder import whole_logits
+    from efficientbench.generation.generate import generate
+    from efficientbench.generation.sampling import Sampling
+    from efficientbench.model.cache import Cache
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.training import groups
+
+    with groups.model_parallel(config.parallel, config.training.seed), torch.no_grad():
+        [model] = build_stages(config, torch.device("cpu"))
+        model.eval()
+        whole = whole_logits(model, model(tokens))
+        cache, logits = Cache(model, *tokens.shape), []
+        with cache.bound():
+            for part in tokens.split(parts, dim=1):
+                cache.counts.fill_(part.shape[1])
+                logits.append(whole_logits(model, model(part)))
+                cache.advance()
+        steps = generate(model, [tokens[0, :9].tolist(), tokens[1, :4].tolist()], Sampling(1.0, seed=7), 12)
+        sampled = [each.token for emitted in steps for each in emitted]
+        if config.parallel.ep > 1:
+            # The first rank's row ends at once, and the other needs its experts to the end.
+            stop = range(config.model.vocab_size) if dist.get_rank() == 0 else ()
+            for _ in generate(model, [tokens[0, :5].tolist()], Sampling(), 12, stop):
+                pass
+        formula = len(tokens) * cache_bytes(config.model, tokens.shape[1], config.training.dtype, config.parallel.tp)
+        return Decoded(whole, torch.cat(logits, dim=1), cache.bytes, formula, sampled)

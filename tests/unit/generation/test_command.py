@@ -1,0 +1,82 @@
+"""Prompts from the command line, and text on the screen."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.registry import load_kinds
+from efficientbench.generation.command import Screen, read_prompts
+from efficientbench.generation.generate import Emitted, Row
+
+
+def letters(tokens: Sequence[int]) -> str:
+    return bytes(tokens).decode(errors="replace")
+
+
+def test_prompts_are_a_text_or_the_lines_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n\n  two é\n", encoding="utf-8")
+    assert read_prompts(None, path) == ["one", "  two é"]
+    assert read_prompts("a\nb", None) == ["a\nb"]
+    assert read_prompts(None, None) == [""]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read: No such file"), (b"\n \n", "has no prompt"), (b"a\xff", "is no UTF-8 text.*at byte 1")],
+)
+def test_a_file_without_prompts_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"--file: .*prompts.txt {message}"):
+        read_prompts(None, path)
+    with pytest.raises(ConfigError, match="--prompt and --file: give one of them"):
+        read_prompts("a", path)
+
+
+def emitted(prompt: int, text: bytes) -> list[list[Emitted]]:
+    last = len(text) - 1
+    return [[Emitted(Row(prompt), step, token, step == last)] for step, token in enumerate(text)]
+
+
+def test_one_continuation_is_shown_as_it_comes() -> None:
+    out = io.StringIO()
+    screen = Screen(letters, ["ab"], [list(b"ab")], out)
+    assert out.getvalue() == "ab"
+    for step, seen in zip(emitted(0, "cé".encode()), ["abc", "abc", "abcé\n"], strict=True):
+        screen.show(step)
+        assert out.getvalue() == seen
+
+
+def test_several_are_shown_whole_and_in_their_order() -> None:
+    out = io.StringIO()
+    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out)
+    for step in emitted(1, b"xy"):
+        screen.show(step)
+    assert out.getvalue() == ""
+    for step in emitted(0, b"z"):
+        screen.show(step)
+    assert out.getvalue() == "--- 1 of 2\naz\n--- 2 of 2\nbxy\n"
+
+
+def test_what_there_is_is_shown_when_generation_is_stopped() -> None:
+    out = io.StringIO()
+    screen = Screen(letters, ["a", "b"], [list(b"a"), list(b"b")], out)
+    for step in emitted(0, b"z"):
+        screen.show(step)
+    screen.show([Emitted(Row(1), 0, ord("x"), False)])
+    screen.close()
+    assert out.getvalue() == "--- 1 of 2\naz\n--- 2 of 2\nbx\n"
+
+
+@pytest.mark.parametrize("argument", ["training.seq_len=3", "model.attention.window=3", "word"])
+def test_other_keys_than_those_of_kinds_are_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match="only model.attention.kind and model.position.kind can be given here"):
+        load_kinds([argument])
+    load_kinds(["model.attention.kind=gqa"])
