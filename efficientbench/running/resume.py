@@ -25,7 +25,7 @@ from efficientbench.training.errors import CheckpointError
 
 PLACES = ("output", "data.cache")
 """Keys that only name folders: two measurements that differ in these measure the same."""
-MAY_DIFFER = (*PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
+MAY_DIFFER = (*PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size", "training.recheck_every")
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 
 

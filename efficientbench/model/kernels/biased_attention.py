@@ -27,7 +27,12 @@ def name(device_type: str, trained: Callable[[], bool]) -> str:
     """Return the name of the kernel that serves a device type; `trained`: whether the bias is, where it matters."""
     if npu_fused.serves(device_type):
         return f"{npu_fused.ATTENTION}; backward: {BLOCKS}" if trained() else npu_fused.ATTENTION
-    return "torch flex_attention" if flex.runs(device_type) else BLOCKS
+    return "torch flex_attention" if _by_flex(device_type, trained) else BLOCKS
+
+
+def _by_flex(device_type: str, trained: Callable[[], bool]) -> bool:
+    """Return whether FlexAttention serves: its gradient of a bias is added up by atomic additions, in any order."""
+    return flex.runs(device_type) and not (torch.are_deterministic_algorithms_enabled() and trained())
 
 
 def biased_causal_attention(
@@ -45,7 +50,7 @@ def biased_causal_attention(
     Returns:
         [S, B, heads · D]
     """
-    if flex.runs(query.device.type):
+    if _by_flex(query.device.type, lambda: bias.requires_grad):
         return flex_attention(query, key, value, scale, bias, flex.compiled())
     if npu_fused.serves(query.device.type) and not bias.requires_grad:
         return npu_fused.biased_causal_attention(query, key, value, scale, bias)
