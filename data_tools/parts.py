@@ -138,7 +138,7 @@ def finished_part(folder: Path, number: int) -> PartCounts | None:
             return None
         counts = PartCounts(**json.loads(line))
         found = {kind: _crc32(_part_file(folder, number, kind)) for kind in _KINDS}
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return None
     return counts if found == counts.crc32 else None
 

@@ -82,7 +82,7 @@ def export(run: Path, folder: Path, step: int | None = None) -> Exported:
         MetricsError: its record is damaged.
     """
     try:
-        job = _read_job(run)
+        job = read_job(run)
         architecture_of(job.config.model)
         target = Path(os.path.realpath(folder))
         _refuse_taken(target)
@@ -152,7 +152,8 @@ def _trained_config(content: Mapping[str, Any]) -> RunConfig:
     return RunConfig.model_validate({**content, "model": {"embedding_multiplier": 1.0, **content["model"]}})
 
 
-def _read_job(run: Path) -> Job:
+def read_job(run: Path) -> Job:
+    """Return the job of a run's folder. Raises ConfigError: there is none, or it is damaged."""
     path = OutputFolder(run).config
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; give that of a run, like output/efficientllm_benchmark/gqa_0.5B")
@@ -162,6 +163,8 @@ def _read_job(run: Path) -> Job:
         raise ConfigError(f"{run} is not the folder of a run: {helps}")
     try:
         return Job.read(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{path}: not the configuration of a run ({reason})") from None
