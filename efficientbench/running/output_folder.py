@@ -13,8 +13,9 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.files import no_link
 
-WRITTEN = ("record.json", "steps.jsonl", "config.json", "tensorboard", "log", "checkpoint", "trace.json.gz")
-"""What `set_aside` moves: files and folders of one run, from its first attempt to its last."""
+WRITTEN = ("checkpoint", "steps.jsonl", "config.json", "tensorboard", "log", "trace.json.gz", "record.json")
+"""What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
+in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
 
 
 class OutputFolder:
