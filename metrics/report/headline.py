@@ -230,12 +230,13 @@ def resumed(records: Sequence[RunRecord]) -> list[str]:
 
 
 def short_of_text(records: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each reason for which losses of runs take no part in comparisons."""
+    """Return a sentence of why losses of runs take no part in comparisons; none where all do."""
     runs: dict[str, list[str]] = {}
     for record in records:
         if record.speed_only_reason:
             runs.setdefault(record.speed_only_reason, []).append(record.run)
-    return [f"Speed only, without a comparison of losses: {', '.join(names)}: {why}." for why, names in runs.items()]
+    parts = [f"{', '.join(names)}: {why}" for why, names in runs.items()]
+    return [f"Speed only, without a comparison of losses: {'; '.join(parts)}."] if parts else []
 
 
 def speed_only(records: Sequence[RunRecord]) -> list[str]:

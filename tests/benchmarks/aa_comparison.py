@@ -170,11 +170,9 @@ def main() -> None:
         pages = [page([records[p] for p in one], [slowed[p] for p in other]) for one, other in splits]
         hits = sum(bool(each[SPEED].measurable) and each[SPEED].ratio > 1 for each in pages)
         figures["slowed"] = _count("runs slowed by 5 %, found", 100 * hits / len(pages), len(pages), "splits", "%")
-    load, cores = os.getloadavg()[2], os.cpu_count() or 1
-    busy = f", while other programs used the machine (load average {load:.0f} on {cores} cores)" if load > cores else ""
     conditions = (
         f"{len(records)} runs of {records[0].parameters:,} parameters that differ in their seed alone, "
-        f"{records[0].steps_measured} measured steps of {records[0].al_s or 0:.3f} s{busy}"
+        f"{records[0].steps_measured} measured steps of {records[0].al_s or 0:.3f} s"
     )
     report(__file__, arguments, figures, conditions)
     too_many = [name for name in found if found[name] > figures[f"{name}_most"].value]
