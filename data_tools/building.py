@@ -150,7 +150,7 @@ def finished_part(folder: Path, number: int, kind: type[Found]) -> Found | None:
             return None
         counts = kind(**json.loads(line))
         found = {each: _crc32(part_file(folder, number, each)) for each in counts.crc32}
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return None
     return counts if found == counts.crc32 else None
 

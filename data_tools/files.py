@@ -176,7 +176,8 @@ def remembered_sha256(paths: Sequence[Path], folder: Path) -> list[str]:
     memory = folder / "checksums.json"
     with exclusive_lock(folder / "checksums.lock"):
         try:
-            known = dict(json.loads(memory.read_bytes()))
+            content = json.loads(memory.read_bytes() if memory.is_file() else b"")
+            known = {state: found for state, found in dict(content).items() if isinstance(found, str)}
         except (FileNotFoundError, ValueError, TypeError, RecursionError):
             known = {}  # nothing is lost by reading the files again
         states = [file_identity(path) for path in paths]

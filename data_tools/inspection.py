@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from efficientbench.data_tools.tokenizer import TextTokenizer, load_tokenizer
 
 _SHOWN_CHARACTERS = 400
 """Characters of a document that are printed at most."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _BAR_WIDTH = 40
 """Characters of the longest bar of the histogram."""
@@ -148,5 +150,6 @@ def _text(tokens: np.ndarray, tokenizer: TextTokenizer | None) -> str:
         return f"{shown}{' …' if len(tokens) > _SHOWN_CHARACTERS // 8 else ''} (ids: the tokenizer is not known)"
     # A character takes at most four tokens of a byte each: not a whole book is decoded to show its beginning.
     head = tokens[: 4 * _SHOWN_CHARACTERS].tolist()
-    text = tokenizer.backend.decode(head, skip_special_tokens=False)
+    # Text of others may hold what a terminal obeys.
+    text = _CONTROL.sub("\ufffd", tokenizer.backend.decode(head, skip_special_tokens=False))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"

@@ -190,10 +190,13 @@ def load_checksums(manifest: Path) -> dict[Path, FileChecksums]:
 
 
 def _read(manifest: Path) -> dict[str, Any]:
+    if not manifest.is_file():
+        problem = "is no regular file" if manifest.exists() else "no such manifest"
+        raise DataError(f"{manifest}: {problem}; {_REMEDY}")
     try:
         content = json.loads(manifest.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{manifest}: no such manifest; {_REMEDY}") from None
+    except OSError as error:
+        raise DataError(f"{manifest} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{manifest} is not JSON ({error}); {_REMEDY}") from None
     found = content.get("format_version") if isinstance(content, dict) else None

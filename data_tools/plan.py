@@ -20,7 +20,8 @@ def read_plan(path: Path, remedy: str) -> dict[str, Any]:
         DataError: it is damaged; the message ends with the remedy.
     """
     try:
-        plan = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes())
+        # A device or a pipe may never end.
+        plan = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes() if path.is_file() else b"")
         _INPUTS.validate_python(plan.get("inputs"))
     except ValidationError:
         raise DataError(f"{path} is damaged: {remedy}") from None

@@ -65,28 +65,43 @@ def split_documents(prefixes: Sequence[Path], shares: Sequence[float], vocab_siz
     path = cache / f"split-{_key(_RULES, *states, *map(repr, map(float, shares)))}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # Verified outside the lock, so that the ranks of a machine read it at the same time.
-    if not is_intact(path):
+    splits = _read(path, len(prefixes))
+    if splits is None:
         with exclusive_lock(cache / "split.lock"):
             # Another process may have made it while this one waited.
-            if not is_intact(path):
+            splits = _read(path, len(prefixes))
+            if splits is None:
                 pairs = zip(prefixes, states, strict=True)
-                hashes = [_hashes(prefix, state, vocab_size, cache) for prefix, state in pairs]
-                _write(path, _split(hashes, shares))
-    with np.load(path) as found:
+                splits = _split([_hashes(prefix, state, vocab_size, cache) for prefix, state in pairs], shares)
+                _write(path, splits)
+    return splits
+
+
+_PARTS = ("training", "validation", "test")
+
+
+def _read(path: Path, count: int) -> list[Split] | None:
+    """Return the splits of so many corpora that a file holds; None, and a warning in the log, for anything else."""
+    if not is_intact(path):
+        return None
+    try:
+        # Plain arrays alone: whoever can write to the cache can write the checksum too.
+        with np.load(path, allow_pickle=False) as found:
+            arrays = [[found[f"{part}{number}"] for part in _PARTS] for number in range(count)]
+            duplicates = [int(each) for each in found["duplicates"]]
+        if any(array.dtype != np.int64 or array.ndim != 1 for parts in arrays for array in parts):
+            raise ValueError("it holds other arrays than numbers of documents")
         return [
-            Split(
-                training=found[f"training{number}"],
-                validation=found[f"validation{number}"],
-                test=found[f"test{number}"],
-                duplicates=int(found["duplicates"][number]),
-            )
-            for number in range(len(prefixes))
+            Split(training, validation, test, repeated)
+            for (training, validation, test), repeated in zip(arrays, duplicates, strict=True)
         ]
+    except Exception as error:  # a hostile file makes numpy's reader fail in many ways
+        logger.warning("%s is no split (%s): it is not used", path, error)
+        return None
 
 
 def _write(path: Path, splits: Sequence[Split]) -> None:
-    parts = ("training", "validation", "test")
-    arrays = {f"{part}{number}": getattr(split, part) for number, split in enumerate(splits) for part in parts}
+    arrays = {f"{part}{number}": getattr(split, part) for number, split in enumerate(splits) for part in _PARTS}
     with cached_file(path) as stream:
         np.savez(stream, duplicates=np.array([split.duplicates for split in splits]), **arrays)
 

@@ -65,7 +65,9 @@ def load_record(folder: Path, repository: str) -> Record:
         DataError: the folder contains another dataset's files.
     """
     try:
-        record = _RECORD.validate_python({**json.loads(_path(folder).read_bytes()), "folder": folder})
+        # A device or a pipe may never end.
+        content = _path(folder).read_bytes() if _path(folder).is_file() else b""
+        record = _RECORD.validate_python({**json.loads(content), "folder": folder})
     except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return Record(folder, repository)  # the files are read and checked again
     if record.repository != repository:

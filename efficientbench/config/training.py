@@ -104,6 +104,16 @@ class TrainingConfig(Part):
         description="tokens that a validation predicts, the same ones for every sequence length, batch and layout; all "
         "of the validation text where that has fewer",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="compute the same bits in every run on the same devices and layout, by kernels that may be slower; "
+        "where a library cannot, the run says so",
+    )
+    recheck_every: NonNegativeInt = Field(
+        default=0,
+        description="steps after which every rank computes a micro-batch twice, outside of the measured time, and "
+        "compares loss and gradients bit for bit; needs deterministic; 0: never",
+    )
 
     @property
     def trapezoid_decay_fraction(self) -> float:
@@ -122,6 +132,14 @@ class TrainingConfig(Part):
             raise ValueError(
                 f"lr_warmup_fraction {self.lr_warmup_fraction:g} and lr_decay_fraction {decay_fraction:g} are more "
                 "than all steps together: their sum must not be above 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rechecks_compare_bits(self) -> TrainingConfig:
+        if self.recheck_every and not self.deterministic:
+            raise ValueError(
+                "recheck_every needs training.deterministic=true: other kernels may give other bits each time"
             )
         return self
 

@@ -59,6 +59,17 @@ class Device(ABC):
         """Return environment variables that a run of so many tensor-parallel ranks sets, unless the user has."""
         return {}
 
+    def deterministic_environment(self) -> Mapping[str, tuple[str, ...]]:
+        """Return environment variables without which libraries may compute other bits in each run.
+
+        Each has the values that serve; a run sets the first one, unless the user has set the variable.
+        """
+        return {}
+
+    def may_differ(self) -> Mapping[str, str]:
+        """Return parts whose bits may differ between two runs though both asked for the same, each with the reason."""
+        return {}
+
     @abstractmethod
     def unavailable_reason(self) -> str | None:
         """Return why runs cannot use this device type here; None where they can."""

@@ -30,6 +30,14 @@ class CPU(Device):
     def unavailable_reason(self) -> str | None:
         return None
 
+    def deterministic_environment(self) -> dict[str, tuple[str, ...]]:
+        # Intel's Developer Guide of oneMKL, which torch multiplies with on x86: Conditional Numerical Reproducibility.
+        return {
+            "MKL_CBWR": ("AUTO", "COMPATIBLE", "AVX2", "AVX512"),
+            "MKL_DYNAMIC": ("FALSE",),
+            "OMP_DYNAMIC": ("FALSE",),
+        }
+
     def count(self) -> int:
         return 1
 

@@ -30,6 +30,14 @@ class CUDA(Device):
         segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         return {**segments, **(ONE_QUEUE if tensor_parallel > 1 else {})}
 
+    def deterministic_environment(self) -> dict[str, tuple[str, ...]]:
+        # As in Megatron's own deterministic mode (docs.nvidia.com, Megatron Core, Deterministic Training).
+        return {
+            "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
+            "NCCL_ALGO": ("Ring", "CollnetDirect", "CollnetChain", "^NVLS"),
+            "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0",),
+        }
+
     def unavailable_reason(self) -> str | None:
         # Look at the device files first: importing torch takes seconds.
         if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/dxg"):

@@ -103,6 +103,13 @@ class NPU(Device):
     def environment(self, tensor_parallel: int) -> dict[str, str]:
         return {**_ENVIRONMENT, **(ONE_QUEUE if tensor_parallel > 1 else {})}
 
+    def deterministic_environment(self) -> dict[str, tuple[str, ...]]:
+        # HCCL's documentation of its variables; MindSpeed's deterministic mode has the second.
+        return {"HCCL_DETERMINISTIC": ("true", "strict"), "CLOSE_MATMUL_K_SHIFT": ("1",)}
+
+    def may_differ(self) -> dict[str, str]:
+        return {"fused kernels": "torch_npu does not say whether its own kernels compute the same bits again"}
+
     def count(self) -> int:
         return int(npu_namespace().device_count()) if self.unavailable_reason() is None else 0
 

@@ -82,6 +82,8 @@ def transformer_config(config: RunConfig, attention_kernel: AttentionKernel = ca
         # Megatron's other way of sending swaps activations and gradients of two interleaved stages, without an error.
         overlap_p2p_comm=parallel.vpp > 1,
         batch_p2p_comm=False,
+        # The embedding is then looked up by indexing, whose backward pass adds up in one order.
+        deterministic_mode=config.training.deterministic,
         fuse=bool(config.kernels.fused),
         norm_weights=model.norm_weights,
         attention_kernel=attention_kernel,

@@ -88,12 +88,19 @@ def _checked(weights: Mapping[str, torch.Tensor], name: str, shape: list[int]) -
     return weight
 
 
+def global_name(model: GPTModel, name: str) -> str:
+    """Return the name in the whole model of a module or parameter of this stage."""
+    layers = model.decoder.layers
+    return re.sub(
+        r"^decoder\.layers\.(\d+)\b", lambda found: f"decoder.layers.{layers[int(found[1])].layer_number - 1}", name
+    )
+
+
 def global_parameters(model: GPTModel) -> dict[str, torch.nn.Parameter]:
     """Return this stage's parameters by their names in the whole model, which do not depend on the stage."""
-    numbers = {index: layer.layer_number - 1 for index, layer in enumerate(model.decoder.layers)}
     named = {}
     for name, parameter in model.named_parameters():
-        name = re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"decoder.layers.{numbers[int(found[1])]}.", name)
+        name = global_name(model, name)
         if model.share_embeddings_and_output_weights:
             # The last stage's copy of the embedding.
             name = name.replace("output_layer.weight", EMBEDDING)

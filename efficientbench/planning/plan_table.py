@@ -21,6 +21,7 @@ from efficientbench.costs.model import (
     keys_read_per_query,
     kv_cache_bytes_per_token,
 )
+from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
 
@@ -51,9 +52,12 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(_memory_table(plan))
     if not_shown := hidden(plan.config):
         console.print(f"warning: {not_shown}", highlight=False, soft_wrap=True)
-    warning = planned_device(plan.config).dtype_warning(plan.config.training.dtype)
+    device = planned_device(plan.config)
+    warning = device.dtype_warning(plan.config.training.dtype)
     if warning is not None:
         console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+    if promised := determinism(plan.config, device):
+        console.print(promised, highlight=False, soft_wrap=True)
     if plan.budget.extended:
         console.print(plan.budget.extended, highlight=False, soft_wrap=True)
 

@@ -8,7 +8,7 @@ thread's operations, and `idle` is the rest: Python, the engine, waiting.
 from __future__ import annotations
 
 import gzip
-import json
+import io
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,10 @@ from typing import Any
 
 from efficientbench.devices.registry import all_devices
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.foreign import parse_json, read_whole
 
+MOST_BYTES = 1 << 30
+"""Of a trace, unpacked."""
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
 """Kinds of work. `other`: activations, rotation, embedding, residuals, copies. `idle`: no operation runs."""
 
@@ -75,12 +78,21 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     Raises MetricsError: the file is no such trace.
     """
     try:
-        content = path.read_bytes()
-        text = gzip.decompress(content) if path.suffix == ".gz" else content
-        events = [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X"]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        content = read_whole(path, MOST_BYTES)
+        text = _unpacked(content) if path.suffix == ".gz" else content
+        events = [event for event in parse_json(text)["traceEvents"] if event.get("ph") == "X"]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetricsError(f"{path} is no trace of torch.profiler: {error}") from None
     return events
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return what a gzipped file holds. Raises ValueError: a small file may unpack to more than any memory."""
+    with gzip.open(io.BytesIO(content)) as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {MOST_BYTES:,} bytes, the most that is read")
+    return text
 
 
 def break_down(events: Iterable[Mapping[str, Any]], attention: Sequence[str] = ()) -> Breakdown:

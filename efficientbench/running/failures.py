@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from efficientbench.devices.base import Device
+from efficientbench.devices.deterministic import operator_without
 from efficientbench.launchers.processes.failure import USER_MISTAKE, Failure, Kind
 from efficientbench.launchers.processes.supervision import print_stderr
 from efficientbench.metrics.errors import MetricsError
@@ -61,6 +62,10 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
         return users_mistake(error)
     if isinstance(error, NonFiniteError):
         return Failure("non_finite", str(error), rank=error.rank, step=error.step)
+    operator = operator_without(error)
+    if operator is not None:
+        reason = f"training.deterministic=true: this device has no deterministic {operator}; leave the key out"
+        return Failure("mistake", f"{reason} (traceback in {log_file})", USER_MISTAKE)
     if _is_out_of_memory(error):
         first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
         helps = (
@@ -112,8 +117,11 @@ class FailureFiles:
             print_stderr(f"last good checkpoint: {checkpoint}; the same command goes on from there")
 
     def write_record(self, failure: Failure, job: Job, device: Device, nodes: int) -> None:
-        """Write `record.json` with status `failed`, so that reports show the run as a row with its reason."""
-        if failure.kind in NO_RECORD:
+        """Write `record.json` with status `failed`, so that reports show the run as a row with its reason.
+
+        A record that is there is this attempt's own: a rank has died after all had been measured and recorded.
+        """
+        if failure.kind in NO_RECORD or self.folder.record.exists():
             return
         rank = f"rank {failure.rank}: " if failure.rank is not None else ""
         reason = f"the run failed ({failure.kind.replace('_', ' ')}): {rank}{failure.reason}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.registry import load_named
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.foreign import parse_json, read_whole
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Job:
             trusted: import variants from outside this project that the job names: it is of this user's command.
 
         Raises:
+            OSError: as `read_whole`.
             ValueError: the file is something else, or names a variant that is not loaded.
             ConfigError: a variant cannot be loaded.
         """
-        content = path.read_bytes()
+        content = read_whole(path)
         if trusted:
-            load_named(json.loads(content)["config"])
+            load_named(parse_json(content)["config"])
         return TypeAdapter(cls).validate_json(content)

@@ -15,10 +15,11 @@ from efficientbench.data_tools.files import complete_folder, write_file
 from efficientbench.launchers.files import no_link
 
 WRITTEN = (
-    *("record.json", "steps.jsonl", "config.json"),
-    *("tensorboard", "log", "checkpoint", "tokenizer", "trace.json.gz"),
+    *("checkpoint", "steps.jsonl", "config.json", "tensorboard", "log", "tokenizer"),
+    *("trace.json.gz", "record.json"),
 )
-"""What `set_aside` moves: files and folders of one run, from its first attempt to its last."""
+"""What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
+in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
 
 
 class OutputFolder:

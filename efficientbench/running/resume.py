@@ -29,7 +29,10 @@ PLACES = ("output", "data.cache")
 """Keys that only name folders: two measurements that differ in these measure the same."""
 INITIALISED_PLACES = (*PLACES, "init.run")
 """The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
-MAY_DIFFER = (*INITIALISED_PLACES, "parallel.", "checkpoint.", "faults.", "training.micro_batch_size")
+MAY_DIFFER = (
+    *(*INITIALISED_PLACES, "parallel.", "checkpoint.", "faults."),
+    *("training.micro_batch_size", "training.recheck_every"),
+)
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 
 

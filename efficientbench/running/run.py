@@ -30,6 +30,7 @@ from efficientbench.launchers.processes.worker_process import module_command
 from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
+from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
@@ -59,7 +60,10 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     check_interfaces(os.environ, cluster)
     config = initialised(config)
     device = find_device(config.device)
-    for name, value in device.environment(config.parallel.tp).items():
+    settings = dict(device.environment(config.parallel.tp))
+    if config.training.deterministic:
+        settings |= {name: values[0] for name, values in device.deterministic_environment().items()}
+    for name, value in settings.items():
         # For the ranks, which inherit this process's environment.
         os.environ.setdefault(name, value)
     plan = plan_on(config, device, cluster.nodes if cluster else 1)
@@ -210,6 +214,8 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
         print(f"warning: {warning}")
     if not_shown := hidden(plan.config):
         print(f"warning: {not_shown}")
+    if promised := determinism(plan.config, device):
+        print(promised)
     if plan.budget.extended:
         print(plan.budget.extended)
     sys.stdout.flush()

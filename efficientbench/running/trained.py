@@ -48,6 +48,8 @@ class TrainedRun:
             raise ConfigError(f"{folder} is not the folder of a run: {helps}")
         try:
             return cls(folder, Job.read(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
         except ValidationError as error:
             raise ConfigError(f"{path}: not the configuration of a run ({_reason(error)})") from None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.foreign import parse_json, read_whole
 from efficientbench.sweep.tasks import Task
 
 ORDER = "order.json"
@@ -31,8 +32,8 @@ def take_turns(tasks: Sequence[Task], folder: Path) -> list[Task]:
     """
     path = folder / ORDER
     try:
-        seed = int(json.loads(path.read_text(encoding="utf-8"))["seed"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        seed = int(parse_json(read_whole(path))["seed"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         seed = secrets.randbits(32)
     ordered = in_turns(tasks, seed)
     content = {"seed": seed, "order": [task.id for task in ordered]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from efficientbench.metrics.foreign import parse_json, plain_text
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.sweep.queue import State
 
@@ -100,7 +100,7 @@ class Display:
 
     def _count(self, state: State, text: str) -> None:
         self._counts[state.state] += 1
-        why = f" ({state.kind}): {' '.join((state.reason or '').split())}" if state.kind else ""
+        why = f" ({state.kind}): {' '.join(plain_text(state.reason or '').split())}" if state.kind else ""
         self.print(f"[{sum(self._counts.values())}/{self._total}] {state.id}: {text}{why}")
 
     def _remaining(self, running: int, left: int) -> str:
@@ -116,6 +116,8 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
     A file that was last written before `since_s` (seconds since the epoch) is an earlier attempt's.
     """
     try:
+        if not folder.steps.is_file():
+            return None
         with folder.steps.open("rb") as file:
             if os.fstat(file.fileno()).st_mtime < since_s - 1:
                 return None
@@ -125,10 +127,10 @@ def last_step(folder: OutputFolder, since_s: float) -> tuple[int, float] | None:
         return None
     for line in reversed(lines):
         try:
-            content = json.loads(line) if line.endswith("\n") else {}
+            content = parse_json(line) if line.endswith("\n") else {}
             if content.get("kind") == "step":
                 return int(content["step"]), math.nan if content["loss"] is None else float(content["loss"])
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
     return None
 

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 from efficientbench.config.errors import ConfigError
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.foreign import read_whole
 
 StateName = Literal["queued", "running", "done", "failed", "refused", "stopped"]
 
@@ -90,7 +91,7 @@ class Queue:
     def read(self, task: str) -> State | None:
         """Return the run's state; None without a readable one."""
         try:
-            return TypeAdapter(State).validate_json(self._path(task).read_bytes())
+            return TypeAdapter(State).validate_json(read_whole(self._path(task)))
         except (OSError, ValueError):
             return None
 

@@ -5,6 +5,7 @@ B = micro-batch, S = sequence.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -126,6 +127,16 @@ class Batches:
         replicas = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
         divisor = targets / (self.micro_batches * replicas)
         return self._micro_batches(self.training, first, self.micro_batches, divisor, end)
+
+    @property
+    def recheck_micro_batches(self) -> int:
+        """How many micro-batches one rank computes in a recheck: interleaved stages take a round of the pipeline's."""
+        parallel = self.config.parallel
+        return parallel.pp if parallel.vpp > 1 else 1
+
+    def recheck_step(self, step: int) -> Iterator[Batch]:
+        """Yield the first of `training_step`'s micro-batches, again."""
+        return itertools.islice(self.training_step(step), self.recheck_micro_batches)
 
     @property
     def validation_micro_batches(self) -> int:

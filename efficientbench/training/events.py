@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from efficientbench.metrics.records.record_parts import Mismatch
+
 
 @dataclass(frozen=True)
 class StepStarted:
@@ -76,6 +78,22 @@ class ValidationEnded:
 
 
 @dataclass(frozen=True)
+class RecheckStarted:
+    """A micro-batch of step `step` is computed twice, after that step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class RecheckEnded:
+    """A micro-batch has been computed twice."""
+
+    step: int
+    mismatches: tuple[Mismatch, ...]
+    """Where the bits differed; empty where they did not."""
+
+
+@dataclass(frozen=True)
 class CheckpointStarted:
     """Training pauses after `step` steps to save a checkpoint, or to complete one that was written meanwhile."""
 
@@ -101,6 +119,14 @@ class TrainingEnded:
 
 
 Event = (
-    StepStarted | StepEnded | ValidationStarted | ValidationEnded | CheckpointStarted | CheckpointEnded | TrainingEnded
+    StepStarted
+    | StepEnded
+    | RecheckStarted
+    | RecheckEnded
+    | ValidationStarted
+    | ValidationEnded
+    | CheckpointStarted
+    | CheckpointEnded
+    | TrainingEnded
 )
 Listener = Callable[[Event], None]

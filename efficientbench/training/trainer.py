@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,8 @@ from efficientbench.training.events import (
     CheckpointStarted,
     Event,
     Listener,
+    RecheckEnded,
+    RecheckStarted,
     Routing,
     StepEnded,
     StepStarted,
@@ -31,28 +32,11 @@ from efficientbench.training.events import (
     ValidationStarted,
 )
 from efficientbench.training.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
+from efficientbench.training.recheck import recheck
 from efficientbench.training.schedule import learning_rate
 from efficientbench.training.step_loss import LossFunction, StepLoss
+from efficientbench.training.step_rows import Rows
 from efficientbench.training.validation import ended, row_losses
-
-
-class _Rows(NamedTuple):
-    """What each rank sends at the end of a step, in one row of float32; [ranks, …] each."""
-
-    checks: torch.Tensor
-    """[ranks, 3]: see `finite`."""
-    stop: torch.Tensor
-    """[ranks, 1]: 1 where the rank was asked to stop."""
-    sums: torch.Tensor
-    """[ranks, n, 3]: loss, tokens and UTF-8 bytes of each of n micro-batches; zeros from ranks without the loss."""
-    routed: torch.Tensor
-    """[ranks, layers · (1 + experts)]: what routers counted; empty for a model without experts."""
-
-    @classmethod
-    def of(cls, gathered: torch.Tensor, sums_shape: torch.Size) -> _Rows:
-        """Split gathered rows [ranks, width]; `sums_shape`: [n, 3]."""
-        checks, stop, sums, routed = gathered.tensor_split([3, 4, 4 + sums_shape.numel()], dim=1)
-        return cls(checks, stop, sums.reshape(-1, *sums_shape), routed)
 
 
 class Trainer:
@@ -118,6 +102,9 @@ class Trainer:
         while step < self.steps and not stopped:
             step += 1
             stopped = self.train_step(step, stop_requested())
+            every = self.config.training.recheck_every
+            if not stopped and every and step % every == 0:
+                self.recheck(step)
             if not stopped and self._is_validated(step):
                 self.validate(step)
             self._checkpoint(step, stopped)
@@ -176,8 +163,8 @@ class Trainer:
         norm = self.queued.norm() if self.queued is not None else None
         gathered = groups.gather_rows(self._row(sums, norm, stop))
         if self.queued is not None and norm is not None:
-            self.queued.update(norm, finite.skip_flag(_Rows.of(gathered, sums.shape).checks))
-        rows = _Rows.of(gathered.cpu(), sums.shape)
+            self.queued.update(norm, finite.skip_flag(Rows.of(gathered, sums.shape).checks))
+        rows = Rows.of(gathered.cpu(), sums.shape)
         problem = finite.find(rows.checks)
         if problem is not None:
             self._count_skipped(step, problem)
@@ -187,7 +174,7 @@ class Trainer:
         else:
             updated, norm_read, _ = self.optimizer.step()
             finite.check_norm(step, norm_read, rows.checks)
-        loss, targets, _ = _total(rows.sums).sum(dim=0).tolist()
+        loss, targets, _ = rows.total().tolist()
         message = problem.message if problem is not None else None
         routing = self._routing(rows.routed.double().sum(dim=0).tolist())
         counts = self.tokens_per_step, int(targets)
@@ -195,7 +182,7 @@ class Trainer:
         return bool(rows.stop.any())
 
     def _row(self, sums: torch.Tensor, norm: torch.Tensor | None, stop: bool) -> torch.Tensor:
-        """Return what this rank sends to all ranks at the end of a step, laid out as `_Rows` reads it."""
+        """Return what this rank sends to all ranks at the end of a step, laid out as `Rows` reads it."""
         checks = self.finite.row(sums[:, 0].sum(), norm)
         routed = [stage.module.take_routing() for stage in self.stages]
         counts = [] if routed[0] is None else [torch.stack(routed).sum(dim=0).flatten()]
@@ -235,6 +222,16 @@ class Trainer:
         rows[own.start : own.stop] = sums.flatten(0, 1).cpu()
         documents = batches.validation.by_document(groups.sum_over_ranks(rows, batches.device).numpy())
         self._emit(ended(step, batches.validation, documents, self.token_bytes is not None))
+
+    def recheck(self, step: int) -> None:
+        """Compute a micro-batch of this step twice with the weights after it, and emit where the bits differ."""
+        self._emit(RecheckStarted(step))
+        # Some updates leave their gradients with the weights, to which a backward pass would add.
+        self.optimizer.zero_grad()
+        batches = self.batches
+        batch, count = partial(batches.recheck_step, step), batches.recheck_micro_batches
+        compute = partial(self._forward_backward, batch, count, forward_only=False)
+        self._emit(RecheckEnded(step, recheck(step, self.stages, compute, batches.device)))
 
     def _forward_backward(
         self, batches: Callable[[], Iterator[Batch]], micro_batches: int, forward_only: bool
@@ -291,8 +288,3 @@ class Trainer:
     def _emit(self, event: Event) -> None:
         for listener in self.listeners:
             listener(event)
-
-
-def _total(of_micro_batches: torch.Tensor) -> torch.Tensor:
-    """Sum [..., n, 3] on the host over n in float64, which not all devices have; each addend is exact in float32."""
-    return of_micro_batches.double().sum(dim=-2)

@@ -22,6 +22,7 @@ from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
 from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
+from efficientbench.planning.determinism import not_promised
 from efficientbench.running.corpora import recorded_sources, what_was_read
 from efficientbench.running.identity import identity, run_environment, undeclared
 from efficientbench.running.job import Job
@@ -119,6 +120,8 @@ def build_record(
         quality_curve=quality_curve(run, recorder.validations),
         outliers=_slowest(summary.outliers),
         resumed_after_steps=recorder.resumed,
+        rechecks=recorder.rechecks if recorder.rechecks.count else None,
+        nondeterministic=not_promised(config, device),
         lost=recorder.lost,
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
     )

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from efficientbench.devices.deterministic import compute_deterministically
 from efficientbench.devices.registry import find_device
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
@@ -36,6 +37,8 @@ def train_rank(
     with loading():
         device = find_device(job.config.device)
         torch_device = device.prepare(local_rank)
+        if job.config.training.deterministic:
+            compute_deterministically()
         # After `prepare`: Megatron asks for the device as it is imported. Before the heartbeat starts to report a step:
         # a rank that loads slowly does not hang.
         from efficientbench.metrics.monitoring.exchange import gather

@@ -97,6 +97,7 @@ def report_failure(failure: Failure) -> None:
 def read_failure(path: Path) -> Failure | None:
     """Return what a rank reported or `failure.json` holds; None where no such file can be read."""
     try:
-        return _FAILURE.validate_json(path.read_bytes())
+        # A device or a pipe may never end.
+        return _FAILURE.validate_json(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
         return None

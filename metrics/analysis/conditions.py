@@ -101,7 +101,8 @@ def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
     differs. A part that has fallen back on a slower kernel in one run alone always is a difference.
     """
     changed = changed_keys(one, other)
-    found = []
+    chosen_as = [_kind_of_kernels(record) for record in (one, other)]
+    found = [] if chosen_as[0] == chosen_as[1] else [Difference(KERNELS, *chosen_as)]
     for part in sorted({*one.kernels, *other.kernels}):
         names = [record.kernels.get(part) for record in (one, other)]
         fallbacks = [record.fallback_kernels.get(part) for record in (one, other)]
@@ -111,6 +112,11 @@ def _kernel_differences(one: RunRecord, other: RunRecord) -> list[Difference]:
             texts = [_kernel(name, why) for name, why in zip(names, fallbacks, strict=True)]
             found.append(Difference(KERNELS, f"{part}: {texts[0]}", texts[1]))
     return found
+
+
+def _kind_of_kernels(record: RunRecord) -> str:
+    # By one name a library has kernels of both kinds.
+    return "deterministic ones" if record.section("training").get("deterministic") is True else "the fastest ones"
 
 
 def _kernel(name: str | None, why: str | None) -> str:

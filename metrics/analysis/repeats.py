@@ -21,7 +21,7 @@ from efficientbench.metrics.records.record import (
     load_records,
     read_record,
 )
-from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
 from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
@@ -211,11 +211,21 @@ def combine(group: Group) -> RunRecord:
         "energy_doubt": next((record.energy_doubt for record in records if record.energy_doubt), None),
         "outliers": [outlier for record in records for outlier in record.outliers],
         "quality_curve": _mean_curve(group),
+        "rechecks": _rechecks(records),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
         "validation_sequence_losses": mean_sequence_losses(records),
     }
     return group.first.model_copy(update=values | further)
+
+
+def _rechecks(records: Sequence[RunRecord]) -> Rechecks | None:
+    """Return those of all runs together; None where none was made."""
+    made = [record.rechecks for record in records if record.rechecks is not None]
+    if not made:
+        return None
+    mismatches = [mismatch for each in made for mismatch in each.mismatches][:MOST_MISMATCHES]
+    return Rechecks(sum(each.count for each in made), sum(each.mismatched for each in made), mismatches)
 
 
 def mean_sequence_losses(records: Sequence[RunRecord]) -> list[float]:

@@ -14,9 +14,10 @@ from efficientbench.metrics.definitions import speed_only_reason
 from efficientbench.metrics.device_use import Disturbance, RankWaits, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
-from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Window
+from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Rechecks, Window
 
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or goes; a further figure leaves it as it is."""
@@ -102,6 +103,10 @@ class RunRecord(Metrics, Identity):
     resumed_after_steps: list[int] = []
     """Numbers of the steps after which the run resumed. The measured figures are of the last attempt alone, after a
     warm-up of its own; `quality_curve` holds the validations of all attempts."""
+    rechecks: Rechecks | None = None
+    """Micro-batches that were computed twice, of all attempts of the run; None where none was."""
+    nondeterministic: dict[str, str] = {}
+    """Part of a run with `training.deterministic` → why its bits may differ all the same from one run to the next."""
     lost: list[str] = []
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
@@ -139,6 +144,12 @@ class RunRecord(Metrics, Identity):
         found = self.config.get(name)
         return found if isinstance(found, dict) else {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_are_plain(cls, content: Any) -> Any:
+        """Take from every text what a terminal would obey: reports print them."""
+        return plain_texts(content)
+
     @model_validator(mode="after")
     def _figures_can_be_reported(self) -> RunRecord:
         """Refuse a figure that would overflow, or is null without a reason; one that is missing was not recorded."""
@@ -175,7 +186,7 @@ def read_record(path: Path) -> RunRecord:
         MetricsError: no such file, no JSON, or not a record; the message names the file and every wrong key.
     """
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        return RunRecord.model_validate_json(read_whole(path))
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
@@ -222,7 +233,7 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
         try:
             records.append(read_record(path))
         except MetricsError as error:
-            damaged.append(str(error))
+            damaged.append(plain_text(str(error)))
     return sorted(records, key=lambda record: (record.run, record.started_at)), damaged
 
 

@@ -43,6 +43,43 @@ class Outlier:
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """A rank that computed other bits the second time, and before any rank that it sends to: its device is suspected.
+
+    Ranks that found the first difference at the same place are all named.
+    """
+
+    step: int
+    """After which a micro-batch was computed twice."""
+    rank: int
+    device: str
+    """Host and device of the rank."""
+    where: str
+    """What differed first."""
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} ({self.device}) computed {self.where} twice after step {self.step}, with different "
+            "bits: its hardware, or a kernel, is not to be trusted"
+        )
+
+
+@dataclass(frozen=True)
+class Rechecks:
+    """Micro-batches that every rank computed twice, and whose bits were compared."""
+
+    count: Few
+    mismatched: Few
+    """Those of `count` in which bits differed."""
+    mismatches: list[Mismatch]
+    """Of the first ones, at most MOST_MISMATCHES."""
+
+
+MOST_MISMATCHES = 100
+"""The largest number of mismatches that a record lists."""
+
+
+@dataclass(frozen=True)
 class QualityPoint:
     """A validation, and the cost of the training before it."""
 

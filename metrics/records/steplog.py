@@ -12,6 +12,10 @@ from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import no_link
+from efficientbench.metrics.foreign import parse_json, read_whole
+
+MOST_BYTES = 1 << 34
+"""Of the lines of one run: some 50 million steps."""
 
 
 class StepLog:
@@ -97,14 +101,14 @@ def cut_steps(path: Path, step: int) -> str | None:
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:
     """Return each line with its values, up to the first damaged one, and what is wrong with that; None for none."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_whole(path, MOST_BYTES).split(b"\n")
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     whole: list[tuple[bytes, dict[str, Any]]] = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            values = parse_json(line)
+        except ValueError as error:
             return whole, f"line {number}: damaged, it is no JSON ({error})"
         known = isinstance(values, dict) and isinstance(values.get("kind"), str)
         if not known or type(values.get("step", 0)) is not int:

@@ -101,7 +101,7 @@ def write_csv(records: Iterable[RunRecord], path: Path) -> None:
     for record in records:
         values, reasons = row(record)
         cells = {name: _cell(value) for name, value in values.items()}
-        cells[UNAVAILABLE] = " | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+        cells[UNAVAILABLE] = _cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
         writer.writerow(cells)
     write_whole(path, text.getvalue())
 
@@ -111,4 +111,10 @@ def _cell(value: Any) -> str:
         return ABSENT
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        # A spreadsheet computes a text that begins so, and a formula of others may send the table elsewhere.
+        return f"'{value}" if value.startswith(_FORMULA) else value
     return repr(value) if isinstance(value, float) else str(value)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\n", "\r")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import current_files
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
@@ -42,15 +42,14 @@ def load_failures(folder: Path) -> list[FailedRun]:
     failures = []
     for path in current_files(folder, FAILURE_NAME):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = plain_texts(parse_json(read_whole(path)))
             step, rank = content.get("step"), content.get("rank")
             reason = f"rank {rank}: {content['reason']}" if rank is not None else str(content["reason"])
             kind = str(content["kind"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        failures.append(
-            FailedRun(str(path.parent.relative_to(folder)), kind, step if type(step) is int else None, reason)
-        )
+        run = plain_text(str(path.parent.relative_to(folder)))
+        failures.append(FailedRun(run, kind, step if type(step) is int else None, reason))
     return failures
 
 

@@ -168,7 +168,13 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     disturbed = [name(record) for record in records if record.disturbances]
     if disturbed:
         found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
-    found += [*resumed(records), *slow_steps(records), *short_of_text(records), *speed_only(records)]
+    found += [
+        *mismatched(records),
+        *resumed(records),
+        *slow_steps(records),
+        *short_of_text(records),
+        *speed_only(records),
+    ]
     editions = sorted({record.formula_id for record in records})
     if len(editions) > 1:
         found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")
@@ -194,6 +200,22 @@ def slow_steps(records: Sequence[RunRecord]) -> list[str]:
             for outlier in slowest
         )
         found.append(f"{record.run}: {record.outlier_steps} steps took much longer than the others: {named}.")
+    return found
+
+
+def mismatched(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each run in which a rank computed other bits the second time: its figures are in doubt."""
+    found = []
+    for record in records:
+        rechecks = record.rechecks
+        if rechecks is None or not rechecks.mismatched:
+            continue
+        listed = rechecks.mismatches
+        named = "; ".join(map(str, listed[:_MOST_NAMED])) + ("; …" if len(listed) > _MOST_NAMED else "")
+        counted = f"{rechecks.mismatched} of {rechecks.count} rechecks"
+        by_kernels = f" These may compute other bits by themselves: {', '.join(record.nondeterministic)}."
+        doubt = by_kernels if record.nondeterministic else ""
+        found.append(f"{name(record)}: bits differed in {counted}: {named}.{doubt}")
     return found
 
 

@@ -81,7 +81,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         value=[Summary.Value(tag=name, simple_value=values[name]) for name in FIGURES_SHOWN if values[name] is not None]
     )
     folder.mkdir(parents=True)
-    with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("wb") as file:
+    with (folder / f"events.out.tfevents.{begin_s:.0f}.report").open("xb") as file:
         writer = RecordWriter(file)
         writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
         for summary in (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended):

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from efficientbench.metrics.definitions import longest_interval_s
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.foreign import parse_json, read_whole
 from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
@@ -68,13 +69,15 @@ def read_trace(path: Path) -> list[Recorded]:
     """
     devices: dict[str, Recorded] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_whole(path).decode("utf-8").splitlines()
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise MetricsError(f"{path}: is no text in UTF-8 ({error})") from None
     for number, line in enumerate(lines, start=1):
         try:
-            _read_line(json.loads(line), devices)
-        except (ValueError, KeyError, TypeError) as error:
+            _read_line(parse_json(line), devices)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise MetricsError(f"{path}, line {number}: not a line of a trace ({error!r})") from None
     if not devices:
         raise MetricsError(f"{path}: the trace names no device")

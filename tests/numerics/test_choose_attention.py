@@ -15,7 +15,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.model.kernels import choose_attention
 from efficientbench.model.kernels.causal_attention import KERNELS, causal_attention
-from efficientbench.model.kernels.choose_attention import AttentionShape, choose, fastest, fastest_kept
+from efficientbench.model.kernels.choose_attention import AttentionShape, choose, fastest, fastest_kept, first_right
 
 CPU = torch.device("cpu")
 GROUPED = AttentionShape(300, 2, 4, 2, 16, 16, torch.float32)
@@ -46,6 +46,13 @@ def test_the_fastest_is_taken_and_what_cannot_run_says_why() -> None:
     assert refused.keys() == {"cudnn", "flex", "te"}
     assert refused["flex"] == "FlexAttention needs Triton and a GPU"
     assert "not: cudnn, flex, te" in choice.reasons
+
+
+def test_without_measuring_the_first_that_is_right_is_taken() -> None:
+    choice = first_right(["te", "math", "flash"], GROUPED, CPU)
+    assert (choice.name, choice.kernel, choice.times_s) == ("math", KERNELS["math"], ())
+    assert [name for name, _ in choice.refused] == ["te"]
+    assert first_right(["te"], GROUPED, CPU).kernel is causal_attention
 
 
 def test_a_kernel_that_deviates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cells import write_tokens
+from support.configs import tiny
 from support.synthetic_runs import gpu_run
 from support.text_files import TEXTS, read_documents, write_kind
 
+from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import MATRIX, load_matrix
 from efficientbench.data_tools.download.download_record import Record, load_record
 from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import remembered_sha256
 from efficientbench.data_tools.manifest import load_checksums, load_corpus, load_tokenize_record
 from efficientbench.data_tools.plan import read_plan
 from efficientbench.data_tools.splitting import split_documents
@@ -37,9 +41,15 @@ from efficientbench.launchers.processes.heartbeat import Beat, read_beat
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.steplog import StepLog, read_steps
+from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
 from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.failures import load_failures
+from efficientbench.metrics.sensors.replay import read_trace as read_readings
 from efficientbench.profiling.trace import read_trace
+from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.trained import TrainedRun
+from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import last_step
 from efficientbench.sweep.queue import Queue, State
 from efficientbench.training.checkpoints.manifest import Manifest, check_sizes, read_manifest
@@ -103,9 +113,17 @@ def caches(folder: Path) -> dict[str, Format]:
         (found,) = split_documents([prefix], (8, 1, 1), 500, cache)
         return [part.tolist() for part in (found.training, found.validation, found.test)], found.duplicates
 
+    def split_anew() -> object:
+        path.unlink(missing_ok=True)
+        return split()
+
     split()
-    (path,) = cache.glob("*.npz")
-    formats = {"split": Format(path, split, checked=True)}
+    (path,), (hashes,) = cache.glob("*.npz"), cache.glob("hashes-*.bin")
+    formats = {"split": Format(path, split, checked=True), "hashes": Format(hashes, split_anew, checked=True)}
+    remembered_sha256([hashes], folder / "sums")
+    formats["remembered checksums"] = Format(
+        folder / "sums" / "checksums.json", lambda: remembered_sha256([hashes], folder / "sums")
+    )
     record = Record(folder, "owner/name")
     (folder / ".download").mkdir()
     record.save()
@@ -141,6 +159,24 @@ def runs(folder: Path) -> dict[str, Format]:
     record = gpu_run("moe", "0.5B", steps=40).model_copy(update={"timelines": []})
     write_record(record, folder / "reported" / "record.json")
     formats["record"] = Format(folder / "reported" / "record.json", lambda: build_report(folder / "reported"))
+    shutil.copy(folder / "failure.json", folder / "reported")
+    formats["reported failure"] = Format(
+        folder / "reported" / "failure.json", lambda: load_failures(folder / "reported")
+    )
+    config = tiny("gqa_1.5B")
+    layout, budget = Layout.of(config, 1, 1, oversubscribe=True), plan_budget(config, 1000)
+    Job(config, layout, budget, (), folder).write(folder / "config.json")
+    formats["job"] = Format(folder / "config.json", lambda: TrainedRun.read(folder).job)
+    take_turns([], folder)
+    formats["order"] = Format(folder / "order.json", lambda: take_turns([], folder))
+    device = {"uuid": "G", "name": "GPU", "memory_capacity_bytes": 8, "memory_kind": "driver"}
+    readings = [{"device": device, "scope": "gpu"}, {"device": "G", "time_s": 1.0, "power_w": 2.0}]
+    (folder / "readings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in readings))
+    formats["readings"] = Format(folder / "readings.jsonl", lambda: len(read_readings(folder / "readings.jsonl")))
+    with closing(TensorBoardLog(folder / "tensorboard")) as scalars:
+        scalars.scalars(1, {"train/loss": 2.0})
+    (events,) = (folder / "tensorboard").iterdir()
+    formats["scalars"] = Format(events, lambda: len(cut_scalars(folder / "tensorboard", 1, 9)) < 2)
     shutil.copy(MATRIX, folder / "matrix.yaml")
     formats["matrix"] = Format(folder / "matrix.yaml", lambda: load_matrix(folder / "matrix.yaml"))
     return formats
@@ -202,7 +238,8 @@ NAMES = (
     *("tokens.bin", "tokens.idx", "tokens.token_bytes.npy", "tokens.tokenizer/tokenizer.json", "tokens.manifest.json"),
     *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
     *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
-    *("queue", "trace", "record", "matrix"),
+    *("queue", "trace", "record", "matrix", "hashes", "remembered checksums", "reported failure", "job", "order"),
+    *("readings", "scalars"),
 )
 
 

@@ -86,8 +86,8 @@ def choose(asked: str, shape: AttentionShape, device_type: str, folder: Path) ->
     """Return the kernel for a shape on this process's device; measure once in `folder`.
 
     Args:
-        asked: a name of `KERNELS`, or 'auto': by measurement where the device has several that are worth it, else the
-            device's own.
+        asked: a name of `KERNELS`, or 'auto': by measurement where the device has several that are worth it, the first
+            one that serves where torch shall be deterministic, else the device's own.
         shape: what a rank computes.
         device_type: of this process's device.
         folder: where measurements are kept.
@@ -103,7 +103,23 @@ def choose(asked: str, shape: AttentionShape, device_type: str, folder: Path) ->
         if reason is not None:
             raise ConfigError(f"kernels.attention={asked} does not serve this run: {reason}; auto picks one that does")
         return AttentionChoice(asked, KERNELS[asked])
-    return fastest_kept([name for name in KERNELS if name not in NOT_TRIED], shape, device, folder)
+    tried = [name for name in KERNELS if name not in NOT_TRIED]
+    if torch.are_deterministic_algorithms_enabled():
+        return first_right(tried, shape, device)
+    return fastest_kept(tried, shape, device, folder)
+
+
+def first_right(names: list[str], shape: AttentionShape, device: torch.device) -> AttentionChoice:
+    """Return the first of the kernels that is right on `device`: a measurement may choose another one in each run.
+
+    It is torch's own choice where none is.
+    """
+    reasons = {name: unavailable_reason(name, shape, device) for name in names}
+    refused = tuple((name, reason) for name, reason in reasons.items() if reason is not None)
+    chosen = next((name for name, reason in reasons.items() if reason is None), None)
+    if chosen is None:
+        return AttentionChoice(causal_attention.NAME, causal_attention.causal_attention, refused=refused)
+    return AttentionChoice(chosen, KERNELS[chosen], refused=refused)
 
 
 def fastest_kept(names: list[str], shape: AttentionShape, device: torch.device, folder: Path) -> AttentionChoice:

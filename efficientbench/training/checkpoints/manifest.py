@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from efficientbench.metrics.foreign import parse_json, read_whole
 from efficientbench.training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -86,11 +87,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        # In place of a file there may be a device or a pipe, which never end.
         if not path.is_file():
             raise CheckpointError(f"{path}: {'is no regular file' if path.exists() else 'missing'}")
-        text = path.read_bytes().decode("utf-8")
-        content = json.loads(text)["content"]
+        text = read_whole(path).decode("utf-8")
+        content = parse_json(text)["content"]
         # Byte for byte, so that not even a space may have changed.
         if _text(content) != text:
             raise ValueError("its checksum does not fit its content")
@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
 
 

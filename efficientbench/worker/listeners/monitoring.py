@@ -8,6 +8,8 @@ from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,
     Event,
+    RecheckEnded,
+    RecheckStarted,
     StepEnded,
     StepStarted,
     TrainingEnded,
@@ -17,7 +19,7 @@ from efficientbench.training.events import (
 
 
 class Measure:
-    """Calls the monitor as steps begin and end, and keeps validations and checkpoints out of its window."""
+    """Calls the monitor as steps begin and end, and keeps all else out of its window."""
 
     def __init__(self, monitor: EfficiencyMonitor, counts_tokens: bool) -> None:
         """`counts_tokens`: whether this rank counts the tokens of all ranks, as exactly one rank must."""
@@ -31,14 +33,16 @@ class Measure:
             self.monitor.begin_step()
         elif isinstance(event, StepEnded):
             self.step_time_s = self.monitor.end_step(event.tokens if self.counts_tokens else 0)
-        elif isinstance(event, ValidationStarted | CheckpointStarted):
+        elif isinstance(event, RecheckStarted | ValidationStarted | CheckpointStarted):
             self.monitor.pause()
-        elif isinstance(event, ValidationEnded | CheckpointEnded):
+        elif isinstance(event, RecheckEnded | ValidationEnded | CheckpointEnded):
             self.monitor.resume()
 
 
 PHASES: dict[type[Event], str] = {
     StepStarted: "training",
+    RecheckStarted: "rechecking a micro-batch",
+    RecheckEnded: "after a recheck",
     ValidationStarted: "validation",
     ValidationEnded: "after a validation",
     CheckpointStarted: "saving a checkpoint",

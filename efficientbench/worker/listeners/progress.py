@@ -15,6 +15,8 @@ from efficientbench.training.events import (
     CheckpointEnded,
     CheckpointStarted,
     Event,
+    RecheckEnded,
+    RecheckStarted,
     StepEnded,
     StepStarted,
     TrainingEnded,
@@ -81,6 +83,13 @@ class ProgressDisplay:
             # A terminal's bar already has the times.
             parts = state if self.console.is_terminal else [*state, *times]
             self._print(" | ".join(parts), always=event.step in (self.steps_before + 1, self.steps))
+        elif isinstance(event, RecheckStarted):
+            self.bar.update(self.task, description="rechecking")
+        elif isinstance(event, RecheckEnded):
+            for mismatch in event.mismatches:
+                line = f"warning: {mismatch}"
+                logger.warning(line)
+                self._print(line, always=True)
         elif isinstance(event, ValidationStarted):
             self.bar.update(self.task, description="validating")
         elif isinstance(event, ValidationEnded):

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.definitions import (
     BYTES_PER_GB,
@@ -17,12 +19,19 @@ from efficientbench.metrics.definitions import (
     ratio_standard_error,
 )
 from efficientbench.metrics.records.facts import Quality, Validation
-from efficientbench.metrics.records.record_parts import QualityPoint
+from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, QualityPoint, Rechecks
 from efficientbench.metrics.records.steplog import StepLog, cut_steps, read_steps
 from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest
-from efficientbench.training.events import CheckpointEnded, Event, StepEnded, TrainingEnded, ValidationEnded
+from efficientbench.training.events import (
+    CheckpointEnded,
+    Event,
+    RecheckEnded,
+    StepEnded,
+    TrainingEnded,
+    ValidationEnded,
+)
 from efficientbench.worker.listeners.monitoring import Measure
 
 LARGEST_LOSS = 700.0
@@ -46,13 +55,13 @@ class Recorder:
         """Steps after which an earlier attempt has validated."""
         self.warmup_steps = config.measurement.warmup_steps + (manifest.step if manifest is not None else 0)
         if manifest is not None:
-            lost = cut_steps(folder.steps, manifest.step)
-            if lost is not None:
+            cut = cut_steps(folder.steps, manifest.step)
+            self.lost += [cut] if cut is not None else []
+            self.lost += cut_scalars(folder.tensorboard, manifest.step, manifest.progress["tokens"])
+            for lost in self.lost:
                 print(f"warning: {lost}", flush=True)
-                self.lost.append(lost)
             lines = read_steps(folder.steps) if folder.steps.exists() else []
             self._written = {line.get("step", 0) for line in lines if line["kind"] == "evaluation"}
-            cut_scalars(folder.tensorboard, manifest.step, manifest.progress["tokens"])
         self.steps = StepLog(folder.steps)
         self.tensorboard = TensorBoardLog(folder.tensorboard)
         self.losses: deque[float] = deque(maxlen=TRAIN_LOSS_STEPS)
@@ -71,6 +80,7 @@ class Recorder:
         self.tokens = 0
         """Trained on since the start of the run."""
         self._measured_tokens = self._measured_supervised = 0
+        self.rechecks = Rechecks(0, 0, [])
         self.resumed: list[int] = []
         """Steps after which the run resumed from a checkpoint."""
         if manifest is not None:
@@ -81,6 +91,8 @@ class Recorder:
             self._step(event)
         elif isinstance(event, ValidationEnded):
             self._validation(event)
+        elif isinstance(event, RecheckEnded):
+            self._recheck(event)
         elif isinstance(event, CheckpointEnded):
             self.interruptions[event.step + 1] = "the first step after a checkpoint"
             self._writing = event.still_writing
@@ -98,6 +110,7 @@ class Recorder:
             "validations": [asdict(validation) for validation in self.validations],
             "resumed": self.resumed,
             "lost": self.lost,
+            "rechecks": asdict(self.rechecks),
         }
 
     def _resume(self, manifest: Manifest) -> None:
@@ -115,6 +128,7 @@ class Recorder:
         self.validations = [Validation(**{**each, "measured_tokens": 0, "windows": 0}) for each in kept["validations"]]
         self.resumed = [*kept["resumed"], manifest.step]
         self.lost = [*kept.get("lost", []), *self.lost]
+        self.rechecks = TypeAdapter(Rechecks).validate_python(kept.get("rechecks", asdict(self.rechecks)))
 
     def quality(self) -> Quality:
         """Return what the model has learned, for the record."""
@@ -231,6 +245,12 @@ class Recorder:
         tagged = {f"experts/{name}": value for name, value in (values | by_layer).items()}
         self.tensorboard.scalars(event.step, tagged)
         return {**values, "load_imbalance_by_layer": imbalance, "tokens_per_expert": routing.tokens_per_expert}
+
+    def _recheck(self, event: RecheckEnded) -> None:
+        self.interruptions[event.step + 1] = "the first step after a recheck"
+        before = self.rechecks
+        mismatches = [*before.mismatches, *event.mismatches][:MOST_MISMATCHES]
+        self.rechecks = Rechecks(before.count + 1, before.mismatched + bool(event.mismatches), mismatches)
 
     def _validation(self, event: ValidationEnded) -> None:
         self.validation = event

@@ -54,6 +54,13 @@ def test_documents_of_several_sequences(tmp_path: Path) -> None:
     assert documents.lengths().tolist() == [3, 3, 3]
 
 
+def test_a_documents_text_cannot_move_the_terminal(tokenizer: Path, tmp_path: Path) -> None:
+    source = write_kind(tmp_path, "jsonl", ["before \x1b[2J\x9b1m\x07\u202e after\n\tthe line \u3000"])
+    prefix = tokenize_files([source], tmp_path / "tokens", tokenizer).prefix
+    *_, shown = describe_pair(prefix, tokenizer_of(prefix, None), documents=1)
+    assert shown.startswith("before \ufffd[2J\ufffd1m\ufffd\ufffd after\n\tthe line \u3000")
+
+
 def test_figures_by_plain_counting(corpus: Corpus) -> None:
     found = pair_statistics(corpus.prefix, tokenizer_of(corpus.prefix, None))
     documents = IndexedDocuments(corpus.prefix)

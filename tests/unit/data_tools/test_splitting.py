@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +113,46 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureF
         assert np.array_equal(again.training, split.training)
         assert all(f"{path} does not have the checksum" in caplog.text for path in files)
         caplog.clear()
+
+
+class Opens:
+    """A pickle that makes a file where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.open, (str(self.path), os.O_CREAT)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "objects", "real numbers", "other names", "no zip"])
+def test_what_is_no_split_is_made_anew_though_its_checksum_is_right(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (expected,) = split_of(tmp_path / "text", documents(100))
+    cache, executed = tmp_path / "text" / "cache", tmp_path / "executed"
+    (path,) = cache.glob("*.npz")
+    good = dict(np.load(path))
+    match kind:
+        case "pickle":
+            path.write_bytes(pickle.dumps(Opens(executed)))
+        case "objects":
+            np.savez(path, **{**good, "training0": np.array([Opens(executed)], dtype=object)})
+        case "real numbers":
+            np.savez(path, **{**good, "training0": good["training0"].astype(np.float32)})
+        case "other names":
+            np.savez(path, numbers=good["training0"])
+        case "no zip":
+            path.write_bytes(b"PK\x03\x04" + b"\0" * 60)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n")
+    with caplog.at_level(logging.WARNING):
+        (found,) = split_documents([tmp_path / "text" / "0"], (90, 10, 0), 500, cache)
+    assert np.array_equal(found.training, expected.training)
+    assert np.array_equal(found.validation, expected.validation)
+    assert not executed.exists()
+    assert any(message.startswith(f"{path} is no split (") for message in caplog.messages)
+    assert dict(np.load(path)).keys() == good.keys()
 
 
 def test_a_token_outside_the_vocabulary_is_named(tmp_path: Path) -> None:

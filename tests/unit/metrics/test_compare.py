@@ -94,6 +94,10 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
         ({"energy_scope": "gpu"}, "energy_scope"),
         ({"kernels": {"attention": "math"}}, "kernels"),
         ({"fallback_kernels": {"attention": "flash is not installed"}}, "kernels"),
+        (
+            {"config": {**run_of().config, "training": {"seed": 1, "learning_rate": 0.1, "deterministic": True}}},
+            "kernels",
+        ),
         ({"formula_id": "another"}, "formulas"),
     ],
 )

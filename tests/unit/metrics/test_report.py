@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from support.metrics_parts import make_record, printed, read_csv
 
+from efficientbench.metrics.analysis.repeats import Group, combine
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RECORD_NAME, load_records, write_record
+from efficientbench.metrics.records.record_parts import Mismatch, Rechecks
 from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.headline import HEADLINE, print_results
@@ -231,3 +233,13 @@ def test_runs_in_a_folder_of_the_reports_name_are_kept(tmp_path: Path) -> None:
     with pytest.raises(MetricsError, match="holds files that no report wrote"):
         build_report(tmp_path)
     assert (tmp_path / "hparams" / "gqa" / RECORD_NAME).exists()
+
+
+def test_bits_that_differed_are_told_with_rank_and_device() -> None:
+    rechecks = Rechecks(9, 2, [Mismatch(4, 3, "node7, cuda 3 (H100)", "the loss")])
+    record = make_record({"rechecks": rechecks, "nondeterministic": {"attention": "it is from outside"}})
+    text = printed(print_results, [record], width=400)
+    assert "gqa_1.5B: bits differed in 2 of 9 rechecks: rank 3 (node7, cuda 3 (H100)) computed the loss twice" in text
+    assert "These may compute other bits by themselves: attention." in text
+    assert "bits differed" not in printed(print_results, [make_record({"rechecks": Rechecks(9, 0, [])})])
+    assert combine(Group((record, record))).rechecks == Rechecks(18, 4, 2 * rechecks.mismatches)

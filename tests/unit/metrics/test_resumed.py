@@ -100,11 +100,27 @@ def test_scalars_are_cut_on_both_axes(tmp_path: Path) -> None:
     (path,) = tmp_path.iterdir()
     # As a killed process leaves it.
     path.write_bytes(path.read_bytes()[:-7])
-    cut_scalars(tmp_path, 3, 300)
+    assert cut_scalars(tmp_path, 3, 300) == []
     assert scalars(tmp_path) == {tag: values[:3] for tag, values in before.items()}
     log_scalars(tmp_path, [4])
     assert [event[:2] for event in scalars(tmp_path)["train/loss"]] == [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)]
     cut_scalars(tmp_path / "none", 3, 300)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.3, 0.6])
+def test_scalars_behind_damage_are_lost_and_said(tmp_path: Path, place: float) -> None:
+    log_scalars(tmp_path, range(1, 8))
+    before = scalars(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1
+    path.write_bytes(content)
+    [lost] = cut_scalars(tmp_path, 6, 600)
+    kept = scalars(tmp_path).get("train/loss", [])
+    assert kept == before["train/loss"][: len(kept)]
+    assert len(kept) < 6
+    assert lost == f"{path.name}: damaged, its scalars after step {len(kept)} are lost"
+    assert cut_scalars(tmp_path, len(kept), 100 * len(kept)) == []
 
 
 def killed_at(change: int, folder: Path) -> bool:

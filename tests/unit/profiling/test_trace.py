@@ -14,6 +14,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.schema import MeasurementConfig
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import device_rates
+from efficientbench.profiling import trace
 from efficientbench.profiling.roofline import bounds, largest_gap
 from efficientbench.profiling.trace import OPTIMIZER, STEP, Breakdown, break_down, common, read_trace, union, without
 from efficientbench.worker.listeners.profiler import Profiler
@@ -164,3 +165,13 @@ def test_the_largest_gap_is_to_the_roofline() -> None:
     assert gap_s == pytest.approx(0.05 - found["matmuls"].bound_s)
     slow = Breakdown(1, 0.15, {**seconds, "communication": 0.0, "idle": 0.2}, on_device=True)
     assert largest_gap(found, slow) == ("idle", 0.2)
+
+
+def test_a_trace_that_unpacks_to_more_than_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "MOST_BYTES", 1000)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": [], "filler": " " * 1000}).encode()))
+    with pytest.raises(MetricsError, match=r"trace\.json\.gz is no trace .* unpacks to more than 1,000 bytes"):
+        read_trace(path)
+    path.write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    assert read_trace(path) == []

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import errno
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from support.metrics_parts import make_record
+from support.text_files import TEXTS, write_kind
 
 from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
+from efficientbench.data_tools.tokenize import tokenize_files
+from efficientbench.devices.cpu import CPU
+from efficientbench.launchers.processes.failure import Failure
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.running.failures import diagnose
+from efficientbench.metrics.records.record import read_record, write_record
+from efficientbench.running.failures import FailureFiles, diagnose
 from efficientbench.running.job import Job
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.errors import NonFiniteError
 
 
@@ -47,6 +55,7 @@ def job(output: Path) -> Job:
         (RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"), "lost_rank", 1),
         (NonFiniteError("step 7: the loss is not finite on rank 3", 7, 3), "non_finite", 1),
         (ValueError("crooked"), "crash", 1),
+        (RuntimeError("kthvalue CUDA does not have a deterministic implementation, but you set"), "mistake", 2),
     ],
 )
 def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> None:
@@ -54,6 +63,20 @@ def test_kinds(tmp_path: Path, error: Exception, kind: str, exit_code: int) -> N
     assert (found.kind, found.exit_code) == (kind, exit_code)
     if kind == "non_finite":
         assert (found.rank, found.step) == (3, 7)
+
+
+@pytest.mark.parametrize("status", ["completed", "stopped"])
+def test_a_rank_that_dies_after_the_record_leaves_it_as_it_is(tmp_path: Path, status: str, tokenizer: Path) -> None:
+    corpus = tokenize_files([write_kind(tmp_path, "jsonl", TEXTS[:20])], tmp_path / "tokens", tokenizer)
+    folder, failure = OutputFolder(tmp_path), Failure("lost_rank", "ended by SIGSEGV", rank=1)
+    files, ran = FailureFiles(folder), replace(job(tmp_path), corpora=(corpus.manifest,))
+    write_record(make_record({"status": status, "al_s": 0.25}), folder.record)
+    files.write_record(failure, ran, CPU(), nodes=1)
+    kept = read_record(folder.record)
+    assert (kept.status, kept.al_s) == (status, 0.25)
+    folder.record.unlink()
+    files.write_record(failure, ran, CPU(), nodes=1)
+    assert read_record(folder.record).unavailable["al_s"] == "the run failed (lost rank): rank 1: ended by SIGSEGV"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -104,6 +108,38 @@ def test_it_begins_anew(folder: OutputFolder, why: str) -> None:
     assert prepare_folder(folder, CONFIG, TOKENS, fresh=why == "fresh") is None
     assert {"steps.jsonl", "checkpoint"} <= set_aside(folder)
     assert not (folder.path / "checkpoint").exists()
+
+
+def killed_at(rename: int, folder: OutputFolder) -> bool:
+    """Set a run aside in a process that kills itself at rename number `rename`; return whether it did."""
+    child = os.fork()
+    if child == 0:
+        renames = itertools.count(1)
+
+        def kill(event: str, arguments: tuple[object, ...]) -> None:
+            if event == "os.rename" and next(renames) == rename:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        try:
+            folder.set_aside()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_complete_run_does_not_go_on_though_setting_it_aside_was_killed(tmp_path: Path) -> None:
+    for rename in itertools.count(1):
+        folder = OutputFolder(tmp_path / str(rename))
+        for step in (2, 4):
+            save(folder.path, step)
+        folder.steps.write_text("{}\n")
+        write_record(make_record({"status": "completed"}), folder.record)
+        killed = killed_at(rename, folder)
+        assert prepare_folder(folder, CONFIG, TOKENS, fresh=False) is None, rename
+        if not killed:
+            break
+    assert rename == 4
 
 
 @pytest.mark.parametrize(

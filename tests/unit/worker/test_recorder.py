@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from efficientbench.config.load import resolve
+from efficientbench.metrics.records.record_parts import Mismatch, Rechecks
 from efficientbench.metrics.records.steplog import read_steps
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.training.events import Event, Routing, StepEnded, ValidationEnded
+from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.events import Event, RecheckEnded, Routing, StepEnded, ValidationEnded
 from efficientbench.worker.listeners.recorder import Recorder
 
 
@@ -19,9 +23,11 @@ def step(number: int, routing: Routing | None) -> StepEnded:
     return StepEnded(number, 2.0, 1.0, 1e-3, 64, 64, skipped=False, routing=routing)
 
 
+MEASURE: Any = SimpleNamespace(step_time_s=0.5, monitor=SimpleNamespace(latest_samples=list, closed_windows=int))
+
+
 def record(name: str, folder: Path, events: Sequence[Event], *overrides: str) -> Recorder:
-    measure = SimpleNamespace(step_time_s=0.5, monitor=SimpleNamespace(latest_samples=list, closed_windows=int))
-    recorder = Recorder(resolve(name, overrides=overrides), OutputFolder(folder), measure)  # type: ignore[arg-type]
+    recorder = Recorder(resolve(name, overrides=overrides), OutputFolder(folder), MEASURE)
     for event in events:
         recorder(event)
     recorder.close()
@@ -66,3 +72,17 @@ def test_losses_lie_on_an_axis_of_tokens_too(tmp_path: Path) -> None:
     events = EventAccumulator(str(folder.tensorboard)).Reload()
     assert [(event.step, event.value) for event in events.Scalars("by_tokens/train_loss")] == [(64, 2.0), (128, 2.0)]
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+
+def test_rechecks_are_counted_over_all_attempts(tmp_path: Path) -> None:
+    mismatch = Mismatch(2, 1, "host, cpu 0", "the loss")
+    events = [step(1, None), RecheckEnded(1, ()), step(2, None), RecheckEnded(2, (mismatch,))]
+    first = record("gqa_1.5B", tmp_path, events)
+    assert first.rechecks == Rechecks(2, 1, [mismatch])
+    assert first.interruptions == dict.fromkeys((2, 3), "the first step after a recheck")
+    kept = json.loads(json.dumps(first.progress()))
+    manifest = Manifest(2, False, "everything", {}, [], {}, "f", 0, 2.0, None, kept)
+    second = Recorder(resolve("gqa_1.5B"), OutputFolder(tmp_path), MEASURE, manifest)
+    second(RecheckEnded(3, ()))
+    second.close()
+    assert second.rechecks == Rechecks(3, 1, [mismatch])

@@ -1,0 +1,33 @@
+"""What each rank sends to all others at the end of a step, in one row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Rows(NamedTuple):
+    """What each rank sends at the end of a step, in one row of float32; [ranks, …] each."""
+
+    checks: torch.Tensor
+    """[ranks, 3]: see `finite`."""
+    stop: torch.Tensor
+    """[ranks, 1]: 1 where the rank was asked to stop."""
+    sums: torch.Tensor
+    """[ranks, n, 3]: loss, tokens and UTF-8 bytes of each of n micro-batches; zeros from ranks without the loss."""
+    routed: torch.Tensor
+    """[ranks, layers · (1 + experts)]: what routers counted; empty for a model without experts."""
+
+    @classmethod
+    def of(cls, gathered: torch.Tensor, sums_shape: torch.Size) -> Rows:
+        """Split gathered rows [ranks, width]; `sums_shape`: [n, 3]."""
+        checks, stop, sums, routed = gathered.tensor_split([3, 4, 4 + sums_shape.numel()], dim=1)
+        return cls(checks, stop, sums.reshape(-1, *sums_shape), routed)
+
+    def total(self) -> torch.Tensor:
+        """Return [3] on the host: loss, tokens and bytes of all ranks and micro-batches.
+
+        The sum is in float64, which not all devices have; each addend is exact in float32.
+        """
+        return self.sums.double().sum(dim=-2).sum(dim=0)
