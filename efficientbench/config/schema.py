@@ -201,7 +201,7 @@ class CheckpointConfig(Part):
     interval: NonNegativeInt = Field(
         default=1000, description="steps between checkpoints; 0: only at a stop and at the end"
     )
-    keep: PositiveInt = Field(default=2, description="number of newest checkpoints to keep")
+    keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
     asynchronous: bool = Field(
         default=False,
         description="write in a forked process while training continues; takes another copy in host memory",

@@ -37,8 +37,7 @@ class TrainingConfig(Part):
     )
     micro_batch_size_asked: PositiveInt | None = Field(
         default=None,
-        description="micro_batch_size before a retry after running out of memory made it smaller; a sweep sets it for "
-        "the record, and it changes nothing",
+        description="micro_batch_size before a sweep made it smaller, after running out of memory; it changes nothing",
     )
     global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
     tokens: Tokens = Field(
@@ -88,8 +87,8 @@ class TrainingConfig(Part):
     seed: NonNegativeInt = Field(default=1234, le=2**32 - 1, description="seed of weights and data order")
     draw_weights_on: Literal["device", "cpu"] = Field(
         default="device",
-        description="where initial weights are drawn; device: a GPU draws them in a moment, the same in every layout "
-        "of GPUs; cpu: a core draws them, the same on every device type",
+        description="where initial weights are drawn; device: in a moment by a GPU, the same in every layout "
+        "of GPUs; cpu: by a core, the same on every device type",
     )
     validation_interval: NonNegativeInt = Field(
         default=0, description="steps between validations; 0: only one at the end"
@@ -106,7 +105,7 @@ class TrainingConfig(Part):
     )
     deterministic: bool = Field(
         default=False,
-        description="compute the same bits in every run on the same devices and layout, by kernels that may be slower; "
+        description="compute the same bits in every run on the same devices and layout, by slower kernels; "
         "where a library cannot, the run says so",
     )
     recheck_every: NonNegativeInt = Field(

@@ -36,7 +36,7 @@ class Identity(BaseModel):
 
     model_config = _STRICT
 
-    run: str = fact("", "the run's name, `<variant>_<size>` in the harness, `__<key>=<value>` after it in a sweep",
+    run: str = fact("", "`<variant>_<size>`, `__<key>=<value>` after it in a sweep",
         "llm-foundry Model")
     variant: str = fact("", "the architectural choice that the run stands for")
     size: str = fact("", "the backbone's size")
@@ -204,13 +204,13 @@ class Metrics(BaseModel):
     unigram_entropy: float | None = figure("nats",
         "of the text's single tokens; a validation loss above it: speed only", lambda m: m.text.unigram_entropy)
     exposed_communication_s: float | None = figure("s",
-        "of a step in which a device waits for ranks of its stage and what they send, mean over ranks",
+        "of a step in which a device waits for ranks of its stage, mean over ranks",
         lambda m: average(m.waited("communication_s")), better="lower", compared="exposed communication, s")
     pipeline_bubble_s: float | None = figure("s",
-        "of a step in which a device waits for other pipeline stages, mean over ranks",
+        "of a step in which a device waits for other stages, mean over ranks",
         lambda m: average(m.waited("pipeline_s")), better="lower", compared="pipeline bubble, s")
     supervised_tokens: int | None = figure("tokens",
-        "those of K that are learned: all of text, and of conversations what their mask marks",
+        "those of K that are learned; of conversations what the mask marks",
         lambda m: m.supervised_tokens)
     supervised_tokens_per_s: float | None = figure("tokens/s", "supervised tokens, over all devices",
         lambda m: m.throughput(1) * m.supervised_tokens / m.run.tokens, better="higher")
