@@ -110,7 +110,7 @@ class TrainingConfig(Part):
     )
     recheck_every: NonNegativeInt = Field(
         default=0,
-        description="steps after which every rank computes a micro-batch twice, outside of the measured time, and "
+        description="steps after which every rank computes a micro-batch twice, outside the measured time, and "
         "compares loss and gradients bit for bit; needs deterministic; 0: never",
     )
 
