@@ -45,7 +45,7 @@ SPEED, LOSS = "al_s", "validation_loss"
 MOST_CLAIMS = 0.95
 """Percentile of the simulated claims that the real ones may reach."""
 SLOWDOWN = 1.05
-STEADY_STEP_S = 0.2
+STEADY_STEP_S = 0.1
 SUPPORT = ROOT / "tests" / "support"
 KINDS = {
     "plain": (None, MODEL, {}),

@@ -7,6 +7,7 @@ Make runs first, like `bash experiments/attention_variants/run_gqa_1.5B.sh --smo
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def main() -> None:
     for each in rows:
         print(each)
     if arguments.write:
-        conditions = "; ".join(f"{each.run}: {each.dtype}, sequence {each.seq_len}" for each in records)
-        content = {"conditions": conditions, "note": "; ".join(notes(records)), "rows": rows}
+        content = {"conditions": conditions(records), "note": "; ".join(notes(records)), "rows": rows}
         write_content(__file__, find_device(arguments.device), content)
 
 
@@ -51,6 +51,14 @@ def row(record: RunRecord) -> dict[str, str]:
         "validation loss": _number(record.validation_loss, ".3f"),
         "bits/byte": _number(record.bits_per_byte, ".3f"),
     }
+
+
+def conditions(records: list[RunRecord]) -> str:
+    """Return how the runs were made, in one line."""
+    dtypes = " and ".join(sorted({record.dtype for record in records}))
+    usual = statistics.mode(record.seq_len for record in records)
+    others = "".join(f", of {each.run} {each.seq_len}" for each in records if each.seq_len != usual)
+    return f"smoke runs, one each, {dtypes}; sequences of {usual} tokens{others}"
 
 
 def notes(records: list[RunRecord]) -> list[str]:

@@ -27,6 +27,8 @@ REAL = [
     "training.validation_tokens=512",
     # The second step needs most: the optimizer's state from the first, activations and gradients.
     "training.steps=2",
+    # A step takes seconds, in which its threads leave the sampler little time: at shorter intervals that is a hole.
+    "measurement.sample_interval_s=0.5",
 ]
 
 
