@@ -41,8 +41,10 @@ class Exporter:
     """(model, whether its tokenizer survives beside a Qwen2 configuration) → model type; raises `refusal`."""
     settings: Callable[[ModelConfig, Architecture], dict[str, Any]]
     """(model, model type) → the attention's part of transformers' configuration."""
+    imports: tuple[Architecture, ...]
+    """Model types whose attention it is."""
     keys: Callable[[PretrainedConfig], dict[str, Any]]
-    """transformers' configuration → the section `model.attention` that has these settings."""
+    """transformers' configuration → the keys of `model` that have these settings: attention, position, head_dim."""
     norms: Callable[[ModelConfig], dict[str, int]]
     """Our name in a layer and the width of each norm within the attention."""
     weights: Callable[[ModelConfig], dict[str, tuple[int, ...]]]

@@ -165,15 +165,14 @@ def _parsed(path: Path, architecture: Architecture, content: dict[str, Any]) -> 
 def _model(found: PretrainedConfig) -> dict[str, Any]:
     """Return the section `model` with the shapes of transformers' configuration."""
     kind = found.model_type
-    exporter: Exporter = imported(str(ATTENTION["mla" if kind == "deepseek_v2" else "gqa"].exporter))
+    exporters: list[Exporter] = [imported(variant.exporter) for variant in ATTENTION.values() if variant.exporter]
+    exporter = next(each for each in exporters if kind in each.imports)
     moe = {"mixtral", "qwen2_moe", "qwen3_moe"} & {kind}
     nanochat = kind == "nanochat"
     return {
         "layers": found.num_hidden_layers,
         "hidden_size": found.hidden_size,
         "heads": found.num_attention_heads,
-        # MLA has two: the default of one follows the other.
-        "head_dim": found.qk_nope_head_dim if kind == "deepseek_v2" else found.head_dim,
         "ffn_hidden_size": getattr(found, "moe_intermediate_size", 0)
         if moe and kind != "mixtral"
         else found.intermediate_size,
@@ -194,10 +193,7 @@ def _model(found: PretrainedConfig) -> dict[str, Any]:
         "logit_softcap": found.final_logit_softcapping if nanochat else None,
         "init_std": found.initializer_range,
         "embedding_multiplier": 1.0,
-        "attention": exporter.keys(found),
-        "position": {"kind": "none"}
-        if kind == "smollm3"
-        else {"kind": "rope", "base": found.rope_parameters.get("rope_theta")},
+        **exporter.keys(found),
     }
 
 

@@ -14,6 +14,10 @@ from efficientbench.model.attention.gqa_variant import GQAConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+IMPORTED: tuple[Architecture, ...] = (
+    *("qwen2", "llama", "qwen3", "smollm3", "nanochat"),
+    *("mixtral", "qwen2_moe", "qwen3_moe"),
+)
 ONE_BIAS_FOR_ALL = ("llama", "smollm3", "qwen3", "qwen3_moe", "nanochat")
 """Classes with biases on all four projections of attention or on none."""
 HEAD_NORMS = {
@@ -69,7 +73,12 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 def _keys(found: PretrainedConfig) -> dict[str, Any]:
     # The Qwen2 classes always have this bias, Mixtral never.
     bias = found.attention_bias if found.model_type in ONE_BIAS_FOR_ALL else found.model_type != "mixtral"
-    return {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias}
+    rotates = found.model_type != "smollm3"
+    return {
+        "attention": {"kind": "gqa", "query_groups": found.num_key_value_heads, "qkv_bias": bias},
+        "position": {"kind": "rope", "base": found.rope_parameters.get("rope_theta")} if rotates else {"kind": "none"},
+        "head_dim": found.head_dim,
+    }
 
 
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -108,4 +117,4 @@ def _converted(
     return tensors
 
 
-EXPORTER = Exporter(_architecture, _settings, _keys, _norms, _weights, _converted)
+EXPORTER = Exporter(_architecture, _settings, IMPORTED, _keys, _norms, _weights, _converted)

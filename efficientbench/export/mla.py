@@ -51,7 +51,12 @@ def _settings(model: ModelConfig, architecture: Architecture) -> dict[str, Any]:
 
 
 def _keys(found: PretrainedConfig) -> dict[str, Any]:
-    return {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}}
+    return {
+        "attention": {"kind": "mla", **{key: getattr(found, key) for key in MLAConfig.model_fields if key != "kind"}},
+        "position": {"kind": "rope", "base": found.rope_parameters.get("rope_theta")},
+        # Of two widths, the default of one follows the other.
+        "head_dim": found.qk_nope_head_dim,
+    }
 
 
 def _weights(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -95,4 +100,4 @@ def _pairs_side_by_side(heads: torch.Tensor, model: ModelConfig) -> torch.Tensor
     return torch.cat([heads[:, :-rotated], halves.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
-EXPORTER = Exporter(_architecture, _settings, _keys, _norms, _weights, _converted)
+EXPORTER = Exporter(_architecture, _settings, ("deepseek_v2",), _keys, _norms, _weights, _converted)

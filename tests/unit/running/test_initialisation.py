@@ -44,7 +44,7 @@ def save_run(folder: Path, tokenizer_fingerprint: str | None = None) -> Path:
     for step in (2, 4):
         save(folder, step, BASE)
     layout = Layout.of(BASE, 1, oversubscribe=True)
-    job = Job(BASE, layout, plan_budget(BASE, 1000), (), folder, None, tokenizer_fingerprint)
+    job = Job(BASE, layout, plan_budget(BASE, 1000), (), folder, tokenizer_fingerprint=tokenizer_fingerprint)
     job.write(folder / "config.json")
     return folder
 
