@@ -46,14 +46,14 @@ MOST_CLAIMS = 0.95
 """Percentile of the simulated claims that the real ones may reach."""
 SLOWDOWN = 1.05
 STEADY_STEP_S = 0.1
-SUPPORT = ROOT / "tests" / "support"
-KINDS = {
-    "plain": (None, MODEL, {}),
-    "slowed": (SUPPORT / "slowed", MODEL, {}),
-    "steady": (SUPPORT / "steady", LENGTH, {"STEP_S": str(STEADY_STEP_S)}),
-    "steady_slowed": (SUPPORT / "steady", LENGTH, {"STEP_S": str(SLOWDOWN * STEADY_STEP_S)}),
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "plain": (MODEL, {}),
+    "slowed": (MODEL, {"SLOWER": f"{SLOWDOWN - 1:.2f}"}),
+    "steady": (LENGTH, {"STEP_S": str(STEADY_STEP_S)}),
+    "steady_slowed": (LENGTH, {"STEP_S": str(SLOWDOWN * STEADY_STEP_S)}),
 }
-"""Kind of runs → the folder of what changes its steps, its configuration, and its environment."""
+"""Kind of runs → its configuration, and the environment by which `paced` puts pauses into its steps."""
+PACED = ROOT / "tests" / "support" / "paced"
 WANTED_POWER = 0.8
 Split = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -64,10 +64,10 @@ def make_runs(folder: Path, count: int, kinds: Sequence[str]) -> None:
     for seed in range(1, count + 1):
         for kind in chance.sample(kinds, len(kinds)):
             words = ("run", "gqa_1.5B", "--smoke", f"output={folder / kind}", f"data.cache={folder / 'cache'}")
-            changes, configuration, environment = KINDS[kind]
-            path = os.pathsep.join(str(each) for each in (ROOT, changes) if each is not None)
+            configuration, pauses = KINDS[kind]
             words += (*TINY, *configuration, "--repeat", "1", f"training.seed={seed}")
-            efficientbench(*words, expect=0, PYTHONPATH=path, **environment)
+            path = os.pathsep.join(map(str, (ROOT, PACED) if pauses else (ROOT,)))
+            efficientbench(*words, expect=0, PYTHONPATH=path, **pauses)
             print(f"{kind} run {seed} of {count}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Fills every measured step up to `STEP_S` seconds by a pause, as on a machine whose speed does not vary.
+"""Puts a pause into every measured step: `SLOWER` is its share of the step; `STEP_S` fills the step up to so long.
 
 Python imports this module at start where its folder is on PYTHONPATH.
 """
@@ -10,7 +10,7 @@ import time
 
 from efficientbench.metrics import EfficiencyMonitor
 
-STEP_S = float(os.environ["STEP_S"])
+SLOWER, STEP_S = (float(os.environ.get(name, "0")) for name in ("SLOWER", "STEP_S"))
 
 _begin_step, _end_step = EfficiencyMonitor.begin_step, EfficiencyMonitor.end_step
 _begins_s: dict[int, float] = {}
@@ -22,7 +22,8 @@ def _begin(monitor: EfficiencyMonitor) -> None:
 
 
 def _end(monitor: EfficiencyMonitor, tokens: int) -> float:
-    time.sleep(max(0.0, _begins_s[id(monitor)] + STEP_S - time.perf_counter()))
+    taken_s = time.perf_counter() - _begins_s[id(monitor)]
+    time.sleep(max(SLOWER * taken_s, STEP_S - taken_s))
     return _end_step(monitor, tokens)
 
 
