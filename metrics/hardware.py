@@ -64,22 +64,23 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
     """Return the row of a device by its name in the table or as the driver reports it.
 
     Args:
-        name: such as 'H100 SXM', or 'NVIDIA H100 80GB HBM3'.
+        name: such as 'H100 SXM', in any case, 'h200_sxm', words of a name that no other device has, or 'NVIDIA H100
+            80GB HBM3'.
         dtype: of the matrix products, as for `peak_flops`.
         peak: dense FLOP/s to use instead of the table's.
 
     Raises:
-        MetricsError: the table has no such device, or lacks its peak in that dtype.
+        MetricsError: the table has no such device, or several, or lacks its peak in that dtype.
     """
-    table = _table()
-    row = next((row for row in table["devices"] if name in (row["name"], row["name"].replace(" ", "_"))), None)
-    row = row or _matching("devices", name)
+    row = _matching("devices", name) or _named(name)
     if row is None:
-        names = [row["name"] for row in table["devices"]]
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        names = [row["name"] for row in _table()["devices"]]
+        # Never another card: only names that begin with a word of this one.
+        same = [each for each in names if each.split()[0].lower() in _words(name)]
+        near = difflib.get_close_matches(name, same, n=1, cutoff=0.4)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise MetricsError(f"'{name}' is not in the table of devices ({', '.join(names)}){hint}")
-    links = next(links for links in table["links"] if row["name"] in links["devices"])
+    links = next(links for links in _table()["links"] if row["name"] in links["devices"])
     network = links["between_nodes_gb_s"]
     return DeviceRates(
         name=row["name"],
@@ -91,6 +92,23 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
         between_nodes_bytes_s=network and network * 1e9,
         sources=("peak given" if peak else row["source"], links["source"]),
     )
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("_", " ").lower().split()
+
+
+def _named(name: str) -> dict[str, Any] | None:
+    """Return the row with this name, in any case, or the only one whose name has all its words.
+
+    Raises MetricsError: several rows have them.
+    """
+    words, rows = _words(name), _table()["devices"]
+    found = [row for row in rows if _words(row["name"]) == words]
+    found = found or [row for row in rows if words and set(words) <= set(_words(row["name"]))]
+    if len(found) > 1:
+        raise MetricsError(f"'{name}' is several devices: name one of {', '.join(row['name'] for row in found)}")
+    return found[0] if found else None
 
 
 def _matching(part: str, device_name: str) -> dict[str, Any] | None:

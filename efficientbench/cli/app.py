@@ -25,6 +25,7 @@ from efficientbench.cli.options import (
 )
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
+from efficientbench.cli.words import list_keys, list_runs
 
 app = typer.Typer(
     help="Trains language models that differ in one architectural choice and measures what each choice costs.",
@@ -270,6 +271,8 @@ def profile(
     raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
+app.command("list")(list_runs)
+app.command("keys")(list_keys)
 app.command()(generate)
 app.command()(launch)
 app.command("check-variant")(check_variant)

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import ValidationError
@@ -20,8 +20,14 @@ from efficientbench.config.part import Part
 from efficientbench.config.registry import OWN, SECTIONS, load_named, named_kind
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import AttentionConfig, PositionConfig
+from efficientbench.config.words import ALIASES, plain_number
 
-_DECIDED = {"variant": "the run's name", "size": "the run's name", "smoke": "--smoke"}
+_DECIDED = {
+    "variant": "the run's name",
+    "size": "the run's name",
+    "depth": "the run's name, as in nanochat_d12",
+    "smoke": "--smoke",
+}
 """Keys that no override may set → what decides them."""
 _OWN_KINDS = {kind for variants in OWN.values() for kind in variants}
 _NULL_WORDS = frozenset({"", "~", "null", "none", "None", "Null", "NULL"})
@@ -44,13 +50,14 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     problems: list[str] = []
     for override in overrides:
         key, separator, text = override.partition("=")
+        key = ALIASES.get(key, key)
         if not separator:
             problems.append(f"{_shown(override)}: an override is written key=value, like training.seq_len=1024")
         elif key not in keys:
             problems.append(unknown_key(key, keys))
         else:
             try:
-                values[key] = _parse(text, keys[key])
+                values[key] = _parse(key, text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     _unset_other_length(tree, values)
@@ -105,7 +112,8 @@ def _subclasses(part: type[Part]) -> list[type[Part]]:
 
 def _alternatives(field: FieldInfo) -> tuple[Any, ...]:
     union = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(field.annotation) if union else (field.annotation,)
+    kinds = typing.get_args(field.annotation) if union else (field.annotation,)
+    return tuple(typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind for kind in kinds)
 
 
 def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
@@ -129,14 +137,18 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
 
 
 def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
-    """Let an override of tokens replace the files' steps, and the other way round: both set the length of a run."""
-    for key, other in (("tokens", "steps"), ("steps", "tokens")):
-        if values.get(f"training.{key}") is not None:
-            tree.get("training", {}).pop(other, None)
+    """Let an override of tokens replace the files' steps, and the other way round: both set the length of a run.
+
+    Likewise of a global batch in sequences and in tokens.
+    """
+    for one, other in (("tokens", "steps"), ("global_batch_size", "global_batch_tokens")):
+        for given, replaced in ((one, other), (other, one)):
+            if values.get(f"training.{given}") is not None:
+                tree.get("training", {}).pop(replaced, None)
 
 
-def _parse(text: str, field: FieldInfo) -> object:
-    """Parse the text of an override for `field`.
+def _parse(key: str, text: str, field: FieldInfo) -> object:
+    """Parse the text of an override of `key`, which is `field`.
 
     Numbers and booleans stay text, which the schema reads by the field's type: YAML's guesses (`010` is 8, `1:30` is
     90, `no` is false) would surprise.
@@ -144,6 +156,8 @@ def _parse(text: str, field: FieldInfo) -> object:
     kinds = _alternatives(field)
     if type(None) in kinds and text in _NULL_WORDS:
         return None
+    if int in kinds or float in kinds:
+        return plain_number(key, text)
     lists = any(typing.get_origin(kind) is tuple for kind in kinds)
     # A bracket may also begin a path, which hardly ends with one.
     if text[:1] in ("[", "{") and (str not in kinds or (lists and text[-1:] == "]")):
@@ -194,7 +208,7 @@ def unknown_key(key: str, keys: Mapping[str, FieldInfo]) -> str:
     if below:
         return f"{key}: is a section; set its keys: {', '.join(below)}"
     leaf = key.rpartition(".")[2]
-    near = [known for known in keys if known.rpartition(".")[2] == leaf]
+    near = [known for known in keys if known.rpartition(".")[2] == leaf] or [*filter(None, [ALIASES.get(leaf)])]
     if not near and (best := nearest(key, keys)):
         near = [best]
     if not near:

@@ -15,6 +15,9 @@ from efficientbench.config.part import Name, Part
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
 
+OTHER = "other"
+"""The suite of a variant in a size in which no suite has it."""
+
 Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""
 
@@ -73,15 +76,25 @@ class Matrix(Part):
         """The runs of `suites`, then those of `further`."""
         return _runs(self.suites | self.further)
 
-    def run(self, name: str) -> RunName:
-        """Return the run called `name`.
+    def in_no_suite(self, name: str) -> bool:
+        """Return whether `name` is a variant in a size that no suite has together."""
+        variant, _, size = name.rpartition("_")
+        return variant in self.variants and size in self.sizes and name not in {run.name for run in self.all_runs}
 
-        Raises ConfigError: no run has this name.
+    def run(self, name: str) -> RunName:
+        """Return the run called `name`: a variant in a size, whether a suite has it or not.
+
+        Raises ConfigError: there is no such variant or size.
         """
         runs = {run.name: run for run in self.all_runs}
+        if self.in_no_suite(name):
+            variant, _, size = name.rpartition("_")
+            return RunName(variant, size, OTHER)
         if name not in runs:
+            part = [run.name for run in runs.values() if name.lower() in (run.variant.lower(), run.size.lower())]
             near = nearest(name, runs)
             hint = f"did you mean {near}?" if near else f"the runs are {', '.join(runs)}"
+            hint = f"did you mean {', '.join(part)}?" if part else hint
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]
 

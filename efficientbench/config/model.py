@@ -82,6 +82,11 @@ class ModelConfig(Backbone):
                 # The mistake in hidden_size or head_dim is reported; missing widths would only repeat it.
                 raise PydanticUseDefault
             given = {**variant.config.proportions(info.data["hidden_size"], info.data["head_dim"]), **given}
+        if "heads" in given.values():
+            if "heads" not in info.data:
+                raise PydanticUseDefault
+            # As many as the backbone has, whatever its size: a variant of every size can say so.
+            given = {key: info.data["heads"] if value == "heads" else value for key, value in given.items()}
         return handler(given) if variant is None or kind in OWN[section] else variant.config.model_validate(given)
 
     @model_validator(mode="after")

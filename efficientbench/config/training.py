@@ -40,6 +40,9 @@ class TrainingConfig(Part):
         description="micro_batch_size before a sweep made it smaller, after running out of memory; it changes nothing",
     )
     global_batch_size: PositiveInt = Field(default=16, description="sequences in an optimizer step, over all ranks")
+    global_batch_tokens: PositiveInt | None = Field(
+        default=None, description="tokens in an optimizer step, of whole sequences; instead of global_batch_size"
+    )
     tokens: Tokens = Field(
         default=None,
         description="tokens to train on; 20x: 20 for each parameter of the model (all of them, also a mixture's idle "
@@ -118,6 +121,33 @@ class TrainingConfig(Part):
     def trapezoid_decay_fraction(self) -> float:
         """Share of the steps over which a trapezoid falls."""
         return 0.2 if self.lr_decay_fraction is None else self.lr_decay_fraction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_tokens(cls, given: object) -> object:
+        """Count the sequences of a global batch that is given in tokens."""
+        if not isinstance(given, dict) or given.get("global_batch_tokens") is None:
+            return given
+        try:
+            tokens = int(given["global_batch_tokens"])
+            length = int(given.get("seq_len", cls.model_fields["seq_len"].default))
+        except (TypeError, ValueError):
+            # The fields' own checks say what is wrong.
+            return given
+        if length < 1 or tokens < 1:
+            return given
+        if tokens % length:
+            near = max(tokens // length, 1) * length
+            raise ValueError(
+                f"global_batch_tokens {tokens:,} is no whole number of sequences of {length:,} tokens: {near:,} is"
+            )
+        sequences = int(given.get("global_batch_size", tokens // length))
+        if sequences != tokens // length:
+            raise ValueError(
+                f"global_batch_tokens {tokens:,} is {tokens // length:,} sequences, and global_batch_size "
+                f"{sequences:,}: set one of them"
+            )
+        return {**given, "global_batch_size": sequences}
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> TrainingConfig:

@@ -21,6 +21,7 @@ from efficientbench.config.load import resolve, settable_keys, unknown_key
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.registry import SECTIONS, load, load_named
 from efficientbench.config.schema import MOST_LABEL, RunConfig
+from efficientbench.config.words import ALIASES
 
 _NOT_SWEPT = {
     "output": "the sweep's own state lies below it: give one folder, as output=FOLDER",
@@ -125,12 +126,12 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     Without names they are those of `Matrix.suites`, without sizes those of every size.
 
     A name is that of a run, a variant or a suite, or the first argument of a suite's: `attention` for
-    `attention_variants`.
+    `attention_variants`. A variant of no suite needs sizes.
 
     Raises:
         ConfigError: an unknown name or size, or no run that has both.
     """
-    problems = [problem for name in only if (problem := _unknown_name(name, matrix))]
+    problems = [problem for name in only if (problem := _unknown_name(name, matrix, sizes))]
     for size in sizes:
         if size not in matrix.sizes:
             near = nearest(size, matrix.sizes)
@@ -138,8 +139,9 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
             problems.append(f"--sizes: there is no size called {size[:80]!r}: {hint}")
     if problems:
         raise ConfigError(problems)
-    named = [run for run in matrix.all_runs if any(run in _runs_called(name, matrix) for name in only)]
-    chosen = named if only else list(matrix.runs)
+    named = dict.fromkeys(run for name in only for run in _runs_called(name, matrix, sizes))
+    in_suites = {run: place for place, run in enumerate(matrix.all_runs)}
+    chosen = sorted(named, key=lambda run: in_suites.get(run, len(in_suites))) if only else list(matrix.runs)
     left = [run for run in chosen if not sizes or run.size in sizes]
     if not left:
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
@@ -147,14 +149,20 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     return left
 
 
-def _runs_called(name: str, matrix: Matrix) -> list[RunName]:
+def _runs_called(name: str, matrix: Matrix, sizes: Sequence[str] = ()) -> list[RunName]:
     exact = [run for run in matrix.all_runs if name in (run.name, run.variant, run.suite)]
+    if not exact and name in matrix.variants:
+        return [matrix.run(f"{name}_{size}") for size in sizes]
+    if not exact and matrix.in_no_suite(name):
+        return [matrix.run(name)]
     return exact or [run for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")]
 
 
-def _unknown_name(name: str, matrix: Matrix) -> str | None:
-    if _runs_called(name, matrix):
+def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None:
+    if _runs_called(name, matrix, [size for size in sizes if size in matrix.sizes]):
         return None
+    if name in matrix.variants:
+        return f"--only: {name} is in no suite: name its sizes by --sizes, like 1.5B"
     runs = matrix.all_runs
     names = [each for run in runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
     near = nearest(name, names)
@@ -175,6 +183,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     axes: dict[str, tuple[str, ...]] = {}
     for text in texts:
         key, separator, values = text.partition("=")
+        key = ALIASES.get(key, key)
         split = _split(values) or []
         checks = (
             (not separator, f"{text[:80]!r}: an axis is written key=value,value, like training.seq_len=1024,2048"),

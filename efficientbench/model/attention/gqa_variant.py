@@ -18,7 +18,8 @@ class GQAConfig(AttentionConfig):
 
     kind: Literal["gqa"] = Field(default="gqa", description="attention variant")
     query_groups: PositiveInt = Field(
-        default=2, description="key/value heads; each serves heads / query_groups query heads"
+        default=2,
+        description="key/value heads; each serves heads / query_groups query heads; heads: as many as those (MHA)",
     )
     qkv_bias: bool = Field(default=True, description="bias on the Q, K and V projections, as in Qwen2.5")
 

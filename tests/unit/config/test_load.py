@@ -92,7 +92,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seq_len=64", "seq_len: unknown key; did you mean training.seq_len?"),
+        ("select_count=6", "select_count: unknown key; did you mean model.attention.select_count?"),
         ("training.seqlen=64", "training.seqlen: unknown key; did you mean training.seq_len?"),
         ("sequence_len=64", "did you mean training.seq_len?"),
         ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
@@ -112,7 +112,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
                 f"training.tokens={wrong}",
                 f"training.tokens: '{wrong}' is neither a number of tokens above 0 nor of tokens",
             )
-            for wrong in ("0", "-5", "x", "0x", "-1x", "nanx", "infx", "1e300x", "1e5", "20 per parameter")
+            for wrong in ("0", "-5", "x", "0x", "-1x", "nanx", "infx", "1e300x", "1e-5", "20 per parameter")
         ),
         (f"training.tokens={2**63}", "training.tokens: '9223372036854775808' is neither a number of tokens"),
         (f"training.steps={10**400}", "is above 9,223,372,036,854,775,807, the largest whole number here"),
@@ -123,7 +123,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ),
         (
             "faults.hang_limit_s=1e15",
-            "faults.hang_limit_s: '1e15' does not fit: input should be less than or equal to 1000000000",
+            "faults.hang_limit_s: '1000000000000000' does not fit: input should be less than or equal to 1000000000",
         ),
         ("training.dtype=int8", "training.dtype: 'int8' does not fit: input should be 'bf16', 'fp16' or 'fp32'"),
         ("data.split=[1,2]", "data.split"),
@@ -218,9 +218,9 @@ def test_mlas_widths_follow_the_backbone_unless_set() -> None:
 
 
 def test_all_mistakes_at_once() -> None:
-    problems = problems_of("seq_len=64", "training.seq_len=x", "model.heads=5", "training.dtype=int8", "oops")
+    problems = problems_of("trace=64", "training.seq_len=x", "model.heads=5", "training.dtype=int8", "oops")
     assert len(problems) == 5
-    assert {"seq_len", "training.seq_len", "model", "training.dtype"} <= {each.split(":")[0] for each in problems}
+    assert {"trace", "training.seq_len", "model", "training.dtype"} <= {each.split(":")[0] for each in problems}
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,21 @@ def test_rates_by_the_drivers_name_and_a_given_peak() -> None:
     assert (rates.in_node_bytes_s, rates.between_nodes_bytes_s) == (450e9, 50e9)
 
 
+@pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100"])
+def test_rates_by_the_words_of_a_name(typed: str) -> None:
+    assert device_rates(typed, "bf16") == device_rates("H100 SXM", "bf16")
+    assert device_rates("l40s", "bf16").name == "L40S"
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "why"),
     [
         ("H100 SMX", "bf16", "did you mean 'H100 SXM'"),
         ("V100 SXM2", "bf16", "in bf16 is not known .known: fp16, fp32"),
         ("abacus", "bf16", "'abacus' is not in the table of devices .V100S PCIe,"),
+        ("A100", "bf16", "'A100' is several devices: name one of A100 80GB SXM, A100 80GB PCIe, A100 40GB"),
+        ("A100 20GB", "bf16", r"RTX A6000.; did you mean 'A100 40GB'\?$"),
+        ("A1000", "bf16", r"RTX A6000.$"),
     ],
 )
 def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> None:

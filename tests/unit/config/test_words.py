@@ -1,0 +1,115 @@
+"""Short names of keys, numbers as people write them, and variants in sizes that no suite has."""
+
+from __future__ import annotations
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve, settable_keys
+from efficientbench.config.matrix import load_matrix
+from efficientbench.config.words import ALIASES, plain_number
+from efficientbench.costs.model import count_parameters
+from efficientbench.sweep.selection import parse_axes, select
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "number"),
+    [
+        ("training.tokens", "10B", "10000000000"),
+        ("training.tokens", "1.5B", "1500000000"),
+        ("training.tokens", "1e9", "1000000000"),
+        ("training.tokens", "500M", "500000000"),
+        ("training.tokens", "20x", "20x"),
+        ("training.seq_len", "64k", "64000"),
+        ("faults.hang_limit_s", "2h", "7200"),
+        ("faults.hang_limit_s", "1.5min", "90"),
+        ("measurement.sample_interval_s", "100ms", "0.100"),
+        ("faults.hang_limit_s", "2M", "2M"),
+        ("training.learning_rate", "3e-4", "3e-4"),
+        ("training.steps", "2.5", "2.5"),
+        ("training.steps", "010", "010"),
+        ("training.steps", "1e999", "1e999"),
+        ("training.steps", "5 k", "5 k"),
+    ],
+)
+def test_numbers(key: str, text: str, number: str) -> None:
+    assert plain_number(key, text) == number
+
+
+def test_what_people_type_is_what_the_keys_say() -> None:
+    typed = ["tokens=1B", "gbs=64", "mbs=2", "lr=2e-4", "seq_length=1024", "tp=2", "eval_every=1e2", "seed=7"]
+    keys = ["tokens=1000000000", "global_batch_size=64", "micro_batch_size=2", "learning_rate=0.0002"]
+    keys += ["seq_len=1024", "validation_interval=100", "seed=7"]
+    assert resolve("gqa_1.5B", overrides=typed) == resolve(
+        "gqa_1.5B", overrides=[*(f"training.{key}" for key in keys), "parallel.tp=2"]
+    )
+    assert set(ALIASES.values()) <= settable_keys().keys()
+    assert parse_axes(["lr=1e-3,2e-3"]) == {"training.learning_rate": ("1e-3", "2e-3")}
+
+
+def test_text_is_no_number() -> None:
+    config = resolve("gqa_1.5B", overrides=["label=10B", "data.path=1e9"])
+    assert (config.label, config.data.path) == ("10B", "1e9")
+
+
+def test_a_global_batch_in_tokens() -> None:
+    config = resolve("gqa_1.5B", smoke=True, overrides=["total_batch_size=9600"])
+    assert (config.training.global_batch_size, config.training.seq_len) == (100, 96)
+    again = type(config).model_validate(config.model_dump())
+    assert again == config
+    longer = resolve("gqa_1.5B", overrides=["total_batch_size=524288", "max_seq_len=4096"])
+    assert longer.training.global_batch_size == 128
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["total_batch_size=5000"], "5,000 is no whole number of sequences of 2,048 tokens: 4,096 is"),
+        (["total_batch_size=4096", "gbs=3"], "4,096 is 2 sequences, and global_batch_size 3: set one of them"),
+        (["total_batch_size=0"], "training.global_batch_tokens: '0' does not fit"),
+        (["total_batch_size=x"], "training.global_batch_tokens: 'x' does not fit"),
+        (["depth=12"], "depth: is decided by the run's name, as in nanochat_d12"),
+    ],
+)
+def test_a_wrong_batch(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("gqa_1.5B", overrides=overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "named_size"),
+    [("mha_50M", 50e6), ("mha_125M", 125e6), ("mha_350M", 350e6), ("mha_7B", 7e9), ("mha_13B", 13e9)],
+)
+def test_sizes_beside_the_matrix_have_the_parameters_of_their_names(name: str, named_size: float) -> None:
+    config = resolve(name)
+    assert count_parameters(config.model).total == pytest.approx(named_size, rel=0.25)
+    assert config.model.attention.query_groups == config.model.heads
+
+
+def test_every_variant_in_every_size() -> None:
+    matrix = load_matrix()
+    for variant in matrix.variants:
+        for size in matrix.sizes:
+            full, smoke = resolve(f"{variant}_{size}").model, resolve(f"{variant}_{size}", smoke=True).model
+            assert (full.hidden_size, full.heads) == (8 * smoke.hidden_size, smoke.heads)
+
+
+def test_a_dense_model_as_wide_as_the_experts_of_a_token() -> None:
+    for size in ("0.5B", "1.5B"):
+        moe, dense = resolve(f"moe_{size}x8").model, resolve(f"dense_{size}x2").model
+        router = moe.layers * moe.hidden_size * moe.moe.experts
+        assert count_parameters(moe).active - router == count_parameters(dense).total
+
+
+def test_part_of_a_name_lists_the_runs() -> None:
+    with pytest.raises(ConfigError, match=r"'gqa': did you mean gqa_0\.5B, gqa_1\.5B, gqa_3B\?"):
+        resolve("gqa")
+
+
+def test_a_sweep_takes_sizes_of_no_suite() -> None:
+    matrix = load_matrix()
+    assert [run.name for run in select(matrix, ["mha", "gqa"], ["0.5B", "7B"])] == ["gqa_0.5B", "mha_0.5B", "mha_7B"]
+    assert [run.name for run in select(matrix, ["mla_7B"])] == ["mla_7B"]
+    with pytest.raises(ConfigError, match="mha is in no suite: name its sizes by --sizes"):
+        select(matrix, ["mha"])
