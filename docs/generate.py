@@ -99,7 +99,7 @@ def caches() -> str:
 def sizes() -> str:
     """Return a table of the backbone's sizes."""
     rows = []
-    for size in ("0.5B", "1.5B", "3B"):
+    for size in ("50M", "125M", "350M", "0.5B", "1.5B", "3B", "7B", "13B", "32B"):
         shape = resolve(f"gqa_{size}").model
         shapes = (shape.layers, shape.hidden_size, shape.heads, shape.head_dim, shape.ffn_hidden_size)
         rows.append([size, *(f"{value:,}" for value in shapes)])

@@ -26,6 +26,7 @@ usage() {
 
 while [[ $# -gt 0 ]]; do
     case "$1" in
+    -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 0 ;;
     --apply) apply=true && shift ;;
     --file) [[ $# -ge 2 ]] || usage && file="$2" && shift 2 ;;
     *) usage ;;

@@ -25,6 +25,10 @@ _setup_ascend() {
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
     set -euo pipefail
+    if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
+        sed -n '2,/^$/s/^# \{0,1\}//p; /^_setup/q' "${BASH_SOURCE[0]}"
+        exit 0
+    fi
     _setup_ascend || exit 1
     echo "to have this environment in your shell: source ${BASH_SOURCE[0]}"
 else

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,7 +92,7 @@ def launch(
     """
     from efficientbench.cli.launch_script import Machines, named_runs
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.launchers.job_scripts.shell_script import checked, write
+    from efficientbench.launchers.job_scripts.shell_script import check, write
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.selection import Request
 
@@ -115,8 +114,7 @@ def launch(
     )
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
     script = _script(to, named_runs(request, name), Machines(nodes, devices_per_node), meeting, sbatch or [])
-    if remark := checked(script):
-        print(f"warning: {remark}", file=sys.stderr)
+    check(script)
     if output == "-":
         # A path in the script may have bytes that are not UTF-8.
         typer.echo(os.fsencode(script), nl=False)

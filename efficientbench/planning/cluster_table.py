@@ -14,7 +14,7 @@ from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
 from efficientbench.planning.plan import gigabytes, memory_parts
-from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.plan_table import counted, plain_table
 from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
@@ -34,18 +34,18 @@ def print_cluster_plan(cluster: ClusterPlan, console: Console) -> None:
     communication = known(lambda: _communication(cluster))
     for table in (_grid(cluster), _stages(cluster), communication, _projection(cluster)):
         if table is not None:
-            console.print(table)
+            console.print(table, highlight=False)
             console.print()
     for line in _notes(cluster):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _grid(cluster: ClusterPlan) -> Table:
+def _grid(cluster: ClusterPlan) -> Table | str:
     layout = cluster.plan.layout
     experts = f", experts over ep {layout.ep}" if layout.ep > 1 else ""
     title = (
-        f"{cluster.plan.config.name} on {layout.world_size:,} ranks = tp {layout.tp} × cp {layout.cp} × "
-        f"dp {layout.dp} × pp {layout.pp}{experts}; {layout.nodes:,} nodes of {layout.ranks_per_node}"
+        f"{cluster.plan.config.name} on {counted(layout.world_size, 'rank')} = tp {layout.tp} × cp {layout.cp} × "
+        f"dp {layout.dp} × pp {layout.pp}{experts}; {counted(layout.nodes, 'node')} of {layout.ranks_per_node}"
     )
     table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title)
     for kind, name in _GROUPS:
@@ -56,7 +56,7 @@ def _grid(cluster: ClusterPlan) -> Table:
         first = ", ".join(map(str, groups[0][:3])) + (f" … {groups[0][-1]}" if span.size > 3 else "")
         lies = "one node" if span.nodes == 1 else f"{span.nodes} nodes, {span.per_node} a node"
         table.add_row(name, f"{span.size}", f"{len(groups):,}", first, lies)
-    return table
+    return table if table.row_count else title
 
 
 def _stages(cluster: ClusterPlan) -> Table:

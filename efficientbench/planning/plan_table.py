@@ -42,6 +42,11 @@ def plain_table(first: str, columns: Iterable[str], title: str | None = None, le
     return table
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as 1 rank or 2,048 ranks."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan as two tables, with its notes."""
     run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")

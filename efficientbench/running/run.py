@@ -32,6 +32,7 @@ from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
+from efficientbench.planning.plan_table import counted
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
 from efficientbench.running.errors import USERS_MISTAKES
@@ -201,9 +202,9 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
     parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
     memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
     print(
-        f"{plan.config.name}: {parameters} parameters, {plan.budget.steps:,} steps of "
+        f"{plan.config.name}: {parameters} parameters, {counted(plan.budget.steps, 'step')} of "
         f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
-        f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
+        f"{counted(layout.world_size, 'rank')} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; {memory}"
     )
     init = plan.config.init

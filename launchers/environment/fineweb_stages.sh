@@ -52,7 +52,7 @@ fineweb_read_arguments() { # script arguments...
             esac
             shift
             ;;
-        -h | --help) fineweb_usage "$script" && return 2 ;;
+        -h | --help) fineweb_usage "$script" 2>&1 && exit 0 ;;
         *=*) fineweb_overrides+=("$1") ;;
         *)
             echo "error: unknown argument '$1'" >&2 && fineweb_usage "$script"

@@ -35,19 +35,17 @@ def beginning(folder: Path, exports: dict[str, str] | None = None) -> str:
     return "\n".join([*lines, "# shellcheck source=/dev/null", f"source {job}", "bootstrap"])
 
 
-def checked(script: str) -> str | None:
-    """Check a script by bash and shellcheck; return a remark where shellcheck is not installed.
+def check(script: str) -> None:
+    """Check a script by bash, and by shellcheck where it is installed.
 
     Raises LaunchError: one of them rejects the script.
     """
     _examine(["bash", "-n"], script)
     shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        return "shellcheck is not installed: the script was read by `bash -n` alone"
-    # Remarks below a warning, and SC1112 on quotation marks of other alphabets, concern arguments that are quoted on
-    # purpose.
-    _examine([shellcheck, "--norc", "--shell=bash", "--severity=warning", "--exclude=SC1112", "-"], script)
-    return None
+    if shellcheck is not None:
+        # Remarks below a warning, and SC1112 on quotation marks of other alphabets, concern arguments that are quoted
+        # on purpose.
+        _examine([shellcheck, "--norc", "--shell=bash", "--severity=warning", "--exclude=SC1112", "-"], script)
 
 
 def write(script: str, output: Path) -> None:

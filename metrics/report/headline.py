@@ -199,7 +199,8 @@ def slow_steps(records: Sequence[RunRecord]) -> list[str]:
             f"step {outlier.step} ({outlier.times_median:.1f} times the median; {outlier.cause or 'cause not known'})"
             for outlier in slowest
         )
-        found.append(f"{record.run}: {record.outlier_steps} steps took much longer than the others: {named}.")
+        steps = "1 step" if record.outlier_steps == 1 else f"{record.outlier_steps} steps"
+        found.append(f"{record.run}: {steps} took much longer than the others: {named}.")
     return found
 
 

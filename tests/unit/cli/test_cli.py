@@ -136,7 +136,8 @@ def test_too_little_memory_to_load_is_told_in_one_line() -> None:
         (["plan"], "plan needs the name of a run, like gqa_1.5B, or --all"),
         (
             ["run", "gqa_1.5B", "--smoke", "learn_rate=64", "dlc", "training.dtype=int8"],
-            "error: 2 problems:\n  learn_rate: unknown key; did you mean training.learning_rate?\n  training.dtype: 'int8'",
+            "error: 2 problems:\n  learn_rate: unknown key; did you mean training.learning_rate?\n"
+            "  training.dtype: 'int8'",
         ),
         (["run", "gqa_1.5B", "--smok"], "No such option"),
     ],

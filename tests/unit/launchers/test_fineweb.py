@@ -175,7 +175,6 @@ def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
         (["--devices", "0"], "whole numbers above 0"),
         (["--devices", "4", "parallel.tp=2"], "--devices and parallel.* keys both set the number of devices"),
         (["--data", "/no/such/text"], "--data /no/such/text is not there"),
-        (["--help"], "usage: bash launchers/quick_fineweb_test.sh"),
     ],
 )
 def test_wrong_arguments(machine: Machine, arguments: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.scripts import write_scripts
 from efficientbench.launchers.errors import LaunchError
-from efficientbench.launchers.job_scripts.shell_script import checked, write
+from efficientbench.launchers.job_scripts.shell_script import check, write
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 
@@ -60,7 +60,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments_of(script: str, folder: Path, **environment: str) -> list[str]:
     """Check, write and run a script; return the arguments that it passes on. It must do nothing else."""
-    checked(script)
+    check(script)
     write(script, folder / "job.sh")
     before = sorted(folder.parent.rglob("*"))
     clean = {"PATH": os.environ["PATH"], **environment}
@@ -216,14 +216,14 @@ def test_a_script_that_is_wrong_is_not_written(script: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     with pytest.raises(LaunchError, match="the script was not written"):
-        checked(script)
+        check(script)
 
 
 def test_without_shellcheck_bash_alone_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("efficientbench.launchers.job_scripts.shell_script.shutil.which", lambda name: None)
-    assert "shellcheck is not installed" in str(checked("echo a\n"))
+    check("echo a\n")
     with pytest.raises(LaunchError, match="bash -n does not accept it"):
-        checked("if\n")
+        check("if\n")
 
 
 def test_a_script_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -294,3 +294,11 @@ def test_the_command_prints_or_writes_the_script(tmp_path: Path) -> None:
     refused = efficientbench(*arguments, "dsw", cwd=tmp_path)
     assert refused.returncode == 2
     assert "dsw: a script for nodes runs in the mode dlc" in refused.stderr
+
+
+def test_every_script_says_what_it_does() -> None:
+    scripts = [path for path in (ROOT / "launchers").glob("*.sh") if path.name != "bootstrap.sh"]
+    for script in scripts:
+        asked = subprocess.run(["bash", str(script), "--help"], capture_output=True, text=True, check=False)
+        assert (asked.returncode, asked.stderr) == (0, ""), script
+        assert f"launchers/{script.name}" in asked.stdout
