@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
@@ -184,13 +185,16 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
+    from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.report.comparison import print_comparison
+    from efficientbench.metrics.report.evaluations import print_evaluations
 
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
     groups = load_group(first), load_group(second)
     comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
     print_comparison(comparison, Console())
+    print_evaluations(pair_evaluations(first, second), Console())
 
 
 class Format(str, Enum):
@@ -273,6 +277,7 @@ def profile(
 
 app.command("list")(list_runs)
 app.command("keys")(list_keys)
+app.command()(evaluate)
 app.command()(generate)
 app.command()(launch)
 app.command("check-variant")(check_variant)

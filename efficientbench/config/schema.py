@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from efficientbench.config.evaluation import EvaluationConfig
 from efficientbench.config.init import InitConfig
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.part import (
@@ -238,6 +239,17 @@ class RunConfig(Part):
     measurement: MeasurementConfig = MeasurementConfig()
     faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _scores_while_training(self) -> RunConfig:
+        parallel = self.parallel
+        if self.evaluation.core_every and (parallel.sp or max(parallel.cp, parallel.pp, parallel.ep) > 1):
+            raise ValueError(
+                "evaluation.core_every: ranks of sp, cp, pp and ep do not score prompts; evaluate the checkpoints "
+                "afterwards, by `efficientbench evaluate`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _kernel_serves(self) -> RunConfig:

@@ -124,6 +124,11 @@ def sum_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return gathered.cpu().view(torch.float64).view(-1, *values.shape).sum(dim=0)
 
 
+def replica() -> tuple[int, int]:
+    """Return the number of this rank's data-parallel replica, and how many there are."""
+    return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+
+
 def holds_loss() -> bool:
     """Return whether this rank's copy of the loss is the one to count: last stage, first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0

@@ -46,6 +46,7 @@ def train_rank(
         from efficientbench.training.optimizer import decayed_names
         from efficientbench.training.waits import Waits
         from efficientbench.worker.build_trainer import build_trainer
+        from efficientbench.worker.listeners.core import CoreDuringTraining
 
     heartbeat.at(0, "meeting the other ranks")
     waits = Waits(device, job.layout.pp)
@@ -66,11 +67,17 @@ def train_rank(
         facts = run_facts(job, device)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         listeners: list[Listener] = [Heartbeat(heartbeat), measure, *(reporter.listeners if reporter else [])]
+        core = CoreDuringTraining.of(job, heartbeat, measure)
+        if core is not None:
+            # Behind those that note the step's time.
+            listeners.append(core)
         try:
             progress = reporter.recorder.progress if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
+            if core is not None:
+                core.trainer, core.recorder = trainer, reporter.recorder if reporter is not None else None
             decayed = set().union(*gather(decayed_names(trainer.stages), set[str]))
             stopped = trainer.train(stop_requested)
             measured = gather(monitor.finish(), RankMeasurement)

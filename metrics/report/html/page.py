@@ -25,7 +25,12 @@ from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 
-def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
+def page(
+    records: Sequence[RunRecord],
+    damaged: Sequence[str],
+    failures: Sequence[FailedRun] = (),
+    evaluations: Table | None = None,
+) -> str:
     """Return the whole page."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
@@ -40,6 +45,7 @@ def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequenc
         **_content(records),
         damaged=damaged,
         failures=failures_table(failures),
+        evaluations=evaluations,
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
     )
