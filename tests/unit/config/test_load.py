@@ -98,7 +98,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         ("kind=gqa", "did you mean model.attention.kind or model.position.kind?"),
         (
             "zzz=1",
-            "keys begin with checkpoint, data, device, faults, init, kernels, label, measurement, model, output, "
+            "keys begin with checkpoint, data, device, evaluation, faults, init, kernels, label, measurement, model, output, "
             "parallel, training",
         ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
