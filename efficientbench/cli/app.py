@@ -13,16 +13,15 @@ import typer
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
-    RUN,
     Arguments,
     Data,
     MatrixFile,
     Name,
     Smoke,
     Tokenizer,
-    overrides_of,
     resolve_arguments,
 )
+from efficientbench.cli.plan import plan as plan_command
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
 
@@ -95,52 +94,7 @@ def run(
 app.command("sweep")(sweep_command)
 
 
-@app.command()
-def plan(
-    name: Annotated[str | None, RUN] = None,
-    arguments: Arguments = None,
-    smoke: Smoke = False,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    matrix: MatrixFile = None,
-    every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
-    world: Annotated[
-        int | None,
-        typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
-    ] = None,
-    devices_per_node: Annotated[
-        int | None,
-        typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node; 8"),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="with --world: a row of metrics/hardware.yaml, like 'H100 SXM'"),
-    ] = None,
-) -> None:
-    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
-    if world is None and (device or devices_per_node) is not None:
-        option = "--device" if device is not None else "--devices-per-node"
-        raise typer.BadParameter(f"{option} goes with --world N: how many devices there are")
-    if every:
-        from efficientbench.planning.plan_table import print_matrix
-
-        print_matrix(overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer), smoke)
-        return
-    if name is None:
-        raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
-    from rich.console import Console
-
-    if world is not None:
-        from efficientbench.planning.cluster_plan import make_cluster_plan
-        from efficientbench.planning.cluster_table import print_cluster_plan
-
-        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
-        return
-    from efficientbench.planning.plan import plan_anywhere
-    from efficientbench.planning.plan_table import print_plan
-
-    print_plan(plan_anywhere(config), Console(emoji=False))
+app.command("plan")(plan_command)
 
 
 @app.command()

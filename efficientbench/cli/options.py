@@ -47,10 +47,22 @@ Axes = Annotated[
     ),
 ]
 
+PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="LIST", help="tokens of a prompt, like 128,2048")]
+Batches = Annotated[str, typer.Option("--batch", metavar="LIST", help="rows that are computed at once, like 1,8")]
+
 
 def names(text: str) -> tuple[str, ...]:
     """Split a list like `0.5B,1.5B`, without repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def sizes_of(option: str, text: str) -> tuple[int, ...]:
+    """Split a list like `128,2048` of whole numbers from 1, without repetitions; refuse another by the option."""
+    given = names(text)
+    wrong = [each for each in given if not each.isdecimal() or int(each) < 1]
+    if wrong or not given:
+        raise typer.BadParameter(f"{option}: {wrong[0] if wrong else text!r} is no number from 1, as in 128,2048")
+    return tuple(map(int, given))
 
 
 def resolve_arguments(
