@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
@@ -110,11 +111,14 @@ def report(
 
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
+    from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper import print_paper
 
     made = build_report(folder, paper)
-    print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    if made.records:
+        print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
@@ -122,28 +126,7 @@ def report(
         print(path)
 
 
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
-    despite: Annotated[
-        str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
-    ] = "",
-    target_loss: Annotated[
-        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
-    ] = None,
-) -> None:
-    """Print by how much two runs differ, and whether that is more than noise."""
-    from rich.console import Console
-
-    from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
-    from efficientbench.metrics.report.comparison import print_comparison
-
-    allowed = [name.strip() for name in despite.split(",") if name.strip()]
-    groups = load_group(first), load_group(second)
-    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
-    print_comparison(comparison, Console())
+app.command("compare")(compare_command)
 
 
 class Format(str, Enum):

@@ -97,8 +97,8 @@ def _bound(config: RunConfig, prompt: int, batch: int, rates: DeviceRates | None
         decode_flops=_flops(decode),
         weight_bytes=weight_bytes_read(model, batch, dtype, experts_touched(model, batch)),
         cache_bytes=batch * cache_bytes_read(model, prompt + 1, dtype),
-        prefill_s=rates and _least_s(prefill, rates),
-        decode_s=rates and _least_s(decode, rates),
+        prefill_s=_least_s(prefill, rates) if rates else None,
+        decode_s=_least_s(decode, rates) if rates else None,
     )
 
 

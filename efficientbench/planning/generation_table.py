@@ -112,8 +112,8 @@ def _notes(first: RunConfig, plans: Sequence[tuple[GenerationPlan, DeviceRates |
     for plan, _ in plans:
         for what, why in plan.missing.items():
             reasons.setdefault(why, []).append(f"{plan.name}, {what}")
-    for why, what in reasons.items():
-        yield f"n/a {'; '.join(what)}: {why}"
+    for why, lacking in reasons.items():
+        yield f"n/a {'; '.join(lacking)}: {why}"
     yield (
         f"Bounds for one device and a static batch in {first.training.dtype}: weights and cache are moved once, of "
         "experts those that a token reaches in expectation. Launches, temporary tensors and sampling come on top. They "

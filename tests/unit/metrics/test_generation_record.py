@@ -21,13 +21,8 @@ from efficientbench.metrics.records.generation import (
     read_generation,
     write_generation,
 )
-from efficientbench.metrics.records.generation_figures import (
-    Phase,
-    PhaseMeasured,
-    RowFigures,
-    RowMeasured,
-    figures_of,
-)
+from efficientbench.metrics.records.generation_facts import PhaseMeasured, RowMeasured, figures_of
+from efficientbench.metrics.records.generation_figures import Phase, RowFigures
 
 TIMES_S = ((0.01, 0.03), (0.02, 0.04), (0.03, 0.05))
 STEPS = tuple(StepTime(number, time_s, 4) for number, time_s in enumerate(sum(TIMES_S, ()), start=1))
