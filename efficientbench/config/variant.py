@@ -111,6 +111,9 @@ class AttentionCosts:
     )
     """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
     on one rank for a sequence with room for so many tokens."""
+    decode_reads: Callable[[ModelConfig, int], int] | None = None
+    """(model, tokens) → elements of the State that the last query of so many tokens reads; None: those that `cached`
+    counts, of all tokens."""
     saved: Callable[[ModelConfig, int], int] = _undeclared("attention", "its activations")
     """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
     recomputed: Callable[[ModelConfig, int], int] = _undeclared("attention", "what recomputation saves")

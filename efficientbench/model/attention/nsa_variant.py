@@ -196,6 +196,16 @@ def _state_bytes(model: ModelConfig, tokens: int, tp: int, element_bytes: int) -
     return 2 * keys * nsa.query_groups // tp * model.head_dim * element_bytes
 
 
+def _decode_reads(model: ModelConfig, tokens: int) -> int:
+    """Count the elements that the last query of so many tokens reads: keys and values of its branches, and φ's tokens.
+
+    Only the compressed keys are more for more tokens. See model/attention/nsa_state.py.
+    """
+    nsa = _nsa(model)
+    keys = keys_of_last_query(nsa, tokens).total + nsa.compress_block - 1
+    return 2 * keys * nsa.query_groups * model.head_dim
+
+
 def _saved(model: ModelConfig, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, without the layer's input.
 
@@ -250,6 +260,7 @@ VARIANT = AttentionVariant(
         keys_read_per_query=lambda model, seq_len: keys_read(_nsa(model), seq_len).total / seq_len,
         cached=_cached,
         state_bytes=_state_bytes,
+        decode_reads=_decode_reads,
         saved=_saved,
         recomputed=_recomputed,
         # Queries, keys and values are one projection, the gates another.
