@@ -56,15 +56,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def sizes_of(option: str, text: str) -> tuple[int, ...]:
-    """Split a list like `128,2048` of whole numbers from 1, without repetitions; refuse another by the option."""
-    given = names(text)
-    wrong = [each for each in given if not each.isdecimal() or int(each) < 1]
-    if wrong or not given:
-        raise typer.BadParameter(f"{option}: {wrong[0] if wrong else text!r} is no number from 1, as in 128,2048")
-    return tuple(map(int, given))
-
-
 def resolve_arguments(
     name: str,
     arguments: Sequence[str],

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.generate import numbers
 from efficientbench.cli.options import (
     RUN,
     Arguments,
@@ -17,7 +18,6 @@ from efficientbench.cli.options import (
     Tokenizer,
     overrides_of,
     resolve_arguments,
-    sizes_of,
 )
 
 
@@ -70,7 +70,7 @@ def plan(
             configs = matrix_configs(overrides, smoke)
         else:
             configs = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]]
-        prompts, batches = sizes_of("--prompt-tokens", prompt_tokens), sizes_of("--batch", batch)
+        prompts, batches = numbers("--prompt-tokens", prompt_tokens), numbers("--batch", batch)
         print_generation(configs, prompts, batches, device, Console(width=200, emoji=False))
         return
     if every:

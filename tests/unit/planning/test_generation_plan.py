@@ -77,8 +77,8 @@ def test_the_command_plans_the_whole_matrix() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--batch", "1,none"], "--batch: 'none' is no number from 1, as in 128,2048"),
-        (["--prompt-tokens", "0"], "--prompt-tokens: '0' is no number from 1"),
+        (["--batch", "1,none"], "--batch: '1,none' is no list of numbers above 0, like 1,8"),
+        (["--prompt-tokens", "0"], "--prompt-tokens: '0' is no list of numbers above 0"),
         (["--world", "8"], "--generate is about one device: leave --world out"),
     ],
 )
