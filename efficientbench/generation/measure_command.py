@@ -15,21 +15,17 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.registry import load_kinds
 from efficientbench.config.schema import RunConfig
-from efficientbench.config.variant import known
-from efficientbench.costs.generation import generation_bytes, largest_batch
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.generation.case import Case
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import check_lengths
+from efficientbench.generation.memory import batch_that_fits, too_large, usable_bytes
 from efficientbench.generation.opened import in_one_process, opened, with_random_weights
-from efficientbench.metrics.cgroup import memory_limit_bytes
-from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import device_rates
+from efficientbench.metrics.hardware import memory_bandwidth
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow, write_generation
 from efficientbench.planning import host_memory
-from efficientbench.planning.plan import gigabytes
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.identity import run_environment, subject
 from efficientbench.running.output_folder import OutputFolder
@@ -85,8 +81,8 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
     from efficientbench.generation.measure import Setting
     from efficientbench.generation.results import print_results
 
-    device = find_device(found.config.device)
-    peak, source = memory_bandwidth(found.config, device)
+    device = find_device(found.config.device, trains=False)
+    peak, source = _bandwidth(device)
     setting = Setting(found.model, found.config, device, peak, source, repeats)
     book = _Book(found, setting)
     try:
@@ -102,33 +98,14 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
     return 0 if any(row.failure is None for row in book.rows) else 1
 
 
-def memory_bandwidth(config: RunConfig, device: Device) -> tuple[float | None, str]:
+def _bandwidth(device: Device) -> tuple[float | None, str]:
     """Return the device's peak bandwidth in bytes a second, and where it is from, or why it is not known.
 
     That of a host is measured.
     """
     if device.memory_capacity_bytes() is None:
         return host_memory.memory_bytes_s(), f"measured before the first row: {host_memory.METHOD}"
-    try:
-        rates = device_rates(device.names()[0], config.training.dtype, config.measurement.peak_flops)
-    except MetricsError as error:
-        return None, str(error)
-    return rates.memory_bytes_s, rates.sources[0]
-
-
-def too_large(config: RunConfig, case: Case, free_bytes: int) -> str | None:
-    """Return why a batch does not fit into so much memory, with the largest that does; None where it fits, or may."""
-    sizes = (config.model, case.prompt_tokens, case.max_new_tokens)
-    dtype = config.training.dtype
-    needed = known(lambda: generation_bytes(*sizes, case.batch, dtype))
-    if needed is None or needed <= free_bytes:
-        return None
-    most = largest_batch(*sizes, dtype, free_bytes)
-    helps = f"--batch {most} would fit" if most else "not even one sequence fits"
-    return (
-        f"out of memory: weights, caches and prompts of {case.batch:,} sequences of {case.tokens:,} tokens need about "
-        f"{gigabytes(needed)} of {gigabytes(free_bytes)}; {helps}"
-    )
+    return memory_bandwidth(device.names()[0])
 
 
 class _Book:
@@ -183,9 +160,8 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     """Measure a row, or return why it cannot be measured."""
     from efficientbench.generation.measure import measure
 
-    config, capacity = setting.config, setting.device.memory_capacity_bytes()
-    free_bytes = (memory_limit_bytes() if capacity is None else capacity) - setting.device.runtime_bytes
-    reason = too_large(config, case, free_bytes)
+    config, usable = setting.config, usable_bytes(setting.device)
+    reason = too_large(config, case, usable)
     try:
         if reason is None:
             check_lengths(config.model, [range(case.prompt_tokens)], case.max_new_tokens)
@@ -195,16 +171,10 @@ def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | 
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
-        most = _largest(setting, case, free_bytes)
-        reason = f"out of memory at batch {case.batch:,}: {str(error).splitlines()[0]}; {most}"
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        helps = batch_that_fits(config, case, usable)
+        reason = f"out of memory at batch {case.batch:,}: {first_line}; {helps}"
     failed = GenerationRow(
         prompt_tokens=case.prompt_tokens, batch=case.batch, max_new_tokens=case.max_new_tokens, failure=reason
     )
     return failed, None
-
-
-def _largest(setting: Setting, case: Case, free_bytes: int) -> str:
-    config = setting.config
-    sizes = (config.model, case.prompt_tokens, case.max_new_tokens, config.training.dtype)
-    most = known(lambda: largest_batch(*sizes, free_bytes))
-    return "a smaller batch may fit" if most is None else f"by its formulas at most --batch {most} would fit"

@@ -94,7 +94,7 @@ def in_one_process(config: RunConfig) -> RunConfig:
 
 def _prepared(config: RunConfig) -> tuple[Device, torch.device]:
     """Make the run's device ready. Call it before whatever imports Megatron, which asks for the device."""
-    device = find_device(config.device)
+    device = find_device(config.device, trains=False)
     device.check(config.training.dtype)
     place = device.prepare(0)
     # Megatron logs at length what it would do with others.
