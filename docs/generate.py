@@ -1,4 +1,4 @@
-"""Fill the marked blocks of README*.md and docs/ from the code and docs/measured/*.json; write docs/record.schema.json.
+"""Fill the marked blocks of README*.md and docs/ from the code and docs/measured/*.json; write docs/*.schema.json.
 
     python docs/generate.py            # rewrite the files that are out of date
     python docs/generate.py --check    # write nothing; exit with 1 and name the files that are out of date
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from efficientbench.config import combination_table
@@ -24,12 +25,17 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.metrics.records.generation import GenerationRecord
+from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
-SCHEMA = ROOT / "docs" / "record.schema.json"
+SCHEMAS: dict[Path, type[BaseModel]] = {
+    ROOT / "docs" / "record.schema.json": RunRecord,
+    ROOT / "docs" / "generation.schema.json": GenerationRecord,
+}
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
 """The Chinese of what the blocks hold in English, by the English: cells of tables, and phrases of other lines."""
@@ -115,6 +121,16 @@ def columns() -> str:
     return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
 
 
+def generation_columns() -> str:
+    """Return a table of what generation's record holds of a row, and of each of its phases."""
+    rows = [
+        [f"`{mark}{name}`", row.unit, row.description, row.better or "", row.known_as]
+        for mark, table in (("", RowFigures), ("…_", Phase))
+        for name, row in rows_of(table).items()
+    ]
+    return _table(["figure", "unit", "meaning", "better", "known elsewhere as"], rows)
+
+
 class _WithoutTitles(GenerateJsonSchema):
     """A JSON schema without pydantic's titles, which repeat the fields' names."""
 
@@ -122,9 +138,9 @@ class _WithoutTitles(GenerateJsonSchema):
         return False
 
 
-def record_schema() -> str:
-    """Return the JSON schema of a run's record, as a file's text."""
-    schema = {"$schema": _WithoutTitles.schema_dialect, **RunRecord.model_json_schema(schema_generator=_WithoutTitles)}
+def schema_of(record: type[BaseModel]) -> str:
+    """Return the JSON schema of a record, as a file's text."""
+    schema = {"$schema": _WithoutTitles.schema_dialect, **record.model_json_schema(schema_generator=_WithoutTitles)}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -168,6 +184,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "caches": caches,
     "combinations": combination_table.table,
     "columns": columns,
+    "generation_columns": generation_columns,
     "measured": measured,
     "rows": rows,
     "how": how,
@@ -252,11 +269,11 @@ def _in_chinese(line: str) -> str:
 
 
 def main() -> int:
-    """Rewrite, or check, every page and the schema; return the exit status."""
+    """Rewrite, or check, every page and the schemas; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is out of date")
     check = parser.parse_args().check
-    texts = {page: filled(page) for page in pages()} | {SCHEMA: record_schema()}
+    texts = {page: filled(page) for page in pages()} | {path: schema_of(record) for path, record in SCHEMAS.items()}
     stale = [file for file, text in texts.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
     for file in stale:
         if not check:

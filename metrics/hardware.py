@@ -60,6 +60,19 @@ def peak_flops(device_name: str, dtype: str) -> tuple[float | None, str]:
         return None, str(error)
 
 
+def memory_bandwidth(device_name: str) -> tuple[float | None, str]:
+    """Return the peak bandwidth of one device's memory, bytes a second, and its datasheet; or None and why.
+
+    `device_name` is as the driver reports it.
+    """
+    undetermined, row = _matching("undetermined", device_name), _matching("devices", device_name)
+    if undetermined is not None:
+        return None, undetermined["reason"]
+    if row is None:
+        return None, f"the memory bandwidth of '{device_name}' is not in the hardware table"
+    return row["memory_bandwidth_gb_s"] * 1e9, row["source"]
+
+
 def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRates:
     """Return the row of a device by its name in the table or as the driver reports it.
 

@@ -10,20 +10,20 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
-    RUN,
     Arguments,
     Data,
     MatrixFile,
     Name,
     Smoke,
     Tokenizer,
-    overrides_of,
     resolve_arguments,
 )
+from efficientbench.cli.plan import plan as plan_command
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
 from efficientbench.cli.words import list_keys, list_runs
@@ -97,52 +97,7 @@ def run(
 app.command("sweep")(sweep_command)
 
 
-@app.command()
-def plan(
-    name: Annotated[str | None, RUN] = None,
-    arguments: Arguments = None,
-    smoke: Smoke = False,
-    data: Data = None,
-    tokenizer: Tokenizer = None,
-    matrix: MatrixFile = None,
-    every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
-    world: Annotated[
-        int | None,
-        typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
-    ] = None,
-    devices_per_node: Annotated[
-        int | None,
-        typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node; 8"),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="with --world: a row of metrics/hardware.yaml, like 'H100 SXM'"),
-    ] = None,
-) -> None:
-    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
-    if world is None and (device or devices_per_node) is not None:
-        option = "--device" if device is not None else "--devices-per-node"
-        raise typer.BadParameter(f"{option} goes with --world N: how many devices there are")
-    if every:
-        from efficientbench.planning.plan_table import print_matrix
-
-        print_matrix(overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer), smoke)
-        return
-    if name is None:
-        raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
-    config, _ = resolve_arguments(name, arguments or [], smoke, data, tokenizer, matrix)
-    from rich.console import Console
-
-    if world is not None:
-        from efficientbench.planning.cluster_plan import make_cluster_plan
-        from efficientbench.planning.cluster_table import print_cluster_plan
-
-        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
-        return
-    from efficientbench.planning.plan import plan_anywhere
-    from efficientbench.planning.plan_table import print_plan
-
-    print_plan(plan_anywhere(config), Console(emoji=False))
+app.command("plan")(plan_command)
 
 
 @app.command()
@@ -158,11 +113,14 @@ def report(
 
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
+    from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper import print_paper
 
     made = build_report(folder, paper)
-    print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    if made.records:
+        print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
@@ -170,31 +128,7 @@ def report(
         print(path)
 
 
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
-    despite: Annotated[
-        str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
-    ] = "",
-    target_loss: Annotated[
-        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
-    ] = None,
-) -> None:
-    """Print by how much two runs differ, and whether that is more than noise."""
-    from rich.console import Console
-
-    from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.paired import pair_evaluations
-    from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
-    from efficientbench.metrics.report.comparison import print_comparison
-    from efficientbench.metrics.report.evaluations import print_evaluations
-
-    allowed = [name.strip() for name in despite.split(",") if name.strip()]
-    groups = load_group(first), load_group(second)
-    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
-    print_comparison(comparison, Console())
-    print_evaluations(pair_evaluations(first, second), Console())
+app.command("compare")(compare_command)
 
 
 class Format(str, Enum):

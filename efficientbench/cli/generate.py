@@ -1,23 +1,31 @@
-"""The command `efficientbench generate`."""
+"""The command `efficientbench generate`: texts, or with --measure what they cost."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from efficientbench.cli.options import MatrixFile, Smoke
+
 
 def generate(
-    run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B")
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B; with --measure also the name of a run, "
+            "like gqa_0.5B, which gets random weights",
+        ),
     ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[key=value]...",
-            help="model.attention.kind=package.module:VARIANT, likewise of position: code of a variant of your own, "
-            "which the run was trained with",
+            help="of a folder: model.attention.kind=package.module:VARIANT, likewise of position: code of a variant of "
+            "your own, which the run was trained with; of a name: keys of the configuration, as for `run`",
         ),
     ] = None,
     prompt: Annotated[
@@ -41,17 +49,70 @@ def generate(
         typer.Option("--top-p", metavar="P", min=0.0, max=1.0, help="and of those the likeliest of this probability"),
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="of the tokens that are sampled")] = 0,
-    batch: Annotated[int, typer.Option("--batch", metavar="B", min=1, help="prompts that are continued at once")] = 8,
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", metavar="B", help="prompts that are continued at once (8); measured: a list (1,8)"),
+    ] = None,
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="of the checkpoint; without it the last good one")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure time, memory and energy, and write generation.json")
+    ] = False,
+    prompt_tokens: Annotated[
+        str | None, typer.Option("--prompt-tokens", metavar="LIST", help="measured: lengths of prompts (128,2048)")
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row")
+    ] = 5,
+    smoke: Smoke = False,
+    matrix: MatrixFile = None,
 ) -> None:
-    """Continue text by a run's trained model."""
+    """Continue text by a run's trained model, or measure what generation costs."""
+    if measure:
+        if prompt is not None or file is not None:
+            raise typer.BadParameter("--measure: prompts are random tokens; leave --prompt and --file out")
+        sizes = (numbers("--prompt-tokens", prompt_tokens or "128,2048"), numbers("--batch", batch or "1,8"))
+        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats, smoke, step, matrix))
+    if prompt_tokens is not None or smoke or matrix is not None:
+        raise typer.BadParameter("--prompt-tokens, --smoke and --matrix are of --measure")
     from efficientbench.config.registry import load_kinds
     from efficientbench.generation.command import generate_text, read_prompts
     from efficientbench.generation.sampling import Sampling
 
+    [together] = numbers("--batch", batch or "8", most=1)
     load_kinds(arguments or [])
     sampling = Sampling(temperature, top_k, top_p, seed)
     texts = read_prompts(prompt, file)
-    raise typer.Exit(generate_text(run_folder, texts, sampling, max_new_tokens, batch, step))
+    raise typer.Exit(generate_text(Path(run), texts, sampling, max_new_tokens, together, step))
+
+
+def _measure(
+    run: str,
+    arguments: list[str],
+    sizes: tuple[list[int], list[int]],
+    max_new_tokens: int,
+    repeats: int,
+    smoke: bool,
+    step: int | None,
+    matrix: Path | None,
+) -> int:
+    from efficientbench.config.matrix import MATRIX
+    from efficientbench.generation.case import Case
+    from efficientbench.generation.measure_command import measure_run, target
+
+    if max_new_tokens < 2:
+        raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
+    cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
+    with target(run, arguments, smoke, step, matrix or MATRIX) as found:
+        return measure_run(found, cases, repeats)
+
+
+def numbers(option: str, text: str, most: int | None = None) -> list[int]:
+    """Split a list of whole numbers like `1,8`. Raises BadParameter: it is none, or has more than `most`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{option}: {text!r} is no list of numbers above 0, like 1,8")
+    if most is not None and len(parts) > most:
+        raise typer.BadParameter(f"{option}: {text!r} is a list, which only --measure takes")
+    return list(dict.fromkeys(map(int, parts)))

@@ -47,6 +47,9 @@ Axes = Annotated[
     ),
 ]
 
+PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="LIST", help="tokens of a prompt, like 128,2048")]
+Batches = Annotated[str, typer.Option("--batch", metavar="LIST", help="rows that are computed at once, like 1,8")]
+
 
 def names(text: str) -> tuple[str, ...]:
     """Split a list like `0.5B,1.5B`, without repetitions."""

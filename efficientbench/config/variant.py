@@ -111,6 +111,12 @@ class AttentionCosts:
     )
     """(model, tokens, t, bytes of an element) → bytes of the State (model/cache.py) that the layer, a Stateful, keeps
     on one rank for a sequence with room for so many tokens."""
+    decode_reads: Callable[[ModelConfig, int], int] | None = None
+    """(model, tokens) → elements of the State that the last query of so many tokens reads; None: those that `cached`
+    counts, of all tokens."""
+    decode_flops: Callable[[ModelConfig, int], int] = _undeclared("attention", "FLOPs of decoding")
+    """(model, tokens) → FLOPs, in scores and their product with the values, of the token that is the `tokens`-th of its
+    sequence, as decoding computes them."""
     saved: Callable[[ModelConfig, int], int] = _undeclared("attention", "its activations")
     """(model, t) → elements per token that one rank keeps from forward to backward, without the layer's input."""
     recomputed: Callable[[ModelConfig, int], int] = _undeclared("attention", "what recomputation saves")

@@ -74,6 +74,10 @@ class Device(ABC):
     def unavailable_reason(self) -> str | None:
         """Return why runs cannot use this device type here; None where they can."""
 
+    def forward_unavailable_reason(self) -> str | None:
+        """Return why not even forward passes can be computed here; None where they can."""
+        return self.unavailable_reason()
+
     @abstractmethod
     def prepare(self, local_rank: int) -> torch.device:
         """Make `local_rank`'s device current and ready for the engine. Call it once, before importing megatron."""

@@ -82,6 +82,12 @@ class NPU(Device):
     remedy = "an Ascend NPU with its driver, CANN's set_env.sh sourced, and torch-npu in torch's own version"
 
     def unavailable_reason(self) -> str | None:
+        reason = self.forward_unavailable_reason()
+        if reason is None and family(name := str(npu_namespace().get_device_name(0))) == INFERENCE:
+            return f"{name} is made for inference and cannot train"
+        return reason
+
+    def forward_unavailable_reason(self) -> str | None:
         if not glob.glob("/dev/davinci[0-9]*"):
             return "no Ascend driver's device file (/dev/davinci0) on this machine"
         if importlib.util.find_spec("torch_npu") is None:
@@ -93,11 +99,9 @@ class NPU(Device):
         try:
             if not namespace.is_available():
                 return "torch_npu finds no usable NPU; npu-smi info tells more"
-            name = str(namespace.get_device_name(0))
+            namespace.get_device_name(0)
         except RuntimeError as error:
             return f"the driver refuses torch_npu the NPU ({_first_line(error)}); npu-smi info tells more"
-        if family(name) == INFERENCE:
-            return f"{name} is made for inference and cannot train"
         return _foreign_adaptor()
 
     def environment(self, tensor_parallel: int) -> dict[str, str]:
@@ -111,7 +115,7 @@ class NPU(Device):
         return {"fused kernels": "torch_npu does not say whether its own kernels compute the same bits again"}
 
     def count(self) -> int:
-        return int(npu_namespace().device_count()) if self.unavailable_reason() is None else 0
+        return int(npu_namespace().device_count()) if self.forward_unavailable_reason() is None else 0
 
     def prepare(self, local_rank: int) -> torch.device:
         # Again, since another import may have brought an adaptor after `unavailable_reason`.

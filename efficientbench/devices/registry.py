@@ -27,15 +27,21 @@ def device_called(name: str) -> Device:
     return devices[name]
 
 
-def find_device(name: str = "auto") -> Device:
+def find_device(name: str = "auto", trains: bool = True) -> Device:
     """Return the device type called `name`; `auto` is the first accelerator that can be used, else the CPU.
+
+    `trains`: whether to train, or only to compute forward passes, which more devices can.
 
     Raises DeviceError: the name is unknown, or this machine cannot use the device type, with the reason.
     """
+
+    def reason_of(device: Device) -> str | None:
+        return device.unavailable_reason() if trains else device.forward_unavailable_reason()
+
     if name == "auto":
-        return next(device for device in all_devices() if device.unavailable_reason() is None)
+        return next(device for device in all_devices() if reason_of(device) is None)
     device = device_called(name)
-    reason = device.unavailable_reason()
+    reason = reason_of(device)
     if reason is not None:
         raise DeviceError(f"device={name} cannot be used here: {reason}")
     return device

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TextIO
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.case import Case
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import Emitted, check_lengths, generate
+from efficientbench.generation.memory import batch_that_fits, usable_bytes
 from efficientbench.generation.opened import opened
 from efficientbench.generation.sampling import Sampling
 from efficientbench.generation.text_stream import TextStream
+from efficientbench.running.failures import ran_out_of_memory
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -63,6 +67,15 @@ def generate_text(
         except GenerationError as error:
             screen.close()
             print(f"error: {folder}, step {run.step:,}: {error}", file=sys.stderr)
+            return 1
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            screen.close()
+            case = Case(max(map(len, prompts)), min(batch, len(prompts)), max_new_tokens)
+            device = find_device(run.config.device, trains=False)
+            helps = batch_that_fits(run.config, case, usable_bytes(device))
+            print(f"error: out of memory with {case.batch} prompts at once: {helps}", file=sys.stderr)
             return 1
     return 0
 

@@ -77,6 +77,14 @@ class Decoder:
         self.cache.advance()
         return whole_logits(self.model, logits)[:, 0]
 
+    def rewind(self) -> None:
+        """Go back to the end of the prompts, to measure the same steps again.
+
+        What was kept of later tokens stays and is written over: the steps read as many bytes, and other numbers.
+        """
+        self.longest = max(map(len, self.prompts))
+        self.cache.lengths.copy_(torch.tensor([len(prompt) for prompt in self.prompts]))
+
     def all_end(self, here: bool) -> bool:
         """Return whether no rank goes on: each that shares experts takes part in every step of the others."""
         if self.model.expert_group is None:

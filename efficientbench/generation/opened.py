@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 from efficientbench.config.schema import KernelsConfig, ParallelConfig, RunConfig
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.running.trained import TrainedRun, trained_config
 
 if TYPE_CHECKING:
+    import torch
+
     from efficientbench.model.gpt import GPT
 
 
@@ -51,13 +54,7 @@ def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
     cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
     tokenizer = run.tokenizer()
     checkpoint, problems = run.checkpoint(step)
-    device = find_device(run.job.config.device)
-    device.check(run.job.config.training.dtype)
-    prepared = device.prepare(0)
-    # After `prepare`: Megatron asks for the device as it is imported, and logs at length what it would do with others.
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="megatron")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    device, place = _prepared(run.job.config)
     from efficientbench.model.gpt import trained_model
     from efficientbench.training import groups
     from efficientbench.training.checkpoints.read import Weights
@@ -65,8 +62,26 @@ def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
     weights = Weights(checkpoint)
     config = in_one_process(trained_config(weights.manifest.config))
     with groups.one_rank(device.backend):
-        model = trained_model(config, prepared, weights)
+        model = trained_model(config, place, weights)
         yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
+
+
+@contextlib.contextmanager
+def with_random_weights(config: RunConfig) -> Iterator[GPT]:
+    """Build the model of a configuration with the weights that its training would begin with.
+
+    Raises:
+        ConfigError: the model cannot generate.
+        DeviceError: this machine cannot use the device.
+    """
+    cache_bytes(config.model, 1, config.training.dtype)
+    device, place = _prepared(config)
+    from efficientbench.model.gpt import build_stages
+    from efficientbench.training import groups
+
+    with groups.one_rank(device.backend):
+        [model] = build_stages(in_one_process(config), place)
+        yield model.eval()
 
 
 def in_one_process(config: RunConfig) -> RunConfig:
@@ -75,3 +90,15 @@ def in_one_process(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"parallel": ParallelConfig(), "kernels": KernelsConfig(fused=False), "training": training}
     )
+
+
+def _prepared(config: RunConfig) -> tuple[Device, torch.device]:
+    """Make the run's device ready. Call it before whatever imports Megatron, which asks for the device."""
+    device = find_device(config.device, trains=False)
+    device.check(config.training.dtype)
+    place = device.prepare(0)
+    # Megatron logs at length what it would do with others.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    return device, place

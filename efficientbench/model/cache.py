@@ -84,6 +84,9 @@ class Chunk:
 class Stateful:
     """An attention layer that can go on from what it has kept of earlier tokens."""
 
+    decodes_by = "the layer's own code"
+    """The kernel that attends to what is kept, for records."""
+
     state: State | None = None
     """Set while a cache is bound to the model: `forward` then continues from it."""
     cache: Cache | None = None

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from efficientbench.config.layout import Layout
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.compute import micro_batch_work, optimizer_work
 from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.planning.host_memory import METHOD, memory_bytes_s, shortest_s
 from efficientbench.planning.step_time import Efficiency, work_time_s
 from efficientbench.profiling.trace import Breakdown
 
 PEAK = Efficiency(matmul=1, attention=1, memory=1, link=1)
-
-REPETITIONS = 15
-"""Measurements of a host's rate; the shortest counts."""
 
 _KINDS_IN_A_TRACE = {"elementwise": "other", "embedding": "other"}
 """Kind of counted work → kind of the trace that it belongs to, where they differ."""
@@ -81,21 +77,14 @@ def probe_host(config: RunConfig, threads: int) -> DeviceRates:
     model, training = config.model, config.training
     inputs = torch.randn(training.micro_batch_size * training.seq_len, model.hidden_size).to(dtype)
     weight = torch.randn(2 * model.ffn_hidden_size, model.hidden_size).to(dtype)
-    product_s = _shortest(lambda: inputs @ weight.t())
-    large = torch.ones(2**24)
-    sum_s = _shortest(lambda: torch.add(large, 1.0, out=large))
+    product_s = shortest_s(lambda: inputs @ weight.t())
     return DeviceRates(
         name="this machine",
         backend="",
         peak_flops=2 * inputs.shape[0] * weight.numel() / product_s,
-        memory_bytes_s=2 * large.numel() * large.element_size() / sum_s,
+        memory_bytes_s=memory_bytes_s(),
         memory_bytes=None,
         in_node_bytes_s=0,
         between_nodes_bytes_s=None,
-        sources=(f"measured now with {threads} threads: the model's largest product, a sum of large tensors",),
+        sources=(f"measured now with {threads} threads: the model's largest product, {METHOD}",),
     )
-
-
-def _shortest(work: Callable[[], object]) -> float:
-    work()  # allocates, and starts the threads
-    return min(timeit.repeat(work, repeat=REPETITIONS, number=1))

@@ -52,16 +52,9 @@ def run_environment(config: RunConfig, device: Device) -> dict[str, Any]:
 def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
     """Return what was run, on which devices and by which formulas, by the record's field names."""
     config, layout = job.config, job.layout
-    parameters = known(lambda: count_parameters(config.model))
     flops = known(lambda: flops_per_token(config.model, config.training.seq_len, config.training.recompute))
     return {
-        "run": f"{config.variant}_{config.size}" + (f"__{config.label}" if config.label else ""),
-        "variant": config.variant,
-        "size": config.size,
-        "smoke": config.smoke,
-        "seed": config.training.seed,
-        "parameters": None if parameters is None else parameters.total,
-        "parameters_active": None if parameters is None else parameters.active,
+        **subject(config),
         "flops_per_token": None if flops is None else float(flops.training),
         "devices": devices,
         "device_name": device.names()[0],
@@ -75,6 +68,20 @@ def identity(job: Job, device: Device, devices: int) -> dict[str, Any]:
         "formula_id": FORMULAS,
         "config": config.model_dump(mode="json"),
         "paths": WRITTEN,
+    }
+
+
+def subject(config: RunConfig) -> dict[str, Any]:
+    """Return what was run, by the field names of `records.figures.Subject`."""
+    parameters = known(lambda: count_parameters(config.model))
+    return {
+        "run": f"{config.variant}_{config.size}" + (f"__{config.label}" if config.label else ""),
+        "variant": config.variant,
+        "size": config.size,
+        "smoke": config.smoke,
+        "seed": config.training.seed,
+        "parameters": None if parameters is None else parameters.total,
+        "parameters_active": None if parameters is None else parameters.active,
     }
 
 

@@ -16,7 +16,7 @@ from efficientbench.launchers.files import no_link
 
 WRITTEN = (
     *("checkpoint", "steps.jsonl", "config.json", "tensorboard", "log", "tokenizer"),
-    *("evaluation", "trace.json.gz", "record.json"),
+    *("evaluation", "trace.json.gz", "generation.json", "record.json"),
 )
 """What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
 in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""
@@ -37,6 +37,8 @@ class OutputFolder:
         self.tokenizer = path / "tokenizer"
         """A copy of the tokenizer that made the run's tokens: with it the checkpoints are of use without the corpus."""
         self.trace = path / "trace.json.gz"
+        self.generation = path / "generation.json"
+        """What using the model costs, as `generate --measure` has measured it."""
 
     @classmethod
     def of(cls, config: RunConfig) -> OutputFolder:

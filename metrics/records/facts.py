@@ -112,10 +112,7 @@ class Measured:
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""
-        value = getattr(self.run, name)
-        if value is None:
-            raise MetricsError(self.run.unavailable.get(name, "not measured"))
-        return value
+        return of_run(self.run, name)
 
     def waited(self, name: str) -> list[float]:
         """Return a field of every rank's RankWaits, s."""
@@ -218,6 +215,14 @@ class Measured:
         if self.reading is None:
             raise MetricsError("the training loop did not say what it read")
         return self.reading
+
+
+def of_run(run: RunMeasurement, name: str) -> Any:
+    """Return a field of a measurement. Raises MetricsError with the reason where it is None."""
+    value = getattr(run, name)
+    if value is None:
+        raise MetricsError(run.unavailable.get(name, "not measured"))
+    return value
 
 
 def finite(value: Any) -> Any:

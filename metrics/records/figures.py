@@ -27,14 +27,14 @@ from efficientbench.metrics.records.figure import (
 
 # The parts are dataclasses that others build unchecked: without `revalidate_instances` a record could hold a NaN, which
 # its reader would refuse.
-_STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always",
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, revalidate_instances="always",
     use_attribute_docstrings=True)
 
 
-class Identity(BaseModel):
-    """What was run, and on what."""
+class Subject(BaseModel):
+    """What was run."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     run: str = fact("", "`<variant>_<size>`, `__<key>=<value>` after it in a sweep",
         "llm-foundry Model")
@@ -46,6 +46,11 @@ class Identity(BaseModel):
         headline=Headline(0, "params", count))
     parameters_active: Positive | None = fact("", "those that one token uses; fewer than P in a mixture of experts",
         default=None)
+
+
+class Identity(Subject):
+    """What was trained, and on what."""
+
     flops_per_token: float | None = fact("FLOP",
         "forward and backward, matmuls only, causal attention halved, no recomputation", default=None)
     devices: Positive = fact("", "D: accelerators, or hosts where the host is the device", "llm-foundry # GPUs")
@@ -68,7 +73,7 @@ class Identity(BaseModel):
 class Metrics(BaseModel):
     """The measured figures; None stands for one that could not be measured, and `unavailable` has the reason."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     amu_gb: float | None = figure("GB", "AMU: mean memory used, (1/T) ∫ memory dt, mean over devices",
         source="EfficientLLM eq. 1", better="lower", compared="AMU, GB",

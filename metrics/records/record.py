@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,7 +35,7 @@ OF_FORMULAS = ("parameters", "parameters_active", "flops_per_token")
 _Finite = Annotated[float, Field(le=LARGEST)]
 
 
-def _iso_time(text: str) -> str:
+def iso_time(text: str) -> str:
     """Return the time in a form that Python 3.10 reads too, which knows no Z."""
     time = f"{text[:-1]}+00:00" if text.endswith("Z") else text
     try:
@@ -53,7 +54,7 @@ class RunRecord(Metrics, Identity):
     dense_keys_per_query: float | None = fact("keys", "mean keys that dense causal attention reads in training",
         default=None)
     status: Literal["completed", "stopped", "failed"] = fact("", "completed, stopped (on request) or failed")
-    started_at: Annotated[str, AfterValidator(_iso_time)] = fact("UTC", "when the run began, ISO 8601")
+    started_at: Annotated[str, AfterValidator(iso_time)] = fact("UTC", "when the run began, ISO 8601")
     duration_s: NonNegativeFloat = fact("s", "from start to end, set-up and evaluation included")
     formula_id: str = fact("", "the edition of the formulas; rows of different ids are not compared")
     repeats: Annotated[Few, Field(ge=1)] = fact("runs",
@@ -190,23 +191,31 @@ def read_record(path: Path) -> RunRecord:
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
-        raise MetricsError(f"{path}: {_readable(error)}") from None
+        reason = readable(error, RunRecord.model_fields, SCHEMA_VERSION, "a run's record")
+        raise MetricsError(f"{path}: {reason}") from None
 
 
-def _readable(error: ValidationError) -> str:
-    """Return all errors of a validation in one line, by key."""
+def readable(error: ValidationError, known: Iterable[str], schema: int, what: str) -> str:
+    """Return all errors of a validation in one line, by key.
+
+    Args:
+        error: of the validation.
+        known: the record's keys.
+        schema: the schema version that this program reads.
+        what: the file should be, with its article.
+    """
     found = {".".join(map(str, item["loc"])): item for item in error.errors()}
     version, first = found.get("schema_version"), error.errors()[0]
     if version is not None:
-        return f"written in schema version {version['input']}; this program reads {SCHEMA_VERSION}"
+        return f"written in schema version {version['input']}; this program reads {schema}"
     if first["type"] == "json_invalid":
         return f"damaged, it is no JSON ({first['ctx']['error']})"
     messages = []
     for where, item in found.items():
-        near = get_close_matches(where, RunRecord.model_fields, 1) if item["type"] == "extra_forbidden" else []
+        near = get_close_matches(where, list(known), 1) if item["type"] == "extra_forbidden" else []
         hint = f" (did you mean {near[0]}?)" if near else ""
         messages.append((f"{where}: " if where else "") + item["msg"].removeprefix("Value error, ") + hint)
-    return f"not a run's record: {'; '.join(messages)}"
+    return f"not {what}: {'; '.join(messages)}"
 
 
 def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:

@@ -10,12 +10,14 @@ from pathlib import Path
 from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.evaluations import evaluations_table
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
+from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table, write_generation_csv
 from efficientbench.metrics.report.headline import absences, notes, results_table
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
@@ -30,6 +32,7 @@ class Report:
 
     records: list[RunRecord]
     """One for each run, and for each group of repeats."""
+    generations: list[GenerationRecord]
     failures: list[FailedRun]
     warnings: list[str]
     """A message for each file that is no record, and for what the report lacks."""
@@ -37,13 +40,17 @@ class Report:
 
 
 def build_report(folder: Path, paper: bool = False) -> Report:
-    """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder; with `paper`, paper.md too.
+    """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder.
+
+    With `paper` it writes paper.md too, and generation.csv where generation was measured.
 
     Raises:
         MetricsError: no such folder, no record below it that can be read, or a file that cannot be written.
     """
     records, damaged = load_records(folder)
-    if not records:
+    generations, unread_generations = load_generations(folder)
+    damaged += unread_generations
+    if not records and not generations:
         if damaged:
             unread = f"none of the {len(damaged)} records below it can be read; the first: {damaged[0]}"
             raise MetricsError(f"{folder}: {unread}")
@@ -52,19 +59,22 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         )
     rows, failures = combine_repeats(records), load_failures(folder)
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations))
-    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations))
+    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations))
+    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
+    if generations:
+        write_generation_csv(beside(generations, rows), rows, folder / CSV_NAME)
+        names.append(CSV_NAME)
     if find_spec("tensorboard") is not None:
-        write_hparams(records, folder / HPARAMS_FOLDER)
+        write_hparams(records, folder / HPARAMS_FOLDER, beside(generations, records))
         names.insert(2, HPARAMS_FOLDER)
     else:
         warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows))
         names.insert(0, "paper.md")
-    return Report(rows, failures, warnings, [folder / name for name in names])
+    return Report(rows, generations, failures, warnings, [folder / name for name in names])
 
 
 def markdown(
@@ -72,10 +82,15 @@ def markdown(
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
+    generations: Sequence[GenerationRecord] = (),
 ) -> str:
     """Return the text of report.md: the table of results, and all that a reader must know beside it."""
-    parts = ["# EfficientBench report", markdown_table(results_table(records))]
+    parts = ["# EfficientBench report", *([markdown_table(results_table(records))] if records else [])]
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
+    if generations:
+        table = generation_table(beside(generations, records), records)
+        listed = "\n".join(f"- {escape(note)}" for note in table.notes)
+        parts += [f"## {table.title}", markdown_table(table), listed]
     if failures:
         table = failures_table(failures)
         parts += [f"## {table.title}", markdown_table(table)]

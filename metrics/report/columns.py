@@ -100,13 +100,14 @@ def write_csv(records: Iterable[RunRecord], path: Path) -> None:
     writer.writeheader()
     for record in records:
         values, reasons = row(record)
-        cells = {name: _cell(value) for name, value in values.items()}
-        cells[UNAVAILABLE] = _cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
+        cells = {name: csv_cell(value) for name, value in values.items()}
+        cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
         writer.writerow(cells)
     write_whole(path, text.getvalue())
 
 
-def _cell(value: Any) -> str:
+def csv_cell(value: Any) -> str:
+    """Return a figure as a cell of a CSV file, at full precision."""
     if value is None:
         return ABSENT
     if isinstance(value, bool):

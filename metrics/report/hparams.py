@@ -15,6 +15,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.figures import Identity
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.columns import row
+from efficientbench.metrics.report.generation import Generated
 
 HPARAMS_FOLDER = "hparams"
 SETTINGS = (*Identity.model_fields, "recompute", "formula_id", "speed_only", "tokens_per_parameter")
@@ -22,8 +23,18 @@ FIGURES_SHOWN = [name for name, row in FIGURES.items() if (row.better or row.hea
 """Figures by which runs are told apart: those of the table of results, and those with a better way."""
 
 
-def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
+GENERATED = (
+    *("decode_tokens_per_s", "decode_time_s", "decode_energy_j_per_token", "prefill_tokens_per_s", "ttft_s"),
+    *("cache_bytes", "bandwidth_utilization"),
+)
+"""Figures of generation that are written as scalars over the tokens of the context."""
+
+
+def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequence[Generated] = ()) -> None:
     """Write one subfolder a run, replacing what an earlier report wrote there.
+
+    What was generated is beside the training of the same run, as scalars `generation/batch_<batch>/<figure>` whose
+    steps are the tokens of the context.
 
     Raises:
         MetricsError: the folder cannot be written.
@@ -34,9 +45,12 @@ def write_hparams(records: Sequence[RunRecord], folder: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
         taken: set[str] = set()
-        for record in records:
-            name = _free(record.run + ("_smoke" if record.smoke else ""), taken)
+        names = [_free(record.run + ("_smoke" if record.smoke else ""), taken) for record in records]
+        for record, name in zip(records, names, strict=True):
             _write_run(record, folder / name)
+        for each in generated:
+            name = _free(each.name, taken) if each.trained is None else names[each.trained]
+            _write_generated(each, folder / name)
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
@@ -86,4 +100,28 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
         for summary in (hparams_pb(settings, trial_id=folder.name, start_time_secs=begin_s), figures, ended):
             writer.write(Event(wall_time=end_s, step=record.tokens, summary=summary).SerializeToString())
+        writer.flush()
+
+
+def _write_generated(each: Generated, folder: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    begin_s = datetime.fromisoformat(each.record.started_at).timestamp()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"events.out.tfevents.{begin_s:.0f}.generation").open("xb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
+        for made in each.record.rows:
+            figures = {name: made.value(name) for name in GENERATED}
+            summary = Summary(
+                value=[
+                    Summary.Value(tag=f"generation/batch_{made.batch}/{name}", simple_value=value)
+                    for name, value in figures.items()
+                    if value is not None
+                ]
+            )
+            context = made.prompt_tokens + made.max_new_tokens
+            writer.write(Event(wall_time=begin_s, step=context, summary=summary).SerializeToString())
         writer.flush()

@@ -16,6 +16,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.cache import Chunk, KeysAndValues, Stateful
 from efficientbench.model.kernels.biased_attention import biased_causal_attention
+from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.kernels.causal_attention import AttentionKernel
 from efficientbench.model.kernels.norm import rms_norm
@@ -25,6 +26,8 @@ from efficientbench.model.position import Position
 
 class CoreAttention(Stateful, MegatronModule):
     """Positional encoding and causal attention, between the projections that Megatron's SelfAttention holds."""
+
+    decodes_by = CACHED_ATTENTION
 
     def __init__(
         self,

@@ -95,6 +95,7 @@ VARIANT = AttentionVariant(
         keys_read_per_query=lambda model, seq_len: (seq_len + 1) / 2,
         cached=lambda model: 2 * _gqa(model).query_groups * model.head_dim,
         state_bytes=lambda model, tokens, tp, element_bytes: 2 * _key(model, tp) * tokens * element_bytes,
+        decode_flops=lambda model, tokens: 4 * _product(model, tokens),
         saved=_saved,
         recomputed=_key,
         gathered=lambda model, tp: 2 * _key(model, tp),

@@ -28,6 +28,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention.mla_variant import MLAConfig
 from efficientbench.model.cache import Chunk, State, Stateful, write_tokens
+from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
 from efficientbench.model.position import Position
@@ -46,6 +47,8 @@ class MultiLatentAttention(Stateful, MegatronModule):
 
     Not Megatron's own layer, which leaves the shared key's gradient unsummed over ranks without Transformer Engine.
     """
+
+    decodes_by = f"absorbed projections, {CACHED_ATTENTION}"
 
     def __init__(
         self,

@@ -117,6 +117,9 @@ VARIANT = AttentionVariant(
         cached=_cached,
         # Each rank holds the latents whole.
         state_bytes=lambda model, tokens, tp, element_bytes: _cached(model) * tokens * element_bytes,
+        # All heads attend to the latents themselves: to latent and shared key for the scores, to the latent as value.
+        # The projections that queries and outputs then pass have been counted: they are those of keys and values.
+        decode_flops=lambda model, tokens: 2 * model.heads * (_cached(model) + _mla(model).kv_lora_rank) * tokens,
         saved=_saved,
         recomputed=_recomputed,
         gathered=lambda model, tp: model.heads // tp * 2 * _mla(model).key_dim,

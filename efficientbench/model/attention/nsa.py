@@ -67,6 +67,8 @@ class Compression(torch.nn.Module):
 class NativeSparseAttention(Stateful, MegatronModule):
     """The whole attention layer, projections included."""
 
+    decodes_by = "torch matmuls over compressed keys, gathered blocks and the window, softmax in float32"
+
     def __init__(
         self,
         config: TransformerConfig,

@@ -196,6 +196,23 @@ def _state_bytes(model: ModelConfig, tokens: int, tp: int, element_bytes: int) -
     return 2 * keys * nsa.query_groups // tp * model.head_dim * element_bytes
 
 
+def _decode_flops(model: ModelConfig, tokens: int) -> int:
+    """Count FLOPs of a sequence's last token: over the keys that it reads, and in φ, which each token computes anew."""
+    nsa = _nsa(model)
+    compression = 2 * nsa.query_groups * 2 * _compression_weights(model)
+    return 4 * model.heads * model.head_dim * keys_of_last_query(nsa, tokens).total + compression
+
+
+def _decode_reads(model: ModelConfig, tokens: int) -> int:
+    """Count the elements that the last query of so many tokens reads: keys and values of its branches, and φ's tokens.
+
+    Only the compressed keys are more for more tokens. See model/attention/nsa_state.py.
+    """
+    nsa = _nsa(model)
+    keys = keys_of_last_query(nsa, tokens).total + nsa.compress_block - 1
+    return 2 * keys * nsa.query_groups * model.head_dim
+
+
 def _saved(model: ModelConfig, tp: int) -> int:
     """Count the elements per token that one rank keeps from forward to backward, without the layer's input.
 
@@ -250,6 +267,8 @@ VARIANT = AttentionVariant(
         keys_read_per_query=lambda model, seq_len: keys_read(_nsa(model), seq_len).total / seq_len,
         cached=_cached,
         state_bytes=_state_bytes,
+        decode_reads=_decode_reads,
+        decode_flops=_decode_flops,
         saved=_saved,
         recomputed=_recomputed,
         # Queries, keys and values are one projection, the gates another.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,18 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from efficientbench.metrics.analysis.conditions import differing
+from efficientbench.metrics.records.figure import Figure as Column
+from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
+from efficientbench.metrics.report.generation import COLUMNS as GENERATION_COLUMNS
+from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table
 from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
+from efficientbench.metrics.report.html.generation_plots import generation_figures, generation_legend
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
@@ -30,6 +35,7 @@ def page(
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
+    generations: Sequence[GenerationRecord] = (),
 ) -> str:
     """Return the whole page."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
@@ -42,7 +48,7 @@ def page(
         keep_trailing_newline=True,
     )
     return environment.get_template("page.html").render(
-        **_content(records),
+        **_content(records, generations),
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,
@@ -51,16 +57,20 @@ def page(
     )
 
 
-def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
+def _content(records: Sequence[RunRecord], generations: Sequence[GenerationRecord]) -> dict[str, Any]:
     """Return what follows from the records, by the template's names."""
     runs = numbered(records)
+    generated = beside(generations, records)
     reasons = absences(records)
     timed = [run for run in runs if run.record.step_time_percentiles_s]
     sampled = [run for run in runs if run.record.timelines]
     validated = [run for run in runs if len(run.record.quality_curve) > 1]
     mixtures = [run for run in runs if run.record.experts is not None]
     return {
-        "summary": _summary(records),
+        "summary": _summary(records, generations),
+        "generation": generation_table(generated, records),
+        "generation_plots": generation_figures(generated[:MOST_RUNS], runs),
+        "generation_legend": generation_legend(generated[:MOST_RUNS], runs),
         "notes": notes(records),
         "headline": HEADLINE,
         "meaning": _meaning,
@@ -68,7 +78,7 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "results": [(run, [_cell(figure, run, reasons) for figure in HEADLINE]) for run in runs],
         "legend": {run.record.variant: run for run in runs}.values(),
         "differing": differing(records),
-        "cost": cost_figures(runs),
+        "cost": cost_figures(runs) if runs else [],
         "metrics": _plots(metric_figures, runs),
         "steps": _plots(step_time_figures, timed),
         "curves": _plots(curve_figures, validated),
@@ -81,12 +91,14 @@ def _content(records: Sequence[RunRecord]) -> dict[str, Any]:
         "settings": _settings(runs),
         "environments": environments(records),
         "absences": reasons,
-        "columns": Table(
-            ("column of report.csv", "unit", "meaning", "better"),
-            [(name, column.unit, column.description, column.better or "") for name, column in COLUMNS.items()],
-            (0, 1, 2, 3),
-        ),
+        "columns": _glossary("report.csv", COLUMNS),
+        "generation_columns": _glossary(CSV_NAME, GENERATION_COLUMNS),
     }
+
+
+def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
+    rows = [(name, column.unit, column.description, column.better or "") for name, column in columns.items()]
+    return Table((f"column of {file}", "unit", "meaning", "better"), rows, (0, 1, 2, 3))
 
 
 def _plots(draw: Callable[[Sequence[Run]], list[Figure]], runs: Sequence[Run]) -> dict[str, Any]:
@@ -95,8 +107,11 @@ def _plots(draw: Callable[[Sequence[Run]], list[Figure]], runs: Sequence[Run]) -
     return {"figures": figures, "runs": len(runs)} if figures else {}
 
 
-def _summary(records: Sequence[RunRecord]) -> str:
+def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecord]) -> str:
     """Return how many runs the report covers, how they ended, on which devices and when."""
+    if not records:
+        where = ", ".join(dict.fromkeys(each.device_name for each in generations))
+        return f"no training, generation with {len(generations):,} models on {where}"
     states = {state: sum(record.status == state for record in records) for state in ("completed", "stopped", "failed")}
     ended = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     devices = list(dict.fromkeys(f"{record.devices} × {record.device_name}" for record in records))

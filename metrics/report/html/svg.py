@@ -45,10 +45,14 @@ class Run:
 
 def numbered(records: Sequence[RunRecord]) -> list[Run]:
     """Return the runs in their order; the same variant looks the same everywhere."""
-    variants = list(dict.fromkeys(record.variant for record in records))
-    looks = {variant: Look.of(order) for order, variant in enumerate(variants)}
+    look = looks(record.variant for record in records)
     names = unique_names(records)
-    return [Run(place, names[place], looks[record.variant], record) for place, record in enumerate(records)]
+    return [Run(place, names[place], look[record.variant], record) for place, record in enumerate(records)]
+
+
+def looks(variants: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each variant, by its first place."""
+    return {variant: Look.of(order) for order, variant in enumerate(dict.fromkeys(variants))}
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,12 @@ def mark(x: float, y: float, look: Look, kind: str, size: float = 4.5) -> Markup
 
 def marks_of(run: Run, tooltip: str, *content: str) -> Markup:
     """Return the marks of one run, with the text that a pointer over them shows."""
-    return element("g", element("title", tooltip), *content, class_="m", data_run=run.number)
+    return marked(run.number, tooltip, *content)
+
+
+def marked(run_number: int, tooltip: str, *content: str) -> Markup:
+    """Return the marks of the run of that number, with the text that a pointer over them shows."""
+    return element("g", element("title", tooltip), *content, class_="m", data_run=run_number)
 
 
 def svg(width: float, height: float, label: str, content: Iterable[str]) -> Markup:
@@ -198,7 +207,12 @@ def svg(width: float, height: float, label: str, content: Iterable[str]) -> Mark
 
 def key(run: Run) -> Markup:
     """Return the mark of the run's variant, as wide as a character, for legends and tables."""
-    return svg(12, 12, run.record.variant, [mark(6, 6, run.look, "point on", 4.2)])
+    return key_of(run.record.variant, run.look)
+
+
+def key_of(variant: str, look: Look) -> Markup:
+    """Return the mark of a variant, as wide as a character."""
+    return svg(12, 12, variant, [mark(6, 6, look, "point on", 4.2)])
 
 
 def axis_x(scale: Scale, top: float, bottom: float, label: str) -> Markup:

@@ -39,6 +39,8 @@ VARIANT = AttentionVariant(
         causal_score_flops=lambda model, seq_len: 4 * model.heads * model.head_dim**2,
         # As much for any sequence.
         state_bytes=lambda model, tokens, tp, element_bytes: model.heads * model.head_dim**2 * element_bytes,
+        decode_flops=lambda model, tokens: 4 * model.heads * model.head_dim**2,
+        decode_reads=lambda model, tokens: model.heads * model.head_dim**2,
     ),
     profiled_as=("GatedDelta",),
 )

@@ -14,6 +14,7 @@ import pytest
 from efficientbench.devices import npu
 from efficientbench.devices.base import DeviceError
 from efficientbench.devices.npu import FUSED, NPU, family
+from efficientbench.devices.registry import find_device
 
 Machine = Callable[..., NPU]
 
@@ -72,7 +73,20 @@ def test_bf16_is_refused_where_the_chip_lacks_it_with_the_override_that_helps(ma
 
 
 def test_an_inference_chip_is_named_so(machine: Machine) -> None:
-    assert machine("Ascend310P3").unavailable_reason() == "Ascend310P3 is made for inference and cannot train"
+    device = machine("Ascend310P3", bf16=False)
+    assert device.unavailable_reason() == "Ascend310P3 is made for inference and cannot train"
+
+
+def test_an_inference_chip_generates_in_fp16(machine: Machine) -> None:
+    device = machine("Ascend310P3", bf16=False)
+    assert device.forward_unavailable_reason() is None
+    assert device.names() == ["Ascend310P3"]
+    device.check("fp16")
+    with pytest.raises(DeviceError, match="training.dtype=fp16"):
+        device.check("bf16")
+    assert find_device("npu", trains=False).type == "npu"
+    with pytest.raises(DeviceError, match="made for inference and cannot train"):
+        find_device("npu")
 
 
 @pytest.mark.parametrize("adaptor", ["mindspeed", "megatron_adaptor"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.configs import tiny
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.registry import load_kinds
+from efficientbench.generation import command
 from efficientbench.generation.command import Screen, read_prompts
 from efficientbench.generation.generate import Emitted, Row
+from efficientbench.generation.sampling import Sampling
 
 
 def letters(tokens: Sequence[int]) -> str:
@@ -80,3 +85,19 @@ def test_other_keys_than_those_of_kinds_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="only model.attention.kind and model.position.kind can be given here"):
         load_kinds([argument])
     load_kinds(["model.attention.kind=gqa"])
+
+
+def test_a_lack_of_memory_names_the_largest_batch_that_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **options: object) -> Iterator[list[Emitted]]:
+        raise RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB")
+        yield []
+
+    tokenizer = SimpleNamespace(encode_batch=lambda texts: [[1, 2]] * len(texts), decode=letters, eod_id=0)
+    run = SimpleNamespace(warnings=(), config=tiny("gqa_1.5B", "device=cpu"), tokenizer=tokenizer, model=None, step=3)
+    monkeypatch.setattr(command, "opened", lambda folder, step: contextlib.nullcontext(run))
+    monkeypatch.setattr(command, "generate", full)
+    monkeypatch.setattr(command, "usable_bytes", lambda device: 10**9)
+    assert command.generate_text(Path("run"), ["a"] * 8, Sampling(), 4, 4, None) == 1
+    assert "error: out of memory with 4 prompts at once: --batch 3 would fit" in capsys.readouterr().err

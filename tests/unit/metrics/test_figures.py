@@ -50,7 +50,7 @@ report = build_report(folder)
 print_results(report.records, Console(width=400))
 print_comparison(compare(*[Group((record,)) for record in report.records * 2]), Console(width=400))
 (folder / "columns").write_text(generate.columns())
-(folder / "schema").write_text(generate.record_schema())
+(folder / "schema").write_text(generate.schema_of(generate.RunRecord))
 """
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.hardware import TABLE, device_rates, peak_flops
+from efficientbench.metrics.hardware import TABLE, device_rates, memory_bandwidth, peak_flops
 
 UNKNOWN = (
     *("AMD EPYC 7742", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU"),
@@ -118,3 +118,15 @@ def test_rates_by_the_words_of_a_name(typed: str) -> None:
 def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> None:
     with pytest.raises(MetricsError, match=why):
         device_rates(name, dtype)
+
+
+def test_bandwidth_of_memory_has_its_datasheet_or_a_reason() -> None:
+    bandwidth, source = memory_bandwidth("NVIDIA A100-SXM4-80GB")
+    assert bandwidth == 2039e9
+    assert "datasheet" in source
+    # A V100's peak in bf16 is not known, its bandwidth is.
+    assert memory_bandwidth("Tesla V100-SXM2-16GB")[0] == 900e9
+    assert memory_bandwidth("Nonesuch 1") == (
+        None,
+        "the memory bandwidth of 'Nonesuch 1' is not in the hardware table",
+    )

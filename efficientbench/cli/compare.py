@@ -1,0 +1,57 @@
+"""The command `efficientbench compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="folder of a run, or of its repeats")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="the same of another run; ratios are B over A")],
+    despite: Annotated[
+        str, typer.Option("--despite", metavar="LIST", help="conditions that may differ, like dtype,layout")
+    ] = "",
+    target_loss: Annotated[
+        float | None, typer.Option("--target-loss", help="print tokens, time and energy to this validation loss")
+    ] = None,
+    served_tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--served-tokens",
+            metavar="N",
+            min=0.0,
+            help="like 1e12: print what training and serving so many tokens take, by `generate --measure`",
+        ),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option("--price-per-hour", metavar="X", min=0.0, help="with --served-tokens: of one device, in currency"),
+    ] = None,
+) -> None:
+    """Print by how much two runs differ, and whether that is more than noise."""
+    if price_per_hour is not None and served_tokens is None:
+        raise typer.BadParameter("--price-per-hour goes with --served-tokens N")
+    from rich.console import Console
+
+    from efficientbench.metrics.analysis.compare import compare as compare_groups
+    from efficientbench.metrics.analysis.life_cost import compare_lives, load_generated
+    from efficientbench.metrics.analysis.paired import pair_evaluations
+    from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.report.comparison import print_comparison
+    from efficientbench.metrics.report.evaluations import print_evaluations
+    from efficientbench.metrics.report.lives import print_lives
+
+    allowed = [name.strip() for name in despite.split(",") if name.strip()]
+    groups = load_group(first), load_group(second)
+    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
+    sides = []
+    if served_tokens is not None:
+        sides = [(group, load_generated(folder)) for group, folder in zip(groups, (first, second), strict=True)]
+    print_comparison(comparison, Console())
+    print_evaluations(pair_evaluations(first, second), Console())
+    if served_tokens is not None:
+        engine = sides[0][1][0].engine
+        print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())

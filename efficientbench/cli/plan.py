@@ -1,0 +1,93 @@
+"""The command `efficientbench plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from efficientbench.cli.generate import numbers
+from efficientbench.cli.options import (
+    RUN,
+    Arguments,
+    Batches,
+    Data,
+    MatrixFile,
+    PromptTokens,
+    Smoke,
+    Tokenizer,
+    overrides_of,
+    resolve_arguments,
+)
+
+
+def plan(
+    name: Annotated[str | None, RUN] = None,
+    arguments: Arguments = None,
+    smoke: Smoke = False,
+    data: Data = None,
+    tokenizer: Tokenizer = None,
+    matrix: MatrixFile = None,
+    every: Annotated[bool, typer.Option("--all", help="one table of all runs of the matrix; no NAME then")] = False,
+    world: Annotated[
+        int | None,
+        typer.Option("--world", metavar="N", min=1, help="on N accelerators: stages, communication, step time"),
+    ] = None,
+    devices_per_node: Annotated[
+        int | None,
+        typer.Option("--devices-per-node", metavar="N", min=1, help="with --world: accelerators in a node; 8"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="with --world or --generate: a row of metrics/hardware.yaml, like 'H100 SXM'",
+        ),
+    ] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="prefill and decoding by the roofline, and the largest batch that fits")
+    ] = False,
+    prompt_tokens: PromptTokens = "128,2048",
+    batch: Batches = "1,8",
+) -> None:
+    """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
+    if world is None and devices_per_node is not None:
+        raise typer.BadParameter("--devices-per-node goes with --world N: how many devices there are")
+    if world is None and device is not None and not generate:
+        raise typer.BadParameter("--device goes with --world N, how many devices there are, or with --generate")
+    if world is not None and generate:
+        raise typer.BadParameter("--generate is about one device: leave --world out")
+    if not every and name is None:
+        raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
+    overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
+    if generate:
+        from rich.console import Console
+
+        from efficientbench.planning.generation_table import matrix_configs, print_generation
+
+        if every:
+            configs = matrix_configs(overrides, smoke)
+        else:
+            configs = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]]
+        prompts, batches = numbers("--prompt-tokens", prompt_tokens), numbers("--batch", batch)
+        print_generation(configs, prompts, batches, device, Console(width=200, emoji=False))
+        return
+    if every:
+        from efficientbench.planning.plan_table import print_matrix
+
+        print_matrix(overrides, smoke)
+        return
+    config, _ = resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)
+    from rich.console import Console
+
+    if world is not None:
+        from efficientbench.planning.cluster_plan import make_cluster_plan
+        from efficientbench.planning.cluster_table import print_cluster_plan
+
+        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
+        return
+    from efficientbench.planning.plan import plan_anywhere
+    from efficientbench.planning.plan_table import print_plan
+
+    print_plan(plan_anywhere(config), Console(emoji=False))

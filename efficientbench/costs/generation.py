@@ -1,0 +1,70 @@
+"""Formulas for the memory that generation takes, and for the bytes that a decoding step reads, without torch.
+
+Each raises UndeclaredError where a variant's declaration has no formula that it needs.
+"""
+
+from __future__ import annotations
+
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import attention_of, position_of
+from efficientbench.costs.backbone import feed_forward_matrices
+from efficientbench.costs.model import DTYPE_BYTES, cache_bytes, count_parameters, feed_forward_parameters
+
+
+def cache_bytes_read(model: ModelConfig, tokens: int, dtype: str) -> int:
+    """Count the bytes of a sequence's cache that a decoding step reads, over all layers.
+
+    `tokens` are those of the sequence, the new one included.
+    """
+    costs = attention_of(model).costs
+    elements = costs.cached(model) * tokens if costs.decode_reads is None else costs.decode_reads(model, tokens)
+    return model.layers * elements * DTYPE_BYTES[dtype]
+
+
+def weight_bytes_read(model: ModelConfig, batch: int, dtype: str, experts_touched: float | None = None) -> float:
+    """Count the bytes of weights that a decoding step reads: each once, of tables to look up in only the rows.
+
+    `experts_touched` of each layer get a token; None: the model has none.
+    """
+    counted = count_parameters(model)
+    read: float = counted.total
+    if not model.tied:
+        read -= (model.vocab_size - batch) * model.hidden_size
+    if position_of(model).place == "embedding":
+        read -= counted.position - min(batch * model.hidden_size, counted.position)
+    if model.moe is not None and experts_touched is not None:
+        read -= model.layers * (model.moe.experts - experts_touched) * feed_forward_parameters(model)
+    return read * DTYPE_BYTES[dtype]
+
+
+def decode_bytes(
+    model: ModelConfig, tokens: int, batch: int, dtype: str, experts_touched: float | None = None
+) -> float:
+    """Count the bytes that a decoding step has to read: weights once, and the caches of `batch` sequences.
+
+    Source: model bandwidth utilization (MBU) as Databricks defines it, "LLM Inference Performance Engineering: Best
+    Practices", 2023; here with the caches of all sequences, and of experts those that get a token.
+    """
+    return weight_bytes_read(model, batch, dtype, experts_touched) + batch * cache_bytes_read(model, tokens, dtype)
+
+
+def generation_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, batch: int, dtype: str) -> int:
+    """Estimate the bytes of weights, of the caches of `batch` sequences, and of a layer's tensors for their prompts."""
+    return _weight_bytes(model, dtype) + batch * _sequence_bytes(model, prompt_tokens, new_tokens, dtype)
+
+
+def largest_batch(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str, free_bytes: int) -> int:
+    """Return the largest batch for which `generation_bytes` fits; 0: not even the weights and one sequence do."""
+    left = free_bytes - _weight_bytes(model, dtype)
+    return max(left // _sequence_bytes(model, prompt_tokens, new_tokens, dtype), 0)
+
+
+def _weight_bytes(model: ModelConfig, dtype: str) -> int:
+    return count_parameters(model).total * DTYPE_BYTES[dtype]
+
+
+def _sequence_bytes(model: ModelConfig, prompt_tokens: int, new_tokens: int, dtype: str) -> int:
+    """Estimate what a sequence adds: its cache, and for each token of its prompt a layer's inner elements."""
+    inner = feed_forward_matrices(model) * model.ffn_hidden_size * (model.moe.top_k if model.moe else 1)
+    prompt = prompt_tokens * (inner + 4 * model.hidden_size) * DTYPE_BYTES[dtype]
+    return cache_bytes(model, prompt_tokens + new_tokens, dtype) + prompt

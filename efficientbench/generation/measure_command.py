@@ -1,0 +1,180 @@
+"""What `efficientbench generate --measure` does: a row for each combination, a record after each row, a table."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.registry import load_kinds
+from efficientbench.config.schema import RunConfig
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.case import Case
+from efficientbench.generation.errors import GenerationError
+from efficientbench.generation.generate import check_lengths
+from efficientbench.generation.memory import batch_that_fits, too_large, usable_bytes
+from efficientbench.generation.opened import in_one_process, opened, with_random_weights
+from efficientbench.metrics.hardware import memory_bandwidth
+from efficientbench.metrics.records.environment import sensor_states
+from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow, write_generation
+from efficientbench.planning import host_memory
+from efficientbench.running.failures import ran_out_of_memory
+from efficientbench.running.identity import run_environment, subject
+from efficientbench.running.output_folder import OutputFolder
+
+if TYPE_CHECKING:
+    from efficientbench.generation.measure import Setting
+    from efficientbench.metrics.monitoring.measurement import RunMeasurement
+    from efficientbench.model.gpt import GPT
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+TRAINING_ONLY = ("cross_entropy", "weight_gradient", "grouped_weight_gradient")
+"""Parts of a model's kernels that generation does not use."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model to measure."""
+
+    model: GPT
+    config: RunConfig
+    weights: str
+    """'random', or the step of its checkpoint."""
+    folder: OutputFolder
+    """Where the record goes."""
+
+
+@contextlib.contextmanager
+def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, matrix: Path) -> Iterator[Target]:
+    """Build what a command line names: the model of a run's folder, or one of a matrix with random weights.
+
+    Raises:
+        ConfigError, CheckpointError, DataError, DeviceError: as `opened` and `resolve`.
+    """
+    if Path(run).is_dir() or len(Path(run).parts) > 1:
+        if smoke:
+            raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+        load_kinds(arguments)
+        with opened(Path(run), step) as found:
+            for problem in found.warnings:
+                print(f"warning: {problem}", file=sys.stderr)
+            yield Target(found.model, found.config, f"step {found.step}", OutputFolder(Path(run)))
+        return
+    if step is not None:
+        raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
+    config = resolve(run, smoke, arguments, matrix)
+    with with_random_weights(config) as model:
+        yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
+
+
+def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
+    """Measure all rows, write the record, print the table; return the exit code: 1 where no row could be measured."""
+    from efficientbench.generation.measure import Setting
+    from efficientbench.generation.results import print_results
+
+    device = find_device(found.config.device, trains=False)
+    peak, source = _bandwidth(device)
+    setting = Setting(found.model, found.config, device, peak, source, repeats)
+    book = _Book(found, setting)
+    try:
+        for case in cases:
+            book.add(*_row(setting, case))
+    except KeyboardInterrupt:
+        book.write("stopped")
+        print_results(book.record("stopped"))
+        return INTERRUPTED
+    book.write("completed")
+    print_results(book.record("completed"))
+    print(f"record       {found.folder.generation}")
+    return 0 if any(row.failure is None for row in book.rows) else 1
+
+
+def _bandwidth(device: Device) -> tuple[float | None, str]:
+    """Return the device's peak bandwidth in bytes a second, and where it is from, or why it is not known.
+
+    That of a host is measured.
+    """
+    if device.memory_capacity_bytes() is None:
+        return host_memory.memory_bytes_s(), f"measured before the first row: {host_memory.METHOD}"
+    return memory_bandwidth(device.names()[0])
+
+
+class _Book:
+    """The rows so far, and the record that they make."""
+
+    def __init__(self, found: Target, setting: Setting) -> None:
+        from efficientbench.model.kernels.names import kernel_names
+
+        self.found, self.setting = found, setting
+        self.began_s, self.started_at = time.monotonic(), datetime.now(timezone.utc)
+        self.rows: list[GenerationRow] = []
+        names = kernel_names(found.config, setting.device.type)
+        self.kernels = {part: name for part, name in names.items() if part not in TRAINING_ONLY}
+        self.environment: dict[str, Any] = run_environment(found.config, setting.device)
+
+    def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
+        """Add a row, and write the record: a kill loses nothing that was measured."""
+        self.rows.append(row)
+        if measured is not None:
+            self.environment["sensors"] = sensor_states(measured.sensors)
+        self.write("stopped")
+
+    def write(self, status: Literal["completed", "stopped"]) -> None:
+        write_generation(self.record(status), self.found.folder.generation)
+
+    def record(self, status: Literal["completed", "stopped"]) -> GenerationRecord:
+        """Return the record of the rows so far."""
+        from efficientbench.model.cache import Stateful
+
+        config, setting = self.found.config, self.setting
+        layers = [layer for layer in self.found.model.modules() if isinstance(layer, Stateful)]
+        return GenerationRecord(
+            **subject(config),
+            devices=1,
+            device_name=setting.device.names()[0],
+            dtype=config.training.dtype,
+            weights=self.found.weights,
+            decode_path=f"eager, an operation at a time; attention: {layers[0].decodes_by}",
+            status=status,
+            started_at=self.started_at.isoformat(timespec="seconds"),
+            duration_s=time.monotonic() - self.began_s,
+            peak_bytes_s=setting.peak_bytes_s,
+            peak_bytes_source=setting.peak_source,
+            kernels=self.kernels,
+            rows=self.rows,
+            config=config.model_dump(mode="json"),
+            environment=self.environment,
+        )
+
+
+def _row(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement | None]:
+    """Measure a row, or return why it cannot be measured."""
+    from efficientbench.generation.measure import measure
+
+    config, usable = setting.config, usable_bytes(setting.device)
+    reason = too_large(config, case, usable)
+    try:
+        if reason is None:
+            check_lengths(config.model, [range(case.prompt_tokens)], case.max_new_tokens)
+            return measure(setting, case)
+    except (ConfigError, GenerationError) as error:
+        reason = str(error)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        helps = batch_that_fits(config, case, usable)
+        reason = f"out of memory at batch {case.batch:,}: {first_line}; {helps}"
+    failed = GenerationRow(
+        prompt_tokens=case.prompt_tokens, batch=case.batch, max_new_tokens=case.max_new_tokens, failure=reason
+    )
+    return failed, None

@@ -1,0 +1,122 @@
+"""What generating with a run's model takes on one device: bounds by the roofline, and what its memory holds.
+
+A batch is static: its rows begin with prompts of one length and are decoded together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import UndeclaredError
+from efficientbench.costs.compute import Works
+from efficientbench.costs.generation import cache_bytes_read, largest_batch, weight_bytes_read
+from efficientbench.costs.generation_work import decode_work, experts_touched, prefill_work
+from efficientbench.devices.registry import all_devices
+from efficientbench.metrics.hardware import DeviceRates
+from efficientbench.planning.step_time import Efficiency, work_time_s
+
+CONTEXTS = (1024, 4096, 16384, 65536)
+"""Tokens of prompts for which the largest batch is computed."""
+AT_THE_PEAKS = Efficiency(1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Prefill of one batch, and the decoding step behind it."""
+
+    prompt_tokens: int
+    batch: int
+    prefill_flops: float
+    decode_flops: float
+    weight_bytes: float
+    """Of the weights that the decoding step reads."""
+    cache_bytes: int
+    """Of all rows' caches, as the decoding step reads them."""
+    prefill_s: float | None
+    """The least time; None without a device's rates, like `decode_s`."""
+    decode_s: float | None
+
+
+@dataclass(frozen=True)
+class GenerationPlan:
+    """One run's model."""
+
+    name: str
+    bounds: tuple[Bound, ...]
+    largest: dict[int, int]
+    """Context → the most prompts of so many tokens that a device computes and keeps at once; 0: not even one."""
+    missing: dict[str, str]
+    """What is n/a → why."""
+
+
+def plan_generation(
+    config: RunConfig, prompts: Sequence[int], batches: Sequence[int], rates: DeviceRates | None
+) -> GenerationPlan:
+    """Return the bounds for each length of prompts and each batch, and the largest batch of each of CONTEXTS.
+
+    Args:
+        config: of the run; its dtype is that of weights and cache.
+        prompts: tokens of a prompt.
+        batches: rows that are computed at once.
+        rates: of the device; None: no times, and nothing of what fits.
+    """
+    bounds, largest, missing = [], {}, {}
+    for prompt in prompts:
+        try:
+            _check_positions(config, prompt + 1)
+            bounds += [_bound(config, prompt, batch, rates) for batch in batches]
+        except UndeclaredError as error:
+            missing[f"a prompt of {prompt:,} tokens"] = str(error)
+    for context in CONTEXTS:
+        if rates is None:
+            break
+        try:
+            _check_positions(config, context)
+            largest[context] = _largest_batch(config, context, rates)
+        except UndeclaredError as error:
+            missing[f"a batch of {context:,} tokens"] = str(error)
+    return GenerationPlan(config.name, tuple(bounds), largest, missing)
+
+
+def _check_positions(config: RunConfig, tokens: int) -> None:
+    longest = config.model.position.longest
+    if longest is not None and tokens > longest:
+        raise UndeclaredError(f"the model has {longest:,} positions (model.position.kind={config.model.position.kind})")
+
+
+def _bound(config: RunConfig, prompt: int, batch: int, rates: DeviceRates | None) -> Bound:
+    model, dtype = config.model, config.training.dtype
+    prefill = prefill_work(model, prompt, batch, dtype)
+    decode = decode_work(model, prompt + 1, batch, dtype)
+    return Bound(
+        prompt_tokens=prompt,
+        batch=batch,
+        prefill_flops=_flops(prefill),
+        decode_flops=_flops(decode),
+        weight_bytes=weight_bytes_read(model, batch, dtype, experts_touched(model, batch)),
+        cache_bytes=batch * cache_bytes_read(model, prompt + 1, dtype),
+        prefill_s=_least_s(prefill, rates) if rates else None,
+        decode_s=_least_s(decode, rates) if rates else None,
+    )
+
+
+def _flops(work: dict[str, Works]) -> float:
+    return sum(each.flops for works in work.values() for each in works)
+
+
+def _least_s(work: dict[str, Works], rates: DeviceRates) -> float:
+    return sum(work_time_s(kind, works, rates, AT_THE_PEAKS) for kind, works in work.items())
+
+
+def _largest_batch(config: RunConfig, context: int, rates: DeviceRates) -> int:
+    if rates.memory_bytes is None:
+        raise UndeclaredError("the device's name does not settle how much memory it has")
+    free = int(rates.memory_bytes) - runtime_bytes(rates)
+    return largest_batch(config.model, context, 0, config.training.dtype, free)
+
+
+def runtime_bytes(rates: DeviceRates) -> int:
+    """Return the memory that libraries take on the device, in bytes."""
+    return next(each.runtime_bytes for each in all_devices() if each.backend == rates.backend)

@@ -1,0 +1,131 @@
+"""Tables of what generating takes, of one run's model or of all runs of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import load_matrix
+from efficientbench.config.schema import RunConfig
+from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
+from efficientbench.planning.plan import gigabytes
+from efficientbench.planning.plan_table import plain_table
+
+ABSENT = "n/a"
+
+_COLUMNS = (
+    *("prompt", "batch", "prefill TFLOP", "ms", "tokens/s"),
+    *("a token GFLOP", "weights MB", "cache MB", "ms", "tokens/s", "set by"),
+)
+
+
+def print_generation(
+    configs: Sequence[RunConfig],
+    prompts: Sequence[int],
+    batches: Sequence[int],
+    device: str | None,
+    console: Console,
+) -> None:
+    """Print the bounds of each run, the largest batches, what is n/a and why, and what the figures are.
+
+    Raises MetricsError: the table of devices lacks `device`, or its peak in a run's dtype.
+    """
+    plans: list[tuple[GenerationPlan, DeviceRates | None]] = []
+    for config in configs:
+        rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
+        plans.append((plan_generation(config, prompts, batches, rates), rates))
+    console.print(_bounds(plans))
+    if device is not None:
+        console.print()
+        console.print(_largest([plan for plan, _ in plans]))
+    console.print()
+    for line in _notes(configs[0], plans):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def matrix_configs(overrides: Sequence[str], smoke: bool) -> list[RunConfig]:
+    """Return the configurations of all runs of the matrix that the overrides fit.
+
+    Raises ConfigError: they fit none.
+    """
+    found, first = [], None
+    for run in load_matrix().runs:
+        try:
+            found.append(resolve(run.name, smoke, overrides))
+        except ConfigError as error:
+            first = first or error
+    if first is not None and not found:
+        raise first
+    return found
+
+
+def _bounds(plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Table:
+    table = plain_table("run", _COLUMNS, "prefill of a batch, and the decoding step behind it")
+    for plan, rates in plans:
+        for bound in plan.bounds:
+            table.add_row(plan.name, *_row(bound, rates))
+    return table
+
+
+def _row(bound: Bound, rates: DeviceRates | None) -> tuple[str, ...]:
+    prefill, decode = bound.prefill_s, bound.decode_s
+    return (
+        f"{bound.prompt_tokens:,}",
+        f"{bound.batch:,}",
+        f"{bound.prefill_flops / 1e12:,.3g}",
+        ABSENT if prefill is None else f"{prefill * 1e3:,.3g}",
+        ABSENT if prefill is None else f"{bound.batch * bound.prompt_tokens / prefill:,.0f}",
+        f"{bound.decode_flops / 1e9:,.3g}",
+        f"{bound.weight_bytes / 1e6:,.1f}",
+        f"{bound.cache_bytes / 1e6:,.1f}",
+        ABSENT if decode is None else f"{decode * 1e3:,.3g}",
+        ABSENT if decode is None else f"{bound.batch / decode:,.0f}",
+        ABSENT if rates is None else _set_by(bound, rates),
+    )
+
+
+def _set_by(bound: Bound, rates: DeviceRates) -> str:
+    """Return what a decoding step takes most time for."""
+    times = {
+        "weights": bound.weight_bytes / rates.memory_bytes_s,
+        "cache": bound.cache_bytes / rates.memory_bytes_s,
+        "FLOPs": bound.decode_flops / rates.peak_flops,
+    }
+    return max(times, key=times.__getitem__)
+
+
+def _largest(plans: Sequence[GenerationPlan]) -> Table:
+    title = "largest batch of prompts of so many tokens"
+    table = plain_table("run", [f"{context:,}" for context in CONTEXTS], title)
+    for plan in plans:
+        table.add_row(plan.name, *(f"{plan.largest[each]:,}" if each in plan.largest else ABSENT for each in CONTEXTS))
+    return table
+
+
+def _notes(first: RunConfig, plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for plan, _ in plans:
+        for what, why in plan.missing.items():
+            reasons.setdefault(why, []).append(f"{plan.name}, {what}")
+    for why, lacking in reasons.items():
+        yield f"n/a {'; '.join(lacking)}: {why}"
+    yield (
+        f"Bounds for one device and a static batch in {first.training.dtype}: weights and cache are moved once, of "
+        "experts those that a token reaches in expectation. Launches, temporary tensors and sampling come on top. They "
+        "are no figures of vLLM's or SGLang's."
+    )
+    rates = plans[0][1]
+    if rates is None:
+        yield "times, largest batch: n/a; --device NAME, like --device 'H100 SXM', gives them"
+        return
+    held = ABSENT if rates.memory_bytes is None else gigabytes(rates.memory_bytes)
+    yield (
+        f"{rates.name}: {rates.peak_flops / 1e12:g} TFLOP/s, {rates.memory_bytes_s / 1e12:g} TB/s, {held}; "
+        f"{rates.sources[0]}. The largest batch: weights, caches, {gigabytes(runtime_bytes(rates))} of libraries, and "
+        "by estimate a layer's tensors for all prompts at once"
+    )

@@ -1,0 +1,205 @@
+"""Generation in reports: each record beside the training of the same run, the table, and `generation.csv`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.records.figure import Figure, percent
+from efficientbench.metrics.records.generation import GENERATION_FIGURES, GenerationRecord, GenerationRow
+from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.report.columns import UNAVAILABLE, csv_cell
+from efficientbench.metrics.report.table import ABSENT, Table, number, print_wide_table
+
+CSV_NAME = "generation.csv"
+TITLE = "Generation"
+OF_TRAINING = ("tokens_per_s", "energy_j_per_token", "validation_loss")
+"""Figures of the training that stand in each row, with `training_` before their names."""
+NO_TRAINING = "no training of this run is in the folder"
+
+COLUMNS: dict[str, Figure] = {
+    **GENERATION_FIGURES,
+    "failure": Figure("", "why the combination could not be measured; empty where it was"),
+    **{f"training_{name}": FIGURES[name] for name in OF_TRAINING},
+    UNAVAILABLE: Figure("", "for each n/a of the row 'name: reason', joined by ' | '"),
+}
+"""Every column of generation.csv in its order."""
+
+_SHOWN: dict[str, tuple[str, str, float]] = {
+    "ttft_s_p50": ("TTFT p50, ms", ",.1f", 1e-3),
+    "ttft_s_p95": ("p95, ms", ",.1f", 1e-3),
+    "prefill_tokens_per_s": ("prefill tokens/s", ",.0f", 1),
+    "decode_tokens_per_s": ("decode tokens/s", ",.1f", 1),
+    "decode_time_s_ci_high": ("±95%", "", 1),
+    "decode_time_s": ("a token, ms", ",.2f", 1e-3),
+    "cache_bytes": ("cache, MB", ",.2f", 1e6),
+    "bandwidth_utilization": ("bandwidth", ".1%", 1),
+    "prefill_energy_j_per_token": ("prefill J/token", ".3g", 1),
+    "decode_energy_j_per_token": ("decode J/token", ".3g", 1),
+    "decode_amu_gb": ("AMU, GB", ".2f", 1),
+    "decode_pcu": ("PCU", ".1%", 1),
+    "decode_aec_w": ("AEC, W", ".1f", 1),
+}
+"""Figure → its title in the table, format, and unit of the title in that of the record."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was measured of generating with one model."""
+
+    record: GenerationRecord
+    name: str
+    """Of the run, as no other of the report has."""
+    trained: int | None
+    """Place of the same run's training among the report's; None: it has none."""
+
+
+def beside(generations: Sequence[GenerationRecord], records: Sequence[RunRecord]) -> list[Generated]:
+    """Return each record of generation with the training that belongs to it.
+
+    It has the same run and the same model; of several that with the same seed, else the first.
+    """
+    plain = Counter(_name(each) for each in generations)
+    taken: Counter[str] = Counter()
+    found = []
+    for each in generations:
+        same = [place for place, record in enumerate(records) if _same_run(each, record)]
+        of_seed = [place for place in same if records[place].seed == each.seed]
+        name = _name(each) if plain[_name(each)] == 1 else f"{_name(each)} seed {each.seed}"
+        taken[name] += 1
+        own = name if taken[name] == 1 else f"{name} #{taken[name]}"
+        found.append(Generated(each, own, next(iter(of_seed or same), None)))
+    return found
+
+
+def _name(generation: GenerationRecord) -> str:
+    return f"{generation.run}{' (smoke)' if generation.smoke else ''}"
+
+
+def _same_run(generation: GenerationRecord, record: RunRecord) -> bool:
+    named = generation.run == record.run and generation.smoke == record.smoke
+    return named and generation.config.get("model") == record.config.get("model")
+
+
+def generation_table(generated: Sequence[Generated], records: Sequence[RunRecord]) -> Table:
+    """Return a row for each combination of prompt, batch and new tokens, beside its run's training."""
+    titles = [title for title, _, _ in _SHOWN.values()]
+    header = ("run", "prompt", "batch", "new", *titles, "training tokens/s", "training J/token")
+    rows = []
+    for each in generated:
+        trained = None if each.trained is None else records[each.trained]
+        for row in each.record.rows:
+            sizes = (f"{row.prompt_tokens:,}", f"{row.batch:,}", f"{row.max_new_tokens:,}")
+            figures = (_cell(name, row) for name in _SHOWN)
+            of_training = (
+                number(trained.tokens_per_s if trained else None, ",.0f"),
+                number(trained.energy_j_per_token if trained else None, ".3g"),
+            )
+            rows.append((each.name, *sizes, *figures, *of_training))
+    return Table(header, rows, title=TITLE, notes=generation_notes(generated))
+
+
+def _cell(name: str, row: GenerationRow) -> str:
+    _, form, unit = _SHOWN[name]
+    value = row.value(name)
+    if name == "decode_time_s_ci_high":
+        noise = relative_interval(row)
+        return ABSENT if noise is None else f"±{percent(noise)}"
+    return number(None if value is None else value / unit, form)
+
+
+def relative_interval(row: GenerationRow) -> float | None:
+    """Return half the 95 % interval of the time per output token over its mean; None where it is not known."""
+    mean, low, high = (row.value(f"decode_time_s{end}") for end in ("", "_ci_low", "_ci_high"))
+    return None if not mean or low is None or high is None else (high - low) / 2 / mean
+
+
+def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
+    """Return whose figures these are, how each run decoded, what failed, and each reason for an n/a once."""
+    if not generated:
+        return ()
+    notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
+    notes += _grouped("Decoding", {each.name: each.record.decode_path for each in generated})
+    notes += _grouped("Weights", {each.name: each.record.weights for each in generated})
+    notes += _grouped("On", {each.name: f"{each.record.device_name}, {each.record.dtype}" for each in generated})
+    stopped = [each.name for each in generated if each.record.status == "stopped"]
+    notes += [f"Stopped before the last combination: {', '.join(stopped)}."] if stopped else []
+    reasons: dict[str, dict[str, None]] = {}
+    for each in generated:
+        for row in each.record.rows:
+            place = f"{each.name}, prompt {row.prompt_tokens:,}, batch {row.batch:,}"
+            if row.failure is not None:
+                notes.append(f"{place}: not measured: {row.failure}")
+                continue
+            for name in _SHOWN:
+                if row.value(name) is None:
+                    reasons.setdefault(row.why(name) or NO_TRAINING, {})[_SHOWN[name][0]] = None
+    notes += [f"{ABSENT} {', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
+    alone = [each.name for each in generated if each.trained is None]
+    notes += [f"{ABSENT} training ({', '.join(alone)}): {NO_TRAINING}"] if alone else []
+    return tuple(dict.fromkeys(notes))
+
+
+def _engines(generated: Sequence[Generated]) -> list[str]:
+    return list(dict.fromkeys(each.record.engine for each in generated))
+
+
+def _grouped(what: str, texts: dict[str, str]) -> list[str]:
+    """Return a sentence that says a text once, with its runs where there are several texts."""
+    if len(set(texts.values())) == 1:
+        return [f"{what}: {next(iter(texts.values()))}."]
+    runs: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        runs.setdefault(text, []).append(name)
+    listed = (f"{text} ({', '.join(names)})" for text, names in runs.items())
+    return [f"{what}: {'; '.join(listed)}."]
+
+
+def print_generation(generated: Sequence[Generated], records: Sequence[RunRecord], console: Console) -> None:
+    """Print the table and its notes; nothing where nothing was generated."""
+    if not generated:
+        return
+    table = generation_table(generated, records)
+    console.print(Text(table.title, style="italic"))
+    print_wide_table(table, console)
+    for note in table.notes:
+        console.print(Text(note), style="dim")
+    console.print()
+
+
+def write_generation_csv(generated: Sequence[Generated], records: Sequence[RunRecord], path: Path) -> None:
+    """Write one row for each combination, at full precision. Raises MetricsError where the file cannot be written."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for each in generated:
+        for row in each.record.rows:
+            values, reasons = _values(each, row, records)
+            cells = {name: csv_cell(value) for name, value in values.items()}
+            cells["failure"] = csv_cell(row.failure or "")
+            cells[UNAVAILABLE] = csv_cell(" | ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())))
+            writer.writerow(cells)
+    write_whole(path, text.getvalue())
+
+
+def _values(each: Generated, row: GenerationRow, records: Sequence[RunRecord]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures of a row by column, and the reason for each that is None."""
+    of_record = {name: getattr(each.record, name) for name in GENERATION_FIGURES if hasattr(each.record, name)}
+    values = of_record | {name: row.value(name) for name in GENERATION_FIGURES if name not in of_record}
+    reasons = {name: row.why(name) or ABSENT for name in values if name not in of_record and values[name] is None}
+    trained = None if each.trained is None else records[each.trained]
+    for name in OF_TRAINING:
+        column = f"training_{name}"
+        values[column] = trained and getattr(trained, name)
+        if values[column] is None:
+            reasons[column] = NO_TRAINING if trained is None else trained.unavailable.get(name, ABSENT)
+    return values, reasons

@@ -1,0 +1,30 @@
+"""FLOPs of a decoding step by the formulas, and as counted where torch dispatches the CPU's operations."""
+
+from __future__ import annotations
+
+import pytest
+from support.configs import tiny
+from support.oracle import build, text
+
+from efficientbench.checking.flop_counting import FlopCounter
+from efficientbench.costs.generation_work import decode_work
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+ROWS = 2
+
+
+@pytest.mark.parametrize("length", [48, 200])
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "none_1.5B", "moe_1.5Bx8"])
+def test_a_step_takes_the_flops_of_the_formulas(name: str, length: int) -> None:
+    from efficientbench.generation.decoder import Decoder
+
+    config = tiny(name, f"training.seq_len={length}")
+    # Room for no more: places behind the last token would be read too.
+    decoder = Decoder(build(config).eval(), text(config, length - 1).tolist(), room=1)
+    with decoder.bound():
+        decoder.prefill()
+        with FlopCounter() as counter:
+            decoder.step([1] * ROWS)
+    work = decode_work(config.model, length, ROWS, "fp32")
+    assert counter.total == sum(each.flops for works in work.values() for each in works)

@@ -1,0 +1,118 @@
+"""Measured generation: what a decoding step reads is counted, and steps that are measured again are the same steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from support.configs import tiny
+from support.oracle import build
+from support.reads import Reads
+
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.generation import cache_bytes_read, weight_bytes_read
+from efficientbench.costs.model import cache_bytes, feed_forward_parameters
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.case import Case
+from efficientbench.generation.decoder import Decoder
+from efficientbench.generation.measure import Setting, measure, prompts_of
+from efficientbench.model.cache import Cache
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+LAYERS = 2
+
+
+def read_by_a_step(model: GPT, rows: int, length: int, room: int) -> tuple[int, int, dict[str, int]]:
+    """Bytes of weights, of the cache, and of its parts by name, that a step reads which makes rows that long."""
+    cache = Cache(model, rows, room)
+    cache.fresh = False
+    watched = {f"weights {name}": each.detach() for name, each in model.named_parameters()}
+    for number, state in enumerate(cache.states):
+        watched |= {f"cache {number} {name}": each.normal_() for name, each in vars(state).items()}
+    cache.lengths.fill_(length - 1)
+    cache.reach = length
+    with torch.no_grad(), cache.bound(), Reads(watched) as reads:
+        model(torch.arange(rows)[:, None], only=torch.zeros(rows, dtype=torch.int64))
+    found = reads.bytes()
+    weights, kept = (
+        sum(size for name, size in found.items() if name.startswith(part)) for part in ("weights", "cache")
+    )
+    return weights, kept, found
+
+
+# NSA: lengths from which there are as many blocks as a query chooses.
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_the_bytes_of_the_formulas(name: str, tied: bool) -> None:
+    config = tiny(name, f"model.tied={str(tied).lower()}")
+    model, moe = build(config), config.model.moe
+    for rows, length in ((1, 64), (3, 80)):
+        weights, kept, _ = read_by_a_step(model, rows, length, room=96)
+        # A product of all experts names the weights of all of them.
+        experts = None if moe is None else float(moe.experts)
+        assert weights == weight_bytes_read(config.model, rows, "fp32", experts)
+        assert kept == rows * cache_bytes_read(config.model, length, "fp32")
+    if moe is not None:
+        one = config.model.layers * feed_forward_parameters(config.model) * 4
+        assert weights - weight_bytes_read(config.model, 3, "fp32", moe.experts - 1.0) == one
+
+
+def test_rows_of_a_position_table_are_looked_up() -> None:
+    config = tiny("learnable_absolute_1.5B", "model.position.max_seq_len=96")
+    weights, kept, _ = read_by_a_step(build(config), 1, 80, room=96)
+    assert weights == weight_bytes_read(config.model, 1, "fp32")
+    assert kept == cache_bytes_read(config.model, 80, "fp32")
+
+
+def test_nsa_reads_more_of_compressed_keys_alone_in_longer_sequences() -> None:
+    paper = ("compress_block=32", "compress_stride=16", "select_block=64", "select_count=16", "window=512")
+    config = tiny("nsa_1.5B", "model.layers=1", *(f"model.attention.{each}" for each in paper))
+    model = build(config)
+    short, long = (read_by_a_step(model, 1, length, room=16384)[2] for length in (4096, 16384))
+    grown = {name for name in short if short[name] != long[name]}
+    assert grown == {"cache 0 compressed_keys", "cache 0 compressed_values"}
+    groups, dim = config.model.attention.query_groups, config.model.head_dim  # type: ignore[attr-defined]
+    assert long["cache 0 selected_keys"] == 16 * 64 * groups * dim * 4
+    assert long["cache 0 compressed_keys"] == 1023 * groups * dim * 4
+
+
+def setting_of(config: RunConfig) -> Setting:
+    return Setting(build(config).eval(), config, find_device("cpu"), 1e9, "by hand", repeats=2, least_s=0.0)
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
+def test_a_row_has_every_figure_or_its_reason(name: str) -> None:
+    config, case = tiny(name, "device=cpu"), Case(prompt_tokens=9, batch=3, max_new_tokens=5)
+    row, _ = measure(setting_of(config), case)
+    assert row.prefill is not None
+    assert row.decode is not None
+    assert (row.prefill.repeats, row.prefill.steps) == (2, 2)
+    assert (row.decode.repeats, row.decode.steps) == (2, 2 * 4)
+    assert 0 < row.prefill.time_s < row.ttft_s  # type: ignore[operator]
+    assert row.ttft_s_p50 <= row.ttft_s_p95  # type: ignore[operator]
+    assert row.cache_bytes == cache_bytes(config.model, 14, "fp32")
+    assert row.decode.tokens_per_s == pytest.approx(3 / row.decode.time_s)  # type: ignore[operator]
+    assert row.bytes_needed < row.bytes_read  # type: ignore[operator]
+    assert row.bandwidth_utilization == pytest.approx(row.bytes_needed / row.decode.time_s / 1e9)  # type: ignore[operator]
+    moe = config.model.moe
+    if moe is None:
+        assert row.why("experts_touched") == "the model has no experts"
+    else:
+        assert moe.top_k <= row.experts_touched <= min(moe.experts, 3 * moe.top_k)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B"])
+def test_steps_after_a_rewind_are_the_same(name: str) -> None:
+    config = tiny(name)
+    decoder = Decoder(build(config).eval(), prompts_of(Case(9, 2, 6), config.model.vocab_size), 6)
+    with decoder.bound():
+        decoder.prefill()
+        first = [decoder.step([step, step]) for step in range(1, 6)]
+        decoder.rewind()
+        for step, logits in enumerate(first, start=1):
+            assert torch.equal(decoder.step([step, step]), logits)

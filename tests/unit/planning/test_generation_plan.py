@@ -1,0 +1,88 @@
+"""Plans of generation: bounds against the roofline by hand, what fits, and what is n/a."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from efficientbench.cli.app import app
+from efficientbench.config.load import resolve
+from efficientbench.costs.generation import generation_bytes
+from efficientbench.metrics.hardware import device_rates
+from efficientbench.planning.generation_plan import plan_generation, runtime_bytes
+from efficientbench.planning.generation_table import print_generation
+
+H100 = device_rates("H100 SXM", "bf16")
+
+
+def test_times_are_those_of_the_roofline() -> None:
+    config = resolve("gqa_1.5B")
+    [alone, many] = plan_generation(config, [2048], [1, 4096], H100).bounds
+    assert alone.prefill_s is not None
+    assert alone.decode_s is not None
+    assert many.decode_s is not None
+    # A prompt is computed at the peak; one row's step moves the weights and the cache.
+    assert alone.prefill_s == pytest.approx(alone.prefill_flops / 989.5e12, rel=0.05)
+    assert alone.decode_s == pytest.approx((alone.weight_bytes + alone.cache_bytes) / 3.35e12, rel=1e-9)
+    # With so many rows the layers' products take longer than their weights.
+    assert many.decode_s > (many.weight_bytes + many.cache_bytes) / 3.35e12
+
+
+def test_architectures_differ_where_they_were_made_to() -> None:
+    plans = {name: plan_generation(resolve(f"{name}_1.5B"), [16_384], [64], H100) for name in ("gqa", "mqa", "nsa")}
+    times = {name: plan.bounds[0].decode_s or 0 for name, plan in plans.items()}
+    assert times["nsa"] < times["mqa"] < times["gqa"]
+    assert plans["gqa"].largest[65_536] < plans["mqa"].largest[65_536]
+
+
+@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nsa_1.5B", "moe_1.5Bx8"])
+def test_the_largest_batch_fits_and_one_more_does_not(name: str) -> None:
+    config = resolve(name)
+    batch = plan_generation(config, [], [], H100).largest[4096]
+    needed = [
+        runtime_bytes(H100) + generation_bytes(config.model, 4096, 0, rows, "bf16") for rows in (batch, batch + 1)
+    ]
+    assert needed[0] <= 80e9 < needed[1]
+
+
+def test_a_model_that_does_not_fit_has_no_batch() -> None:
+    assert plan_generation(resolve("gqa_3B"), [], [], replace(H100, memory_bytes=4e9)).largest[1024] == 0
+
+
+def test_what_is_not_known_says_why(tmp_path: Path) -> None:
+    plan = plan_generation(resolve("gqa_1.5B"), [128], [1], replace(H100, memory_bytes=None))
+    assert plan.largest == {}
+    assert plan.missing["a batch of 1,024 tokens"] == "the device's name does not settle how much memory it has"
+    with (tmp_path / "plan").open("w+") as file:
+        print_generation([resolve("learnable_absolute_1.5B")], [128, 2048], [1], None, Console(file=file, width=200))
+        file.seek(0)
+        text = " ".join(file.read().split())
+    assert "n/a learnable_absolute_1.5B, a prompt of 2,048 tokens: the model has 2,048 positions" in text
+    assert "times, largest batch: n/a; --device NAME, like --device 'H100 SXM', gives them" in text
+
+
+def test_the_command_plans_the_whole_matrix() -> None:
+    words = ["plan", "--all", "--generate", "--device", "H200 SXM", "--prompt-tokens", "4096", "--batch", "4"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for name in ("gqa_0.5B", "mla_3B", "nsa_1.5B", "moe_1.5Bx8"):
+        assert sum(line.startswith(f"{name} ") for line in done.output.splitlines()) == 2
+    assert "no figures of vLLM's or SGLang's" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "1,none"], "--batch: '1,none' is no list of numbers above 0, like 1,8"),
+        (["--prompt-tokens", "0"], "--prompt-tokens: '0' is no list of numbers above 0"),
+        (["--world", "8"], "--generate is about one device: leave --world out"),
+    ],
+)
+def test_a_mistake_is_named(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "gqa_1.5B", "--generate", *words])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
