@@ -19,6 +19,8 @@ from efficientbench.config.part import (
 
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+LENGTHS = ("tokens", "steps", "epochs")
+"""Keys of which each sets the length of a run."""
 
 
 class TrainingConfig(Part):
@@ -27,8 +29,7 @@ class TrainingConfig(Part):
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
     objective: Literal["pretrain", "sft"] = Field(
         default="pretrain",
-        description="what is learned; pretrain: every token; sft: of conversations, which sequences hold whole, what "
-        "their mask marks",
+        description="what is learned; pretrain: every token; sft: what the mask of conversations marks",
     )
     micro_batch_size: MicroBatch = Field(
         default=1,
@@ -45,7 +46,8 @@ class TrainingConfig(Part):
         description="tokens to train on; 20x: 20 for each parameter of the model (all of them, also a mixture's idle "
         "experts); unset, and steps too: 100,000, or more where the measured steps need them",
     )
-    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set this or tokens")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set one of these three")
+    epochs: PositiveInt | None = Field(default=None, description="times that the training text is read")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
         default="bf16", description="compute dtype; master weights and gradient reduction are float32 in any case"
     )
@@ -58,8 +60,7 @@ class TrainingConfig(Part):
     min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
     lr_scale: PositiveFloat = Field(
         default=1.0,
-        description="factor on the learning rate of every step, peak and end alike: a stage that continues another "
-        "run keeps that run's rates and sets this",
+        description="factor on the learning rate of every step, for a run that continues another one",
     )
     lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
         default="cosine",

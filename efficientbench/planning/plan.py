@@ -69,6 +69,14 @@ class Plan:
         """Peak memory of a rank of each pipeline stage."""
         return memory_by_stage(self.config, self.layout, self.runtime_bytes)
 
+    @property
+    def length(self) -> str:
+        """The run's optimizer steps in words; its epochs where these set its length and its text is not known."""
+        if self.budget.counted:
+            return f"{self.budget.steps:,} steps"
+        epochs = self.config.training.epochs or 1
+        return f"{epochs:,} epoch{'s' if epochs > 1 else ''} in steps"
+
     def node_memory_bytes(self) -> int:
         """Return the peak memory of all ranks of a node, on the node that needs most."""
         # Stages are the slowest dimension of the grid of ranks.

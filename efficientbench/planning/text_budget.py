@@ -16,7 +16,7 @@ class TextBudget:
     """What a run will read of its text."""
 
     tokens_per_parameter: float | None
-    """None where the model's parameters are not known before it is built."""
+    """None where the model's parameters are not known before it is built, or its steps before its text is."""
     unique_tokens: int | None
     """About; None where a source is not tokenized yet."""
     epochs: float | None
@@ -36,13 +36,14 @@ class TextBudget:
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
     """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
-    if corpus_tokens is None:
-        return TextBudget(plan.budget.tokens_per_parameter, None, None)
+    per_parameter = plan.budget.tokens_per_parameter
+    if corpus_tokens is None or not plan.budget.counted:
+        return TextBudget(per_parameter, None, None)
     data = plan.config.data
     # Documents are split by number, so that the tokens of a split are about as many.
     training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
     unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
-    return TextBudget(plan.budget.tokens_per_parameter, unique, epochs)
+    return TextBudget(per_parameter, unique, epochs)
 
 
 def tokenized(data: DataConfig) -> list[int] | None:

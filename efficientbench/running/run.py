@@ -34,6 +34,7 @@ from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
+from efficientbench.running.epochs import counted
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
@@ -80,6 +81,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
             with _connected(cluster, device, folder) as link:
                 corpora = prepare_corpora(plan.config)
                 check_tokenizer(plan.config, corpora)
+                plan = counted(plan, corpora)
                 check_length(plan.config, plan.budget, corpora, memory_limit_bytes())
                 _announce_data(plan, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
@@ -201,7 +203,7 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
     parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
     memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
     print(
-        f"{plan.config.name}: {parameters} parameters, {plan.budget.steps:,} steps of "
+        f"{plan.config.name}: {parameters} parameters, {plan.length} of "
         f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
         f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; {memory}"
@@ -225,6 +227,8 @@ def _announce_data(plan: Plan, corpora: Sequence[Corpus]) -> None:
     for weight, corpus in zip(plan.config.data.weights, corpora, strict=True):
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
         print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+    if plan.config.training.epochs is not None:
+        print(f"training.epochs={plan.config.training.epochs}: {plan.length}")
     print(text_budget(plan, [corpus.tokens for corpus in corpora]))
     if plan.config.training.objective == "sft":
         most = plan.config.training.seq_len + 1
