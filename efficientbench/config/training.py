@@ -47,7 +47,7 @@ class TrainingConfig(Part):
         "experts); unset, and steps too: 100,000, or more where the measured steps need them",
     )
     steps: PositiveInt | None = Field(default=None, description="optimizer steps; set one of these three")
-    epochs: PositiveInt | None = Field(default=None, description="times that the training text is read")
+    epochs: PositiveInt | None = Field(default=None, description="how often the training text is read")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
         default="bf16", description="compute dtype; master weights and gradient reduction are float32 in any case"
     )
@@ -60,7 +60,7 @@ class TrainingConfig(Part):
     min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
     lr_scale: PositiveFloat = Field(
         default=1.0,
-        description="factor on the learning rate of every step, for a run that continues another one",
+        description="factor on the learning rate of every step, for runs that continue others",
     )
     lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
         default="cosine",
