@@ -72,6 +72,13 @@ def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None
     assert counted(known, [corpus]) is known
 
 
+def test_a_plan_that_begins_with_other_weights_is_not_one_of_speed_only(corpus: Corpus) -> None:
+    for init, only in ((), True), (("init.run=base",), False):
+        config = config_of(corpus, *init)
+        plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
+        assert ("speed only" in str(text_budget(plan, None))) is only
+
+
 def test_what_has_no_epoch_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="^training.epochs: 2 sources of data.path are read in other numbers"):
         epoch_steps(config_of(corpus, "training.epochs=1"), [corpus, corpus])
