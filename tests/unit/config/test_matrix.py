@@ -65,6 +65,9 @@ def test_the_stages_train_as_their_names_say() -> None:
         assert (stage.learning_rate, stage.min_learning_rate) == (base.learning_rate, 0)
         assert (stage.lr_schedule, stage.lr_warmup_fraction) == ("linear", 0)
     assert resolve("sft_d12", overrides=["training.steps=70"]).training.epochs is None
+    # What is laid over a length replaces it, whichever key it has.
+    smoke = [resolve(name, smoke=True).training for name in ("base_d20", "mid_d20", "sft_d20")]
+    assert [(each.tokens, each.steps, each.epochs) for each in smoke] == [(None, 100, None), *[(None, None, 1)] * 2]
 
 
 def test_every_size_has_a_smoke_size() -> None:
