@@ -8,8 +8,8 @@ reason, or a figure without a formula.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -153,9 +153,8 @@ class AttentionVariant:
     configuration; None: the layer computes its scores by itself."""
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
-    may_differ: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Device type → a part whose kernel there may compute other bits in the next run, though torch is deterministic,
-    and why."""
+    may_differ: tuple[str, str] | None = None
+    """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
     tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
     context_parallel: bool = False

@@ -25,8 +25,8 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
         kind = getattr(config.model, section).kind
         if kind not in OWN[section] and outside(kind) is not None:
             found[section] = f"{kind} is from outside this project, and its kernels decide"
-    kernel = attention_of(config.model).may_differ.get(device.type)
-    return found | ({kernel[0]: kernel[1]} if kernel else {})
+    kernel = attention_of(config.model).may_differ
+    return found | ({kernel[0]: kernel[1]} if kernel and device.fuses() else {})
 
 
 def determinism(config: RunConfig, device: Device) -> str | None:

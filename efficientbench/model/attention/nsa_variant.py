@@ -261,9 +261,7 @@ VARIANT = AttentionVariant(
     other_positions="NSA's branches take no bias on their scores, as position.kind={position} is: set position.kind to "
     "{taken}",
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
-    may_differ={
-        "cuda": ("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come")
-    },
+    may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
     tensor_parallel=_uneven,
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),
