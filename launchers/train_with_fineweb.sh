@@ -10,7 +10,7 @@ set -euo pipefail
 # shellcheck source=launchers/environment/fineweb_stages.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment/fineweb_stages.sh"
 # The run reads 1.3 billion tokens; a file of the sample holds about 0.7 billion.
-fineweb_files=3 fineweb_devices=4 fineweb_device=auto fineweb_work=output/fineweb
+fineweb_files=3 fineweb_devices=4 fineweb_fewer=false fineweb_device=auto fineweb_work=output/fineweb
 fineweb_read_arguments train_with_fineweb.sh "$@" || exit $?
 fineweb_set_up
-fineweb_run_stages fineweb_d12
+fineweb_run_stages base_d12

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MODES = ("dsw", "dlc")
 """Alibaba PAI's names: DSW, this machine alone, the default; DLC, a job of several nodes."""
 
-RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml, like gqa_1.5B")
+RUN = typer.Argument(metavar="NAME", help="run of experiments/matrix.yaml or chat.yaml, like gqa_1.5B")
 Name = Annotated[str, RUN]
 Arguments = Annotated[
     list[str] | None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.training import LENGTHS
 
 DEFAULT_TOKENS = 100_000
 """Tokens of a run that sets neither tokens nor steps."""
@@ -28,6 +29,8 @@ class Budget:
     """All parameters of the model; None where they are not known before it is built."""
     extended: str | None = None
     """Message for the user where the default length was too short to measure."""
+    counted: bool = True
+    """Whether `steps` is known: those of epochs are once the text is; until then the fewest that can be measured."""
 
     @property
     def tokens(self) -> int:
@@ -36,33 +39,38 @@ class Budget:
 
     @property
     def tokens_per_parameter(self) -> float | None:
-        return None if self.parameters is None else self.tokens / self.parameters
+        return self.tokens / self.parameters if self.parameters and self.counted else None
 
 
-def plan_budget(config: RunConfig, parameters: int | None) -> Budget:
+def plan_budget(config: RunConfig, parameters: int | None, epoch_steps: int | None = None) -> Budget:
     """Return the length of a run: the fewest steps that train on the wanted tokens.
 
     Args:
         config: the run.
         parameters: all parameters of its model, which tokens like `20x` are counted by; None: they are not known.
+        epoch_steps: steps that read the text `training.epochs` times; None: its text is not known.
 
-    Raises ConfigError: tokens and steps are both set, or the one set is less than warm-up and measurement need; or
-    tokens are counted by parameters that are not known.
+    Raises ConfigError: two keys set the length, or it is less than warm-up and measurement need; or tokens are counted
+    by parameters that are not known.
     """
     training, measurement = config.training, config.measurement
     tokens_per_step = training.global_batch_size * training.seq_len
     needed = measurement.warmup_steps + measurement.min_steps
-    if training.tokens is not None and training.steps is not None:
+    given = [key for key in LENGTHS if getattr(training, key) is not None]
+    if len(given) > 1:
+        (first, second), values = given[:2], [_text(getattr(training, key)) for key in given]
         raise ConfigError(
-            f"training.tokens: {_text(training.tokens)} and training.steps {training.steps:,} both set the length; set "
-            "one"
-            " (training.tokens=null or training.steps=null unsets the other)"
+            f"training.{first}: {values[0]} and training.{second} {values[1]} both set the length; set one "
+            f"(training.{first}=null or training.{second}=null unsets the other)"
         )
+    if training.epochs is not None and epoch_steps is None:
+        measured = needed - measurement.warmup_steps
+        return Budget(needed, measurement.warmup_steps, measured, tokens_per_step, parameters, counted=False)
     tokens = wanted_tokens(training.tokens or DEFAULT_TOKENS, parameters)
-    steps = training.steps or -(-tokens // tokens_per_step)
+    steps = training.steps or epoch_steps or -(-tokens // tokens_per_step)
     extended = None
     if steps < needed:
-        if training.tokens is not None or training.steps is not None:
+        if given:
             raise ConfigError(_too_short(config, tokens, steps, needed, tokens_per_step))
         extended = (
             f"the default of {DEFAULT_TOKENS:,} tokens is {steps} steps of {tokens_per_step:,}; extended to {needed} "
@@ -86,14 +94,16 @@ def wanted_tokens(tokens: int | str, parameters: int | None) -> int:
     return math.ceil(float(tokens.removesuffix("x")) * parameters)
 
 
-def _text(tokens: int | str) -> str:
-    return f"{tokens:,}" if isinstance(tokens, int) else tokens
+def _text(length: int | str) -> str:
+    return f"{length:,}" if isinstance(length, int) else length
 
 
 def _too_short(config: RunConfig, tokens: int, steps: int, needed: int, tokens_per_step: int) -> str:
     training, measurement = config.training, config.measurement
     if training.steps is not None:
         what, right = f"training.steps: {steps:,} of", f"training.steps={needed}"
+    elif training.epochs is not None:
+        what, right = f"training.epochs: {training.epochs:,} are {steps:,} of", f"training.steps={needed}"
     else:
         by_parameters = f"{training.tokens} is " if isinstance(training.tokens, str) else ""
         what = f"training.tokens: {by_parameters}{tokens:,} tokens at {tokens_per_step:,} a step are {steps:,} of"

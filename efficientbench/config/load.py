@@ -19,6 +19,7 @@ from efficientbench.config.matrix import MATRIX, Matrix, Overlay, RunName, Smoke
 from efficientbench.config.part import Part
 from efficientbench.config.registry import OWN, SECTIONS, load_named, named_kind
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.training import BATCHES, LENGTHS
 from efficientbench.config.variant import AttentionConfig, PositionConfig
 from efficientbench.config.words import ALIASES, plain_number
 
@@ -43,7 +44,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
     """
     matrix = load_matrix(matrix_file)
     run = matrix.run(name)
-    tree = _named(run, matrix, load_smoke() if smoke else None)
+    tree = _named(run, matrix.of(run), load_smoke() if smoke else None)
     tree = _with_kinds(tree, overrides)
     keys = settable_keys()
     values: Overlay = {}
@@ -60,11 +61,12 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
                 values[key] = _parse(key, text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
-    _unset_other_length(tree, values)
+    layer: Overlay = {}
     for key, value in values.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        tree = _merged(tree, value)
+        layer = _merged(layer, value)
+    tree = _laid_over(tree, layer)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -124,7 +126,7 @@ def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
         for shapes in (smoke, matrix.smoke):
             layers += [shapes.sizes.get(run.size, {}), shapes.variants.get(run.variant, {})]
     for layer in layers:
-        tree = _merged(tree, layer)
+        tree = _laid_over(tree, layer)
     return tree
 
 
@@ -136,15 +138,12 @@ def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
     return merged
 
 
-def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
-    """Let an override of tokens replace the files' steps, and the other way round: both set the length of a run.
-
-    Likewise of a global batch in sequences and in tokens.
-    """
-    for one, other in (("tokens", "steps"), ("global_batch_size", "global_batch_tokens")):
-        for given, replaced in ((one, other), (other, one)):
-            if values.get(f"training.{given}") is not None:
-                tree.get("training", {}).pop(replaced, None)
+def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
+    """Return `tree` with the values of `layer`; of keys that set the same thing, one there replaces any other one."""
+    for keys in (LENGTHS, BATCHES):
+        if any(layer.get("training", {}).get(key) is not None for key in keys):
+            tree = _merged(tree, {"training": dict.fromkeys(keys)})
+    return _merged(tree, layer)
 
 
 def _parse(key: str, text: str, field: FieldInfo) -> object:

@@ -1,8 +1,9 @@
-"""The named runs of `experiments/matrix.yaml`, and their smaller shapes in `experiments/smoke.yaml`."""
+"""The named runs of `experiments/matrix.yaml` and `chat.yaml`, and their smaller shapes in `smoke.yaml`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from efficientbench.config.part import Name, Part
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MATRIX = EXPERIMENTS / "matrix.yaml"
+CHAT = EXPERIMENTS / "chat.yaml"
 
 OTHER = "other"
 """The suite of a variant in a size in which no suite has it."""
@@ -65,6 +67,8 @@ class Matrix(Part):
     suites: dict[Name, tuple[SuiteBlock, ...]]
     further: dict[Name, tuple[SuiteBlock, ...]] = {}
     """Suites whose runs have names and scripts, but are in no sweep or table that names none of them."""
+    beside: tuple[Matrix, ...] = ()
+    """Matrices with sizes and variants of their own, whose runs are further ones."""
 
     @property
     def runs(self) -> tuple[RunName, ...]:
@@ -73,8 +77,8 @@ class Matrix(Part):
 
     @property
     def all_runs(self) -> tuple[RunName, ...]:
-        """The runs of `suites`, then those of `further`."""
-        return _runs(self.suites | self.further)
+        """The runs of `suites`, then those of `further`, then those of the matrices beside this one."""
+        return (*_runs(self.suites | self.further), *(run for other in self.beside for run in other.all_runs))
 
     def in_no_suite(self, name: str) -> bool:
         """Return whether `name` is a variant in a size that no suite has together."""
@@ -98,6 +102,10 @@ class Matrix(Part):
             raise ConfigError(f"there is no run called {name[:80]!r}: {hint}")
         return runs[name]
 
+    def of(self, run: RunName) -> Matrix:
+        """Return the matrix that has the run's size and variant: this one or one beside it."""
+        return next((other for other in self.beside if run in other.all_runs), self)
+
 
 def _runs(suites: Mapping[str, tuple[SuiteBlock, ...]]) -> tuple[RunName, ...]:
     return tuple(
@@ -115,10 +123,22 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
     Raises ConfigError: the file is missing or no matrix.
     """
     matrix: Matrix = _load(path, Matrix)
-    if path != MATRIX:
+    if path == MATRIX:
+        matrix = matrix.model_copy(update={"beside": (_chat(),)})
+    else:
         ours: Matrix = _load(MATRIX, Matrix)
         shared = {"sizes": {**ours.sizes, **matrix.sizes}, "variants": {**ours.variants, **matrix.variants}}
         matrix = matrix.model_copy(update=shared)
+    return _checked(matrix, path)
+
+
+@lru_cache(maxsize=1)
+def _chat() -> Matrix:
+    """Return the runs of chat.yaml: once, since every configuration is looked up beside them."""
+    return _checked(_load(CHAT, Matrix), CHAT)
+
+
+def _checked(matrix: Matrix, path: Path) -> Matrix:
     problems = [
         f"{path.name}: suite {suite!r} names the {kind} {name!r}, which is not defined"
         for suite, blocks in (matrix.suites | matrix.further).items()

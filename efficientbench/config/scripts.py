@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.matrix import EXPERIMENTS, load_matrix
+from efficientbench.config.matrix import CHAT, EXPERIMENTS, MATRIX, load_matrix
 
 TEMPLATE = """\
 #!/usr/bin/env bash
-# Trains, measures and reports {name}. Written by `efficientbench scripts` from experiments/matrix.yaml.
+# Trains, measures and reports {name}. Written by `efficientbench scripts` from experiments/{file}.
 #
 #   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--tokenizer PATH]
 #       [--repeat N] [key=value ...]
@@ -49,9 +49,12 @@ def check_scripts(folder: Path = EXPERIMENTS) -> None:
 
 
 def _scripts(folder: Path) -> dict[Path, str]:
+    matrix = load_matrix()
     return {
-        folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(name=run.name, suite=run.suite)
-        for run in load_matrix().all_runs
+        folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(
+            name=run.name, suite=run.suite, file=(MATRIX if matrix.of(run) is matrix else CHAT).name
+        )
+        for run in matrix.all_runs
     }
 
 

@@ -19,6 +19,10 @@ from efficientbench.config.part import (
 
 Recompute = Literal["none", "selective", "full"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+LENGTHS = ("tokens", "steps", "epochs")
+"""Keys of which each sets the length of a run."""
+BATCHES = ("global_batch_size", "global_batch_tokens")
+"""Keys of which each sets the global batch."""
 
 
 class TrainingConfig(Part):
@@ -27,8 +31,7 @@ class TrainingConfig(Part):
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
     objective: Literal["pretrain", "sft"] = Field(
         default="pretrain",
-        description="what is learned; pretrain: every token; sft: of conversations, which sequences hold whole, what "
-        "their mask marks",
+        description="what is learned; pretrain: every token; sft: what the mask of conversations marks",
     )
     micro_batch_size: MicroBatch = Field(
         default=1,
@@ -48,7 +51,8 @@ class TrainingConfig(Part):
         description="tokens to train on; 20x: 20 for each parameter of the model (all of them, also a mixture's idle "
         "experts); unset, and steps too: 100,000, or more where the measured steps need them",
     )
-    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set this or tokens")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; set one of these three")
+    epochs: PositiveInt | None = Field(default=None, description="how often the training text is read")
     dtype: Literal["bf16", "fp16", "fp32"] = Field(
         default="bf16", description="compute dtype; master weights and gradient reduction are float32 in any case"
     )
@@ -61,8 +65,7 @@ class TrainingConfig(Part):
     min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
     lr_scale: PositiveFloat = Field(
         default=1.0,
-        description="factor on the learning rate of every step, peak and end alike: a stage that continues another "
-        "run keeps that run's rates and sets this",
+        description="factor on the learning rate of every step, for runs that continue others",
     )
     lr_schedule: Literal["cosine", "linear", "trapezoid"] = Field(
         default="cosine",
@@ -141,7 +144,8 @@ class TrainingConfig(Part):
             raise ValueError(
                 f"global_batch_tokens {tokens:,} is no whole number of sequences of {length:,} tokens: {near:,} is"
             )
-        sequences = int(given.get("global_batch_size", tokens // length))
+        size = given.get("global_batch_size")
+        sequences = tokens // length if size is None else int(size)
         if sequences != tokens // length:
             raise ValueError(
                 f"global_batch_tokens {tokens:,} is {tokens // length:,} sequences, and global_batch_size "

@@ -13,8 +13,8 @@ from efficientbench.costs.communication import Transfer, micro_batch_transfers, 
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
-from efficientbench.planning.plan import gigabytes, memory_parts
-from efficientbench.planning.plan_table import counted, plain_table
+from efficientbench.planning.plan import gigabytes, memory_parts, number_of
+from efficientbench.planning.plan_table import plain_table
 from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
@@ -44,8 +44,8 @@ def _grid(cluster: ClusterPlan) -> Table | str:
     layout = cluster.plan.layout
     experts = f", experts over ep {layout.ep}" if layout.ep > 1 else ""
     title = (
-        f"{cluster.plan.config.name} on {counted(layout.world_size, 'rank')} = tp {layout.tp} × cp {layout.cp} × "
-        f"dp {layout.dp} × pp {layout.pp}{experts}; {counted(layout.nodes, 'node')} of {layout.ranks_per_node}"
+        f"{cluster.plan.config.name} on {number_of(layout.world_size, 'rank')} = tp {layout.tp} × cp {layout.cp} × "
+        f"dp {layout.dp} × pp {layout.pp}{experts}; {number_of(layout.nodes, 'node')} of {layout.ranks_per_node}"
     )
     table = plain_table("group", ("ranks", "groups", "the first", "lies on"), title)
     for kind, name in _GROUPS:

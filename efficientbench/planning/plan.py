@@ -69,6 +69,13 @@ class Plan:
         """Peak memory of a rank of each pipeline stage."""
         return memory_by_stage(self.config, self.layout, self.runtime_bytes)
 
+    @property
+    def length(self) -> str:
+        """The run's optimizer steps in words; its epochs where these set its length and its text is not known."""
+        if self.budget.counted:
+            return number_of(self.budget.steps, "step")
+        return f"{number_of(self.config.training.epochs or 1, 'epoch')} in steps"
+
     def node_memory_bytes(self) -> int:
         """Return the peak memory of all ranks of a node, on the node that needs most."""
         # Stages are the slowest dimension of the grid of ranks.
@@ -241,6 +248,11 @@ def hidden(config: RunConfig) -> str | None:
 def memory_parts(memory: RankMemory) -> list[tuple[str, int]]:
     """Return the name and the bytes of each part of a rank's peak memory."""
     return [(field.name.replace("_", " "), getattr(memory, field.name)) for field in fields(memory)]
+
+
+def number_of(number: int, noun: str) -> str:
+    """Return a number with its noun, as 1 rank or 2,048 ranks."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def gigabytes(size_bytes: float) -> str:

@@ -42,11 +42,6 @@ def plain_table(first: str, columns: Iterable[str], title: str | None = None, le
     return table
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as 1 rank or 2,048 ranks."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def print_plan(plan: Plan, console: Console) -> None:
     """Print a plan as two tables, with its notes."""
     run = Table(title=f"plan of {plan.config.name}", show_header=False, title_justify="left")
@@ -134,7 +129,7 @@ def _matrix_row(plan: Plan) -> tuple[str, ...]:
         lambda: f"{plan.flops.training:,}",
         lambda: f"{keys_read_per_query(model, training.seq_len):,.1f}",
         lambda: f"{kv_cache_bytes_per_token(model, training.dtype):,}",
-        lambda: f"{budget.tokens / plan.parameters.total:.2g}",
+        lambda: f"{budget.tokens / plan.parameters.total:.2g}" if budget.counted else "n/a",
         lambda: f"{training.seq_len:,}",
         lambda: f"{training.micro_batch_size}",
         lambda: f"{plan.layout.world_size}",
@@ -173,10 +168,12 @@ def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return how much text the model gets, and whether its losses can then say anything."""
     text = text_budget(plan, tokenized(plan.config.data))
     unknown = "n/a: a run counts them once the text is tokenized"
+    per_parameter = shown(lambda: f"{plan.budget.tokens / plan.parameters.total:.3g}")
+    asked = plan.config.training.epochs
     rows = [
-        ("tokens per parameter", shown(lambda: f"{plan.budget.tokens / plan.parameters.total:.3g}")),
+        ("tokens per parameter", per_parameter if plan.budget.counted else unknown),
         ("unique tokens", unknown if text.unique_tokens is None else f"about {text.unique_tokens:,}"),
-        ("epochs", unknown if text.epochs is None else f"about {text.epochs:.3g}"),
+        ("epochs", f"{asked:,}" if asked else unknown if text.epochs is None else f"about {text.epochs:.3g}"),
     ]
     return [*rows, ("speed only", text.speed_only_reason)] if text.speed_only_reason else rows
 
@@ -195,6 +192,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     grid = f"{layout.world_size} = tp {layout.tp}{cp} × pp {layout.pp} × dp {layout.dp}"
     if layout.ep > 1:
         grid += f", experts over ep {layout.ep}"
+    uncounted = f"n/a: as many as {plan.length.partition(' in ')[0]} of the text take"
     batch = f"{training.global_batch_size} = micro-batch {training.micro_batch_size} × {layout.micro_batches} × dp"
     return [
         ("parameters, total", shown(lambda: f"{plan.parameters.total:,}")),
@@ -209,8 +207,8 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
         ("tokens per step", f"{budget.tokens_per_step:,}"),
-        ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured"),
-        ("tokens", f"{budget.tokens:,}"),
+        ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured" if budget.counted else uncounted),
+        ("tokens", f"{budget.tokens:,}" if budget.counted else uncounted),
         *_text_rows(plan),
         ("ranks", grid + (", sequence-parallel" if layout.sp else "")),
         *([("", "dp is not set: a run on accelerators takes all of them")] if config.parallel.dp is None else []),

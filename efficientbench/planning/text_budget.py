@@ -16,16 +16,18 @@ class TextBudget:
     """What a run will read of its text."""
 
     tokens_per_parameter: float | None
-    """None where the model's parameters are not known before it is built."""
+    """None where the model's parameters are not known before it is built, or its steps before its text is."""
     unique_tokens: int | None
     """About; None where a source is not tokenized yet."""
     epochs: float | None
     """About, of the source that is repeated most; None where a source is not tokenized yet."""
+    begun: bool
+    """Whether the run begins with weights of another one, which has read text, too."""
 
     @property
     def speed_only_reason(self) -> str | None:
         """Return why the run's losses will say nothing about its architecture; None where they may."""
-        return speed_only_reason(self.tokens_per_parameter, self.epochs)
+        return speed_only_reason(None if self.begun else self.tokens_per_parameter, self.epochs)
 
     def __str__(self) -> str:
         epochs = "" if self.epochs is None else f", about {self.epochs:.3g} epochs of the text"
@@ -36,13 +38,14 @@ class TextBudget:
 
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
     """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
-    if corpus_tokens is None:
-        return TextBudget(plan.budget.tokens_per_parameter, None, None)
+    per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
+    if corpus_tokens is None or not plan.budget.counted:
+        return TextBudget(per_parameter, None, None, begun)
     data = plan.config.data
     # Documents are split by number, so that the tokens of a split are about as many.
     training = [max(round(tokens * data.split[0] / sum(data.split)), 1) for tokens in corpus_tokens]
     unique, epochs = text_read(plan.budget.tokens, list(zip(data.weights, training, strict=True)))
-    return TextBudget(plan.budget.tokens_per_parameter, unique, epochs)
+    return TextBudget(per_parameter, unique, epochs, begun)
 
 
 def tokenized(data: DataConfig) -> list[int] | None:

@@ -31,10 +31,19 @@ from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.determinism import determinism
-from efficientbench.planning.plan import Hardware, Plan, check_fits, gigabytes, hidden, make_plan, with_kernels
-from efficientbench.planning.plan_table import counted
+from efficientbench.planning.plan import (
+    Hardware,
+    Plan,
+    check_fits,
+    gigabytes,
+    hidden,
+    make_plan,
+    number_of,
+    with_kernels,
+)
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.corpora import check_length, prepare_corpora
+from efficientbench.running.epochs import counted
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import FailureFiles, users_mistake
 from efficientbench.running.initialisation import check_other_folder, check_tokenizer, initialised
@@ -81,6 +90,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
             with _connected(cluster, device, folder) as link:
                 corpora = prepare_corpora(plan.config)
                 check_tokenizer(plan.config, corpora)
+                plan = counted(plan, corpora)
                 check_length(plan.config, plan.budget, corpora, memory_limit_bytes())
                 _announce_data(plan, corpora)
                 job, job_file = _prepare_job(plan, corpora, folder, link, fresh)
@@ -202,9 +212,9 @@ def _announce(plan: Plan, micro_batch_size: int, device: Device) -> None:
     parameters = known(lambda: f"{plan.parameters.total:,}") or "n/a"
     memory = shown(lambda: f"about {gigabytes(plan.rank_memory_bytes())} each")
     print(
-        f"{plan.config.name}: {parameters} parameters, {counted(plan.budget.steps, 'step')} of "
+        f"{plan.config.name}: {parameters} parameters, {plan.length} of "
         f"{plan.budget.tokens_per_step:,} tokens, {training.dtype}\n"
-        f"{counted(layout.world_size, 'rank')} (tp {layout.tp}, pp {layout.pp}, "
+        f"{number_of(layout.world_size, 'rank')} (tp {layout.tp}, pp {layout.pp}, "
         f"dp {layout.dp}) on {device.names()[0]}; {memory}"
     )
     init = plan.config.init
@@ -226,6 +236,8 @@ def _announce_data(plan: Plan, corpora: Sequence[Corpus]) -> None:
     for weight, corpus in zip(plan.config.data.weights, corpora, strict=True):
         share = f"{weight:.3g} of the samples: " if len(corpora) > 1 else ""
         print(f"data: {share}{corpus.source}, {corpus.documents:,} documents, {corpus.tokens:,} tokens")
+    if plan.config.training.epochs is not None:
+        print(f"training.epochs={plan.config.training.epochs}: {plan.length}")
     print(text_budget(plan, [corpus.tokens for corpus in corpora]))
     if plan.config.training.objective == "sft":
         most = plan.config.training.seq_len + 1

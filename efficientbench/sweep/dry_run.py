@@ -66,8 +66,8 @@ def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
     used = plan.config.training.micro_batch_size
     return (
         str(plan.layout.world_size),
-        f"{plan.budget.steps:,}",
-        f"{plan.budget.tokens:,}",
+        f"{plan.budget.steps:,}" if plan.budget.counted else ABSENT,
+        f"{plan.budget.tokens:,}" if plan.budget.counted else ABSENT,
         f"{used} for {task.asked}" if task.asked else str(used),
         known(lambda: f"{plan.node_memory_bytes() / 1e9:.2f}") or ABSENT,
         ABSENT if estimate.time_s is None else seconds(estimate.time_s),

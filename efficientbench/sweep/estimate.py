@@ -41,6 +41,9 @@ def estimate(plan: Plan, machine: Machine, records: Sequence[RunRecord], cores: 
         records: of earlier runs; those of the same device count.
         cores: of the host; they count where the device is a CPU.
     """
+    if not plan.budget.counted:
+        unknown = "training.epochs: the steps follow from the text, which is not counted yet"
+        return Estimate(None, unknown, None, unknown)
     same = [each for each in records if each.device_name == machine.name and each.status == "completed"]
     same = [each for each in same if each.tokens_per_s and each.flops_per_token]
     try:

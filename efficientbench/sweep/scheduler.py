@@ -238,7 +238,8 @@ class Scheduler:
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 
     def _row(self, attempt: _Attempt) -> Running:
-        steps = attempt.task.plan.budget.steps if attempt.task.plan else None
+        plan = attempt.task.plan
+        steps = plan.budget.steps if plan is not None and plan.budget.counted else None
         step = last_step(attempt.task.folder, attempt.child.begin_time_s)
         return Running(attempt.task.id, attempt.child.elapsed_s(), step, steps)
 

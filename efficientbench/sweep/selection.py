@@ -132,10 +132,11 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
         ConfigError: an unknown name or size, or no run that has both.
     """
     problems = [problem for name in only if (problem := _unknown_name(name, matrix, sizes))]
+    known = dict.fromkeys([*matrix.sizes, *(run.size for run in matrix.all_runs)])
     for size in sizes:
-        if size not in matrix.sizes:
-            near = nearest(size, matrix.sizes)
-            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(matrix.sizes)}"
+        if size not in known:
+            near = nearest(size, known)
+            hint = f"did you mean {near}?" if near else f"the sizes are {', '.join(known)}"
             problems.append(f"--sizes: there is no size called {size[:80]!r}: {hint}")
     if problems:
         raise ConfigError(problems)

@@ -22,7 +22,7 @@ usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [
   dsw|dlc         this machine's devices (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
   --data PATH     text of your own (parquet, JSONL, text; or FINEWEB_DATA=PATH) instead of downloading FineWeb-Edu
   --num-files N   files of FineWeb-Edu to download ($fineweb_files)
-  --devices N     accelerators to train on ($fineweb_devices; all of each node with dlc or parallel.* keys)
+  --devices N     accelerators to train on ($fineweb_devices$($fineweb_fewer && echo ", or 2 or 1 where fewer are here"); all of each node with dlc or parallel.* keys)
   --device TYPE   device type; by default the first accelerator found, else the CPU, for which the run is shortened
   --work FOLDER   where everything goes ($fineweb_work)
   key=value       a key of the configuration, like training.steps=1000
@@ -30,6 +30,7 @@ USAGE
 }
 
 # Read the arguments of the command line into the fineweb_* variables, which the caller has set to its defaults.
+# fineweb_fewer says whether a machine with fewer devices trains on 2 or 1; otherwise it refuses.
 fineweb_read_arguments() { # script arguments...
     local script="$1"
     shift
@@ -46,7 +47,7 @@ fineweb_read_arguments() { # script arguments...
             case "$1" in
             --data) fineweb_data="$2" ;;
             --num-files) fineweb_files="$2" ;;
-            --devices) fineweb_devices="$2" devices_given=true ;;
+            --devices) fineweb_devices="$2" fineweb_fewer=false devices_given=true ;;
             --device) fineweb_device="$2" ;;
             --work) fineweb_work="$2" ;;
             esac
@@ -127,7 +128,8 @@ fineweb_tokenizer() {
         return 0
     fi
     fineweb_print "tokenizer: training $FINEWEB_VOCABULARY tokens on the text"
-    python3 -m efficientbench.data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" \
+    # With the tokens of chat, so that mid-training and SFT can continue the model.
+    python3 -m efficientbench.data_tools train-tokenizer "$fineweb_text_path" --vocab-size "$FINEWEB_VOCABULARY" --chat \
         --output "$fineweb_work/tokenizer"
 }
 
@@ -170,6 +172,10 @@ fineweb_train() { # name
     else
         fineweb_print "training: $1"
         if [[ "$fineweb_mode" == dsw && " ${fineweb_overrides[*]}" != *" parallel."* ]]; then
+            if $fineweb_fewer && [[ "$count" -lt "$fineweb_devices" ]]; then
+                # The batch is shared out evenly, which 3 could not do.
+                fineweb_devices=$((count < 2 ? 1 : 2))
+            fi
             if [[ "$count" -lt "$fineweb_devices" ]]; then
                 echo "error: $fineweb_devices devices are wanted and $count of type $type are here: --devices $count" >&2
                 return 2
@@ -178,7 +184,7 @@ fineweb_train() { # name
         fi
     fi
     # --repeat keeps a complete run instead of training again.
-    efficientbench run "$1" "$fineweb_mode" --matrix "$_fineweb_root/experiments/fineweb.yaml" --repeat 1 \
+    efficientbench run "$1" "$fineweb_mode" --repeat 1 \
         --data "$fineweb_work/tokens/fineweb" "device=$type" "output=$fineweb_work/runs" "data.cache=$fineweb_work/cache" "${overrides[@]}" "${fineweb_overrides[@]}"
 }
 

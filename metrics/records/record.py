@@ -138,7 +138,9 @@ class RunRecord(Metrics, Identity):
     @property
     def speed_only_reason(self) -> str | None:
         """Return why the run's losses say nothing about its architecture; None where they may be compared."""
-        return speed_only_reason(self.tokens_per_parameter, self.epochs, self.validation_loss, self.unigram_entropy)
+        # A run that began with the weights of another one has what that learned, of however many tokens.
+        own = None if self.section("init").get("run") else self.tokens_per_parameter
+        return speed_only_reason(own, self.epochs, self.validation_loss, self.unigram_entropy)
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a part of the configuration; empty where it has none."""

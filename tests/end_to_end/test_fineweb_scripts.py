@@ -37,7 +37,7 @@ def test_text_tokenizer_tokens_training_evaluation(tmp_path: Path, shared_data: 
     assert "training.steps: 3 of the 15 steps" in mistaken.stderr
     done = call()
     assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "work" / "runs" / "fineweb_d8" / "seed_1234"
+    run = tmp_path / "work" / "runs" / "base_d8" / "seed_1234"
     written = record(run)
     assert written["status"] == "completed"
     assert written["validation_loss"] < losses(run)[0]
@@ -50,4 +50,4 @@ def test_text_tokenizer_tokens_training_evaluation(tmp_path: Path, shared_data: 
     again = call()
     assert again.returncode == 0
     assert "seed 1234: complete, kept" in again.stdout
-    assert "step " not in again.stdout.split("== training")[1].split("fineweb_d8, 1 runs")[0]
+    assert "step " not in again.stdout.split("== training")[1].split("base_d8, 1 runs")[0]

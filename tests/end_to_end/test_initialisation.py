@@ -70,5 +70,6 @@ def test_a_run_may_begin_with_what_was_moved(tiny: Tiny, base: Path, folder: Pat
     (start / "data").rename(tmp_path / "lost")
     done = efficientbench("export", "moved", "exported", cwd=tmp_path, expect=0)
     assert "LlamaForCausalLM of step 6" in done.stdout
+    efficientbench("generate", "moved", "--max-new-tokens", "2", cwd=tmp_path, expect=0)
     done = efficientbench(*tiny, "init.run=moved", cwd=tmp_path, expect=0)
     assert f"begins with the weights of {moved} after step 6" in done.stdout

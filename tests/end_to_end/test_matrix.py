@@ -19,7 +19,8 @@ pytestmark = pytest.mark.proof
 
 MARGIN_NATS = 0.3
 RUN_TIME_LIMIT_S = 540
-RUNS = [run.name for run in load_matrix().all_runs]
+# Those of chat.yaml begin with each other's weights.
+RUNS = [run.name for run in load_matrix().all_runs if run.suite != "chat"]
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,8 @@ def test_parameters_are_as_many_as_counted(variant: str) -> None:
     assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total
 
 
-@pytest.mark.parametrize("run", [run.name for run in load_matrix().all_runs])
+# Of chat.yaml one run: the others differ from it in shapes alone.
+@pytest.mark.parametrize("run", [run.name for run in load_matrix().all_runs if run.suite != "chat"] + ["base_d20"])
 def test_parameters_of_the_smoke_models_are_as_many_as_counted(run: str) -> None:
     config = resolve(run, smoke=True)
     assert sum(parameter.numel() for parameter in build(config).parameters()) == count_parameters(config.model).total

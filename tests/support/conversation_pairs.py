@@ -29,10 +29,16 @@ def row(number: int) -> dict[str, Any]:
 
 def write_conversations(folder: Path, count: int) -> Path:
     """The prefix of a pair of so many conversations."""
+    return write_rows(folder, [row(number)["messages"] for number in range(count)])
+
+
+def write_rows(folder: Path, conversations: list[list[dict[str, Any]]]) -> Path:
+    """The prefix of a pair of these lists of messages."""
     from efficientbench.data_tools.chat.build import build_conversations
 
     folder.mkdir(parents=True, exist_ok=True)
     of_bytes(folder / "bpe")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in range(count)))
+    lines = [json.dumps({"messages": messages}) + "\n" for messages in conversations]
+    (folder / "rows.jsonl").write_text("".join(lines))
     (folder / "mixture.yaml").write_text("tasks: [{task: messages, path: rows.jsonl}]")
     return build_conversations(folder / "mixture.yaml", folder / "chat", folder / "bpe").prefix

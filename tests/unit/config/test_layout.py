@@ -196,11 +196,21 @@ def test_tokens_are_never_cut_short() -> None:
         (["training.tokens=20x"], "training.tokens: 20x is 20,000 tokens at 32,768 a step are 1 of the 55 steps"),
         (["training.steps=60", "training.tokens=20x"], "training.tokens: 20x and training.steps 60 both set"),
         (["training.steps=60", "training.tokens=1000000"], "both set the length; set one"),
+        (["training.steps=60", "training.epochs=2"], "training.steps: 60 and training.epochs 2 both set the length"),
     ],
 )
 def test_budgets_that_cannot_be(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         plan_budget(resolve("gqa_1.5B", overrides=overrides), 1000)
+
+
+def test_epochs_are_as_many_steps_as_the_text_takes() -> None:
+    config = resolve("gqa_1.5B", overrides=["training.epochs=2"])
+    unknown, budget = plan_budget(config, 1000), plan_budget(config, 1000, epoch_steps=70)
+    assert (unknown.steps, unknown.counted, unknown.tokens_per_parameter) == (55, False, None)
+    assert (budget.steps, budget.measured_steps, budget.counted) == (70, 65, True)
+    with pytest.raises(ConfigError, match=re.escape("training.epochs: 2 are 54 of the 55 steps that 5 of warm-up")):
+        plan_budget(config, 1000, epoch_steps=54)
 
 
 def test_a_short_run_that_says_so_is_taken() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.matrix import EXPERIMENTS, load_matrix, load_smoke
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import CHAT, EXPERIMENTS, load_matrix, load_smoke
 
 SIZES = ("0.5B", "1.5B", "3B")
 
@@ -26,10 +27,47 @@ def test_the_21_runs() -> None:
     assert len(runs) == len({run.name for run in runs}) == 21
 
 
-def test_a_published_model_stands_beside_them() -> None:
+STAGES = {f"{stage}_d{depth}": depth for stage in ("base", "mid", "sft") for depth in (8, 12, 16, 20)}
+
+
+def test_published_models_and_the_stages_of_a_chat_model_stand_beside_them() -> None:
     matrix = load_matrix()
-    assert [run.name for run in matrix.all_runs if run not in matrix.runs] == ["nanochat_d12"]
+    assert [run.name for run in matrix.all_runs if run not in matrix.runs] == ["nanochat_d12", *STAGES]
     assert matrix.run("nanochat_d12").suite == "published_models"
+    assert {matrix.run(name).suite for name in STAGES} == {"chat"}
+    # Two sizes of one name: each run has that of its own file.
+    assert (resolve("nanochat_d12").model.ffn_hidden_size, resolve("base_d12").model.ffn_hidden_size) == (3072, 2048)
+    assert {resolve(name, matrix_file=CHAT).model for name in STAGES} == {resolve(name).model for name in STAGES}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_of_a_depth_is_the_same_model(name: str) -> None:
+    config, depth = resolve(name), STAGES[name]
+    model, training, heads = config.model, config.training, -(-64 * depth // 128)
+    assert (model.layers, model.hidden_size, model.heads) == (depth, 64 * depth, heads)
+    assert model.head_dim * heads == model.hidden_size
+    assert (model.key_value_heads, model.vocab_size, training.seq_len) == (heads, 65536, 2048)
+    assert 0 <= model.ffn_hidden_size - 64 * depth * 8 / 3 < 128
+    assert model == resolve(f"base_d{depth}").model
+    assert resolve(name, smoke=True).model == resolve(f"base_d{depth}", smoke=True).model
+    # Each of four devices has as many micro-batches as the others.
+    assert training.global_batch_size % (4 * training.micro_batch_size) == 0
+
+
+def test_the_stages_train_as_their_names_say() -> None:
+    quick, base, mid, sft = (resolve(name).training for name in ("base_d8", "base_d12", "mid_d12", "sft_d12"))
+    assert (quick.global_batch_size * quick.seq_len, quick.steps) == (65_536, 100)
+    assert (base.global_batch_size * base.seq_len, base.steps, base.objective) == (262_144, 5000, "pretrain")
+    assert resolve("base_d20").training.tokens == "20x"
+    assert (mid.epochs, mid.steps, mid.objective, mid.lr_scale) == (1, None, "pretrain", 1.0)
+    assert (sft.epochs, sft.steps, sft.objective, sft.lr_scale) == (1, None, "sft", 0.02)
+    for stage in (mid, sft):
+        assert (stage.learning_rate, stage.min_learning_rate) == (base.learning_rate, 0)
+        assert (stage.lr_schedule, stage.lr_warmup_fraction) == ("linear", 0)
+    assert resolve("sft_d12", overrides=["training.steps=70"]).training.epochs is None
+    # What is laid over a length replaces it, whichever key it has.
+    smoke = [resolve(name, smoke=True).training for name in ("base_d20", "mid_d20", "sft_d20")]
+    assert [(each.tokens, each.steps, each.epochs) for each in smoke] == [(None, 100, None), *[(None, None, 1)] * 2]
 
 
 def test_every_size_has_a_smoke_size() -> None:

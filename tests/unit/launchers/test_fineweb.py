@@ -7,10 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import yaml
-from support.ascend_machine import ROOT, clean_environment, clone_with_environment, executable, install_cann
-
-from efficientbench.config.load import resolve
+from support.ascend_machine import clean_environment, clone_with_environment, executable, install_cann
 
 # As data_tools does: what is complete appears at once. The device is asked for by a program on stdin.
 PYTHON = """\
@@ -70,32 +67,17 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_the_sizes_are_those_of_their_names() -> None:
-    matrix_file = ROOT / "experiments" / "fineweb.yaml"
-    for name, depth in (("fineweb_d8", 8), ("fineweb_d12", 12)):
-        config = resolve(name, matrix_file=matrix_file)
-        model, training = config.model, config.training
-        heads = -(-64 * depth // 128)
-        assert (model.layers, model.hidden_size, model.heads) == (depth, 64 * depth, heads)
-        assert model.head_dim * heads == model.hidden_size
-        assert (model.key_value_heads, model.vocab_size, training.seq_len) == (heads, 65536, 2048)
-    assert (training.global_batch_size * training.seq_len, training.steps) == (262_144, 5000)
-    assert resolve("fineweb_d8", matrix_file=matrix_file).training.steps == 100
-    assert yaml.safe_load(matrix_file.read_text())["suites"] == {
-        "fineweb": [{"variants": ["fineweb"], "sizes": ["d8", "d12"]}]
-    }
-
-
 def test_every_stage_is_called_once(machine: Machine) -> None:
     arguments = ("--data", str(machine.text), "--work", "the work", "training.steps=7")
     status, printed, calls = machine.run("train_with_fineweb.sh", *arguments)
     assert status == 0, printed
     work = machine.folder / "the work"
     assert calls == [
-        f"-m efficientbench.data_tools train-tokenizer {machine.text} --vocab-size 65536 --output {work}/tokenizer",
+        f"-m efficientbench.data_tools train-tokenizer {machine.text} --vocab-size 65536 --chat "
+        f"--output {work}/tokenizer",
         f"-m efficientbench.data_tools tokenize {machine.text} --output {work}/tokens/fineweb "
         f"--tokenizer {work}/tokenizer",
-        f"efficientbench run fineweb_d12 dsw --matrix {machine.clone}/experiments/fineweb.yaml --repeat 1 --data "
+        f"efficientbench run base_d12 dsw --repeat 1 --data "
         f"{work}/tokens/fineweb device=npu output={work}/runs data.cache={work}/cache parallel.dp=4 training.steps=7",
         "evaluate",
     ]
@@ -115,8 +97,8 @@ def test_a_stage_that_fails_ends_it_and_the_next_call_goes_on(machine: Machine) 
     status, _, calls = machine.run("quick_fineweb_test.sh")
     assert status == 0
     assert len(calls) == 5
-    assert " parallel.dp=1" in calls[3]
-    status, printed, calls = machine.run("quick_fineweb_test.sh", failure="run fineweb_d8")
+    assert " parallel.dp=4" in calls[3]
+    status, printed, calls = machine.run("quick_fineweb_test.sh", failure="run base_d8")
     assert status == 1
     assert "text: complete" in printed
     assert len(calls) == 1
@@ -130,13 +112,24 @@ def test_devices(machine: Machine) -> None:
     _, _, calls = machine.run("train_with_fineweb.sh", *data, "--devices", "2", device="cuda 2")
     assert " parallel.dp=2" in calls[0]
     _, _, calls = machine.run("train_with_fineweb.sh", "dlc", *data, device="npu 8")
-    assert "fineweb_d12 dlc " in calls[0]
+    assert "base_d12 dlc " in calls[0]
     assert "parallel" not in calls[0]
     _, _, calls = machine.run("train_with_fineweb.sh", *data, "parallel.tp=8", device="npu 8")
     assert "parallel.dp" not in calls[0]
     _, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert "shortened" in printed
     assert "training.steps=20" in calls[0]
+
+
+@pytest.mark.parametrize(("here", "used"), [(8, 4), (4, 4), (3, 2), (1, 1)])
+def test_the_quick_test_takes_up_to_four_devices(machine: Machine, here: int, used: int) -> None:
+    data = ("--data", str(machine.text))
+    status, printed, calls = machine.run("quick_fineweb_test.sh", *data, device=f"cuda {here}")
+    assert status == 0, printed
+    assert f" parallel.dp={used} " in f"{calls[2]} "
+    # What is asked for is not made fewer.
+    status, printed, _ = machine.run("quick_fineweb_test.sh", *data, "--devices", "9", device=f"cuda {here}")
+    assert (status, f"9 devices are wanted and {here} of type cuda are here" in printed) == (2, True)
 
 
 def test_npus_that_cannot_be_used_are_not_replaced_by_the_cpu_unasked(machine: Machine) -> None:
@@ -199,7 +192,7 @@ def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine)
     assert status == 0, printed
     assert [call.split()[:4][-1] for call in calls][:1] == ["npu"]
     assert [call.split()[1] for call in calls[1:4]] == ["efficientbench.data_tools", "efficientbench.data_tools", "run"]
-    assert printed.splitlines()[-1].startswith("== not there yet: mid-training, supervised fine-tuning (SFT)")
+    assert printed.splitlines()[-1] == "== not there yet: reinforcement learning (RL), chat"
     _, printed, calls = machine.run("speedrun_npu.sh", *data)
     assert "== check: complete" in printed
     assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]

@@ -41,6 +41,14 @@ def test_what_makes_a_run_one_of_speed_only(figures: dict[str, Any], reason: str
     assert read("gqa", **figures).speed_only_reason == reason
 
 
+def test_a_run_that_began_with_weights_of_another_has_what_that_learned() -> None:
+    few = {"tokens_per_parameter": 0.1}
+    begun = {"config": {"init": {"run": "/runs/base_d8", "step": 100, "sha256": "0" * 64}}}
+    assert read("gqa", **few, config={"init": {"run": None}}).speed_only_reason is not None
+    assert read("gqa", **few, **begun).speed_only_reason is None
+    assert read("gqa", **few, **begun, epochs=4.5).speed_only_reason == "4.5 epochs are more than 4"
+
+
 def test_epochs_are_those_of_the_source_repeated_most() -> None:
     # 700 tokens of a source of 1000, and 300 of one of 100, which is read three times.
     assert text_read(1000, [(0.7, 1000), (0.3, 100)]) == (800, pytest.approx(3.0))

@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.conversation_pairs import write_conversations
 
-from efficientbench.training import conversations as module
-from efficientbench.training.conversations import (
-    Conversations,
-    PackedConversations,
-    best_fit,
-    choose_conversations,
-    packed_epoch,
-)
+from efficientbench.training import packing
+from efficientbench.training.conversations import Conversations, PackedConversations, choose_conversations
+from efficientbench.training.packing import best_fit, packed_epoch
 from efficientbench.training.validation import ValidationText
 
 COUNT, SEQ_LEN, PAD = 60, 47, 0
@@ -61,7 +56,7 @@ def test_sequences_are_those_of_plain_best_fit(lengths: list[int], capacity: int
 @given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 7))
 def test_with_few_that_wait_each_still_occurs_once(lengths: list[int], waiting: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WAITING", waiting)
+        patch.setattr(packing, "WAITING", waiting)
         rows = list(best_fit(((length, number) for number, length in enumerate(lengths)), 30))
     assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
     assert all(sum(lengths[number] for number in row) <= 30 for row in rows)

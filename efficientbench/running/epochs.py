@@ -1,0 +1,60 @@
+"""The length of a run that `training.epochs` sets: the steps that read its text so many times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from efficientbench.config.budget import plan_budget
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.manifest import Corpus
+from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.planning.plan import Plan
+from efficientbench.training.packing import packed_epoch
+
+
+def counted(plan: Plan, corpora: Sequence[Corpus]) -> Plan:
+    """Return the plan with the steps of its epochs, where these set its length.
+
+    Raises:
+        ConfigError: the text is several sources, has nothing to train on, or is too short to be measured.
+    """
+    if plan.budget.counted:
+        return plan
+    steps = epoch_steps(plan.config, corpora)
+    return replace(plan, budget=plan_budget(plan.config, plan.budget.parameters, steps))
+
+
+def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
+    """Return the fewest optimizer steps that read the training text `training.epochs` times.
+
+    Raises:
+        ConfigError: the text is several sources, whose shares make their epochs differ, or no sequence long.
+    """
+    training, epochs = config.training, config.training.epochs or 1
+    if len(corpora) > 1:
+        raise ConfigError(
+            f"training.epochs: {len(corpora)} sources of data.path are read in other numbers of epochs each: set "
+            "training.tokens or training.steps"
+        )
+    prefix = corpora[0].prefix
+    cache = Path(config.data.cache).absolute() / SPLITS
+    numbers = split_documents([prefix], config.data.split, corpora[0].vocab_size, cache)[0].training
+    lengths = IndexedDocuments(prefix).lengths()
+    if training.objective == "sft":
+        capacity = training.seq_len + 1
+        fitting = numbers[lengths[numbers] <= capacity].tolist()
+        packed = (packed_epoch(fitting, lengths, capacity, training.seed, epoch) for epoch in range(epochs))
+        sequences = sum(map(len, packed))
+    else:
+        # The last token of the text is a target alone.
+        sequences = (int(lengths[numbers].sum()) * epochs - 1) // training.seq_len
+    if not sequences:
+        raise ConfigError(
+            f"training.epochs: the training text of {corpora[0].source} does not fill or fit one sequence of "
+            f"training.seq_len={training.seq_len}"
+        )
+    return -(-sequences // training.global_batch_size)

@@ -1,0 +1,87 @@
+"""The steps of `training.epochs`: as many as the sequences of the training text fill."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from support.configs import tiny
+from support.conversation_pairs import VOCABULARY, write_conversations
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.manifest import Corpus, load_corpus, manifest_path
+from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.planning.plan import make_plan
+from efficientbench.planning.text_budget import text_budget
+from efficientbench.running.epochs import counted, epoch_steps
+
+SEQ_LEN, BATCH = 48, 8
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return load_corpus(manifest_path(write_conversations(tmp_path_factory.mktemp("pair"), 400)))
+
+
+def config_of(corpus: Corpus, *overrides: str) -> RunConfig:
+    shape = (f"training.seq_len={SEQ_LEN}", f"training.global_batch_size={BATCH}", f"model.vocab_size={VOCABULARY}")
+    data = (f"data.path={corpus.prefix}", f"data.cache={corpus.prefix.parent}", "data.split=[9,1,0]")
+    return tiny("gqa_1.5B", *shape, *data, *overrides)
+
+
+def training_lengths(corpus: Corpus) -> np.ndarray:
+    split = split_documents([corpus.prefix], (9, 1, 0), VOCABULARY, corpus.prefix.parent / SPLITS)[0]
+    return IndexedDocuments(corpus.prefix).lengths()[split.training]
+
+
+def test_of_text_its_tokens_decide(corpus: Corpus) -> None:
+    tokens = int(training_lengths(corpus).sum())
+    for epochs in (1, 3):
+        found = epoch_steps(config_of(corpus, f"training.epochs={epochs}"), [corpus])
+        assert found == math.ceil(((tokens * epochs - 1) // SEQ_LEN) / BATCH)
+
+
+def test_of_conversations_the_sequences_that_training_packs(corpus: Corpus) -> None:
+    from efficientbench.training.conversations import Conversations, PackedConversations
+
+    lengths = training_lengths(corpus)
+    split = split_documents([corpus.prefix], (9, 1, 0), VOCABULARY, corpus.prefix.parent / SPLITS)[0]
+    found = Conversations(corpus.prefix, SEQ_LEN)
+    one = len(PackedConversations(found, split.training, 1, 1234, 0)._rows)
+    two = len(PackedConversations(found, split.training, one + 1, 1234, 0)._rows)
+    words = ("training.objective=sft", "training.epochs=1")
+    assert epoch_steps(config_of(corpus, *words), [corpus]) == math.ceil(one / BATCH)
+    assert epoch_steps(config_of(corpus, *words, "training.epochs=2"), [corpus]) == math.ceil(two / BATCH)
+    # What does not fit is no part of an epoch, and the ends of sequences stay empty.
+    fitting = lengths[lengths <= SEQ_LEN + 1]
+    assert len(fitting) < len(lengths)
+    assert fitting.sum() / (SEQ_LEN + 1) <= one
+
+
+def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None:
+    config = config_of(corpus, "training.objective=sft", "training.epochs=2", "training.steps=null")
+    plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
+    assert (plan.length, plan.budget.counted) == ("2 epochs in steps", False)
+    assert str(text_budget(plan, [corpus.tokens])) == "n/a tokens per parameter"
+    known = counted(plan, [corpus])
+    assert (known.budget.steps, known.budget.counted) == (epoch_steps(config, [corpus]), True)
+    assert counted(known, [corpus]) is known
+
+
+def test_a_plan_that_begins_with_other_weights_is_not_one_of_speed_only(corpus: Corpus) -> None:
+    for init, only in ((), True), (("init.run=base",), False):
+        config = config_of(corpus, *init)
+        plan = make_plan(config, Layout.of(config, 1, oversubscribe=True), 0)
+        assert ("speed only" in str(text_budget(plan, None))) is only
+
+
+def test_what_has_no_epoch_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="^training.epochs: 2 sources of data.path are read in other numbers"):
+        epoch_steps(config_of(corpus, "training.epochs=1"), [corpus, corpus])
+    short = config_of(corpus, "training.objective=sft", "training.epochs=1", "training.seq_len=4")
+    with pytest.raises(ConfigError, match="does not fill or fit one sequence of training.seq_len=4"):
+        epoch_steps(short, [corpus])
