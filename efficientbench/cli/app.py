@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
@@ -270,6 +271,7 @@ def profile(
     raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
+app.command()(evaluate)
 app.command()(generate)
 app.command()(launch)
 app.command("check-variant")(check_variant)

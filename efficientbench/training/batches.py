@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_dataset import BlendedDataset
@@ -89,7 +90,7 @@ class Batches:
         else:
             self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)
             verify_reads(self.training, blocks or {})
-            self.validation = _open_validation(config, prefixes, splits, blocks or {})
+            self.validation = ValidationText(open_validation(config, prefixes, splits, blocks or {}), training.seq_len)
         self.duplicates = [split.duplicates for split in splits]
         """Of each source, documents left to training because their text occurs more than once."""
         self._pins = _pins(device)
@@ -219,9 +220,16 @@ def _own_part(sequences: torch.Tensor) -> torch.Tensor:
     return torch.cat([chunks[index] for index in context_chunks(rank, size)], dim=1)
 
 
-def _open_validation(
+def open_validation(
     config: RunConfig, prefixes: Sequence[Path], splits: Sequence[Split], blocks: Mapping[Path, BlockReader]
-) -> ValidationText:
+) -> list[np.ndarray]:
+    """Return the documents of a run's validation text, as `choose_documents` does.
+
+    `prefixes` and `splits`: of each source; `blocks`: as of `Batches`.
+
+    Raises:
+        TrainingError: there is none.
+    """
     sources = [
         (weight, IndexedDocuments(prefix, blocks.get(prefix)), split.validation)
         for weight, prefix, split in zip(config.data.weights, prefixes, splits, strict=True)
@@ -229,4 +237,4 @@ def _open_validation(
     documents = choose_documents(sources, config.training.validation_tokens)
     if not documents:
         raise no_document(config, prefixes[0], "validation")
-    return ValidationText(documents, config.training.seq_len)
+    return documents

@@ -1,0 +1,119 @@
+"""The results of a task on disk: one line an item, appended, and a summary when all are there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.task import ItemResult, Summary
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.files import no_link, write_whole
+from efficientbench.metrics.foreign import parse_json
+
+FOLDER = "evaluation"
+"""Of a run's folder: `<task>.jsonl` and `<task>.json`."""
+FORMAT = 1
+"""Of both files."""
+
+
+class ResultFile:
+    """`<task>.jsonl`: a header that says what was evaluated, then the results of items; open while the block runs.
+
+    A header that differs begins the file anew, since the items were another checkpoint's or were given otherwise. What
+    a killed evaluation has written stays, up to a line that was not written whole.
+
+    Raises:
+        ConfigError: another process is writing it.
+        MetricsError: it cannot be read or written.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        """Take the path, and all that decides the results, as JSON."""
+        self.path, self.header = path, {"format": FORMAT, **header}
+        self.results: dict[str, ItemResult] = {}
+        """By the names of items: those in the file."""
+        self.replaced: dict[str, Any] | None = None
+        """The header of results that were not gone on with; None where there were none."""
+
+    def __enter__(self) -> ResultFile:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a+b", opener=no_link)
+        except OSError as error:
+            raise MetricsError(f"{self.path}: cannot be written ({error.strerror})") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{self.path}: another evaluation is writing it; wait until that has ended") from None
+        kept = self._read()
+        self._file.truncate(kept)
+        if kept == 0:
+            self._write([self.header])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, results: Sequence[ItemResult]) -> None:
+        """Write results to the disk."""
+        self._write([_line(result) for result in results])
+        self.results.update((result.item, result) for result in results)
+
+    def _write(self, values: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self._file.write("".join(json.dumps(value, allow_nan=False) + "\n" for value in values).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise MetricsError(f"{self.path}: cannot be written ({error.strerror})") from None
+
+    def _read(self) -> int:
+        """Take over the results of the same evaluation; return the bytes of the file that stay."""
+        self._file.seek(0)
+        kept = 0
+        for number, line in enumerate(self._file.read().split(b"\n")[:-1]):
+            try:
+                value = parse_json(line)
+                if number == 0:
+                    if value != self.header:
+                        self.replaced = value if isinstance(value, dict) else {}
+                        return 0
+                else:
+                    result = _result(value)
+                    self.results[result.item] = result
+            except (ValueError, KeyError, TypeError):
+                break
+            kept += len(line) + 1
+        return kept
+
+
+def _line(result: ItemResult) -> dict[str, Any]:
+    values = asdict(result)
+    return {**values.pop("details"), **values}
+
+
+def _result(value: dict[str, Any]) -> ItemResult:
+    fields = ("item", "prompt_sha256", "answer", "right")
+    own = {name: value[name] for name in fields}
+    losses = value["losses"]
+    details = {name: content for name, content in value.items() if name not in (*fields, "losses")}
+    return ItemResult(**own, losses=None if losses is None else tuple(losses), details=details)
+
+
+def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Summary) -> None:
+    """Write `<task>.json`.
+
+    Raises MetricsError: it cannot be written.
+    """
+    values = {"format": FORMAT, **header, "items": items, **asdict(summary)}
+    write_whole(path, json.dumps(values, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,96 @@
+"""Results on disk: a killed evaluation goes on, another one begins anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.registry import check_names
+from efficientbench.evaluation.results import ResultFile, write_summary
+from efficientbench.evaluation.task import ItemResult, Options, Summary
+from efficientbench.metrics.errors import MetricsError
+
+HEADER = {"task": "made", "step": 7, "settings": {"limit": 3}}
+RESULTS = [
+    ItemResult("a/1", "11", "yes", True, (0.5, None), {"gold": 0}),
+    ItemResult("a/2", "22", None, None),
+    ItemResult("a/3", "33", 1, False, (2.0, 1.0)),
+]
+
+
+def test_a_line_that_was_torn_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation" / "made.jsonl"
+    with ResultFile(path, HEADER) as file:
+        file.append(RESULTS[:2])
+        file.append(RESULTS[2:])
+    whole = path.read_bytes()
+    assert len(whole.splitlines()) == 4
+    for torn in (whole[:-1], whole[:-30], whole[: whole.index(b"a/3") - 5]):
+        path.write_bytes(torn)
+        with ResultFile(path, HEADER) as file:
+            assert list(file.results.values()) == RESULTS[:2]
+            file.append(RESULTS[2:])
+            assert list(file.results.values()) == RESULTS
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:20])
+    with ResultFile(path, HEADER) as file:
+        assert file.results == {}
+    assert json.loads(path.read_text()) == {"format": 1, **HEADER}
+
+
+def test_another_checkpoint_or_setting_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "made.jsonl"
+    with ResultFile(path, HEADER) as file:
+        assert file.replaced is None
+        file.append(RESULTS)
+    with ResultFile(path, {**HEADER, "step": 8}) as file:
+        assert file.results == {}
+        assert file.replaced is not None
+        assert file.replaced["step"] == 7
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_two_evaluations_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "made.jsonl"
+    with ResultFile(path, HEADER) as file:
+        file.append(RESULTS)
+        with pytest.raises(ConfigError, match="another evaluation is writing it"), ResultFile(path, HEADER):
+            pass
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("kept")
+    (tmp_path / "made.jsonl").symlink_to(elsewhere)
+    with (
+        pytest.raises(MetricsError, match=r"made\.jsonl: cannot be written"),
+        ResultFile(tmp_path / "made.jsonl", HEADER),
+    ):
+        pass
+    assert elsewhere.read_text() == "kept"
+
+
+def test_a_summary_says_why_a_figure_is_absent(tmp_path: Path) -> None:
+    write_summary(tmp_path / "made.json", HEADER, 3, Summary({"core": None}, {"core": "no data"}, {"copa": 0.5}))
+    found = json.loads((tmp_path / "made.json").read_text())
+    assert found["figures"] == {"core": None}
+    assert found["unavailable"] == {"core": "no data"}
+    assert (found["items"], found["step"], found["parts"]) == (3, 7, {"copa": 0.5})
+
+
+def test_names_and_folders_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no task 'los'; do you mean loss"):
+        check_names(["los"])
+    with pytest.raises(ConfigError, match="none is named"):
+        check_names([])
+    with pytest.raises(ConfigError, match="mmlu: --data FOLDER is missing"):
+        Options(tmp_path).data_folder("mmlu")
+    with pytest.raises(ConfigError, match="no such folder"):
+        Options(tmp_path, tmp_path / "none").data_folder("mmlu")
+    (tmp_path / "mmlu").mkdir()
+    assert Options(tmp_path, tmp_path).data_folder("mmlu") == tmp_path / "mmlu"
+    assert Options(tmp_path, tmp_path).data_folder("gsm8k") == tmp_path
