@@ -184,13 +184,16 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
+    from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.report.comparison import print_comparison
+    from efficientbench.metrics.report.evaluations import print_evaluations
 
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
     groups = load_group(first), load_group(second)
     comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
     print_comparison(comparison, Console())
+    print_evaluations(pair_evaluations(first, second), Console())
 
 
 class Format(str, Enum):

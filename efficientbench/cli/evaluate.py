@@ -29,7 +29,10 @@ def evaluate(
         typer.Option("--limit", metavar="N", min=1, help="at most N items of each task, and of each in core"),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="the tasks' items, each task's in its own folder")
+        str | None,
+        typer.Option(
+            "--data", metavar="FOLDER", help="the tasks' items, each task's in its own folder; or URL#sha256="
+        ),
     ] = None,
     text: Annotated[
         Path | None,
@@ -46,12 +49,13 @@ def evaluate(
     from rich.console import Console
 
     from efficientbench.config.registry import load_kinds
+    from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
     from efficientbench.evaluation.task import Options
     from efficientbench.generation.errors import GenerationError
 
     load_kinds(arguments or [])
-    options = Options(run_folder, data, text, limit, batch_tokens=batch_tokens)
+    options = Options(run_folder, find_data(data, run_folder), text, limit, batch_tokens=batch_tokens)
     try:
         evaluate_run(names(tasks), options, step, Console(soft_wrap=True))
     except GenerationError as error:

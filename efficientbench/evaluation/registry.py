@@ -21,7 +21,13 @@ def _loss(run: Opened, options: Options) -> Task:
     return Loss(run, options)
 
 
-TASKS: dict[str, Make] = {"loss": _loss}
+def _core(run: Opened, options: Options) -> Task:
+    from efficientbench.evaluation.core.task import Core
+
+    return Core.of(run, options)
+
+
+TASKS: dict[str, Make] = {"core": _core, "loss": _loss}
 
 
 def check_names(names: list[str]) -> None:

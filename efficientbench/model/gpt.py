@@ -104,18 +104,18 @@ class GPT(GPTModel):
             tokens: [B, S]; read by the first stage only.
             labels: [B, S]; read by the last stage.
             loss_mask: [B, S]; read by the last stage.
-            only: [B], the token of each row whose logits are wanted; None: those of all tokens.
+            only: [B, n], the tokens of each row whose logits are wanted, or [B], one of each; None: all tokens.
 
         Returns:
             Hidden states [S, B, H] (before the last stage); else the sum of the masked tokens' losses, a float32
             scalar in training, and one for each sequence [B] in evaluation; else, without labels, this rank's logits
-            [B, S, V], of `only` one token [B, 1, V].
+            [B, S, V], of `only` n tokens [B, n, V].
         """
         hidden = self.decoder(hidden_states=self._embed(tokens) if self.pre_process else None, attention_mask=None)
         if not self.post_process:
             return hidden
         if only is not None:
-            hidden = hidden[only, torch.arange(len(only), device=only.device)][None]
+            hidden = hidden[only.view(len(only), -1).t(), torch.arange(len(only), device=only.device)]
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, group=self.tp_group)
         else:

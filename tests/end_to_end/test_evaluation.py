@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import Finished, efficientbench, record
+from support.command_line import Finished, efficientbench, record, started, until
+from support.core_bundle import write_bundle
 from support.validation import validation_documents
+
+FEW = ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar")
 
 
 def results(folder: Path, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -67,3 +71,35 @@ def test_the_loss_on_a_text_counts_its_bytes(train: Callable[..., Finished], tmp
     assert results(folder, "loss")[0]["items"] == 2
     refused = efficientbench("evaluate", str(folder), "--tasks", "cor,loss", expect=2)
     assert "there is no task 'cor'" in refused.stderr
+
+
+@pytest.mark.proof
+def test_core_goes_on_where_it_was_killed(train: Callable[..., Finished], tmp_path: Path) -> None:
+    run = train("parallel.tp=2", "model.vocab_size=1025").folder
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(run, first)
+    write_bundle(tmp_path / "data" / "core", FEW)
+    words = ("evaluate", str(first), "--tasks", "core,loss", "--data", str(tmp_path / "data"), "--batch-tokens", "500")
+    with started(*words) as evaluation:
+        path = first / "evaluation" / "core.jsonl"
+        until(lambda: path.exists() and len(path.read_text().splitlines()) > 8, "8 items")
+        evaluation.kill()
+    before = path.read_text().splitlines()[:-1]
+    done = efficientbench(*words, expect=0)
+    assert "items are there" in done.stdout
+    assert f"core: core n/a: {22 - len(FEW)} of its 22 tasks are not at hand" in done.stdout
+    assert path.read_text().splitlines()[: len(before)] == before
+    summary, items = results(first, "core")
+    assert len(items) == summary["items"] == 14 * len(FEW)
+    assert len({line["item"] for line in items}) == len(items)
+    for name in FEW:
+        right = [line["right"] for line in items if line["item"].startswith(f"{name}/")]
+        assert summary["figures"][name] == sum(right) / 14
+    assert summary["figures"]["core"] is None
+    checksum = hashlib.sha256((tmp_path / "data" / "core" / "eval_meta_data.csv").read_bytes()).hexdigest()
+    assert summary["settings"]["eval_meta_data_sha256"] == checksum
+    # Another run of the same model: paired by item, nothing differs.
+    shutil.copytree(first, second)
+    shown = efficientbench("compare", str(first), str(second), expect=0, COLUMNS="160").stdout
+    assert "paired by item" in shown
+    assert shown.count("no difference shown") == len(FEW) + 1

@@ -1,0 +1,158 @@
+"""The evaluation bundle: `core.yaml`, `eval_meta_data.csv`, and the tasks' rows below `eval_data/`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import sha256
+
+NAMES = (
+    *("hellaswag_zeroshot", "jeopardy", "bigbench_qa_wikidata", "arc_easy", "arc_challenge", "copa"),
+    *("commonsense_qa", "piqa", "openbook_qa", "lambada_openai", "hellaswag", "winograd", "winogrande"),
+    *("bigbench_dyck_languages", "agi_eval_lsat_ar", "bigbench_cs_algorithms", "bigbench_operators"),
+    *("bigbench_repeat_copy_logic", "squad", "coqa", "boolq", "bigbench_language_identification"),
+)
+"""The 22 tasks: `low_variance_datasets` of DCLM's eval/additional_aggregation.json."""
+
+CHOICES, SCHEMA, LANGUAGE = "multiple_choice", "schema", "language_modeling"
+KEYS = {
+    CHOICES: {"query": str, "choices": list, "gold": int},
+    SCHEMA: {"context_options": list, "continuation": str, "gold": int},
+    LANGUAGE: {"context": str, "continuation": str},
+}
+"""What the rows of each type of task have."""
+ORDER_SEED, SHOTS_SEED = 1337, 1234
+"""Of the reference's random numbers: for the order of a task's rows, and, plus a row's number, for its shots."""
+
+
+@dataclass(frozen=True)
+class CoreTask:
+    """One of the tasks, with its rows."""
+
+    name: str
+    kind: str
+    """A key of KEYS."""
+    shots: int
+    delimiter: str
+    """Between a question and its answer."""
+    baseline: float
+    """Accuracy by chance, 0 to 1."""
+    sha256: str
+    """Of its file (hex)."""
+    rows: Sequence[Mapping[str, Any]]
+    """In the reference's order, cut to the limit."""
+
+    def examples(self, number: int) -> list[Mapping[str, Any]]:
+        """Return the shots of a row: others, by the reference's random numbers."""
+        drawn = random.Random(SHOTS_SEED + number).sample(range(len(self.rows) - 1), self.shots)
+        return [self.rows[each + (each >= number)] for each in drawn]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What there is of the 22 tasks."""
+
+    tasks: dict[str, CoreTask]
+    """Those at hand, by their names, in the order of NAMES."""
+    absent: dict[str, str]
+    """The others → why."""
+    baselines_sha256: str
+    """Of `eval_meta_data.csv` (hex): editions of it differ."""
+
+
+def read_bundle(folder: Path, limit: int | None) -> Bundle:
+    """Read a bundle.
+
+    Args:
+        folder: It has the three parts.
+        limit: rows of each task, at most; shots too are drawn from these alone, as the reference does.
+
+    Raises:
+        ConfigError: it is no bundle, has none of the tasks, or the limit is too small for a task's shots.
+        DataError: a file is damaged.
+    """
+    listed, baselines = _listed(folder / "core.yaml"), _baselines(folder / "eval_meta_data.csv")
+    tasks, absent = {}, {}
+    for name in NAMES:
+        if name not in listed:
+            absent[name] = "core.yaml does not list it"
+        elif name not in baselines:
+            absent[name] = "eval_meta_data.csv has no baseline of it"
+        elif not (path := folder / "eval_data" / str(listed[name]["dataset_uri"])).is_file():
+            absent[name] = f"{path.relative_to(folder)} is absent"
+        else:
+            tasks[name] = _task(name, listed[name], baselines[name], path, limit)
+    if not tasks:
+        raise ConfigError(f"core: {folder} has none of the 22 tasks; {NAMES[0]}: {absent[NAMES[0]]}")
+    return Bundle(tasks, absent, sha256(folder / "eval_meta_data.csv"))
+
+
+def _listed(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the tasks that a `core.yaml` lists, by their names."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+        return {str(row["label"]): row for row in content["icl_tasks"]}
+    except FileNotFoundError:
+        raise ConfigError(
+            f"core: {path} is missing: --data names the evaluation bundle of DCLM and nanochat (core.yaml, "
+            "eval_meta_data.csv, eval_data/), or the folder that holds it as core/"
+        ) from None
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: it is no list of tasks ({type(error).__name__}: {error})") from None
+
+
+def _baselines(path: Path) -> dict[str, float]:
+    """Return each task's accuracy by chance."""
+    try:
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+        return {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
+    except FileNotFoundError:
+        raise ConfigError(f"core: {path} is missing, without which no accuracy is centred") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: it has no random baselines ({type(error).__name__}: {error})") from None
+
+
+def _task(name: str, listed: Mapping[str, Any], baseline: float, path: Path, limit: int | None) -> CoreTask:
+    try:
+        kind, shots = str(listed["icl_task_type"]), int(listed["num_fewshot"][0])
+        delimiter = str(listed.get("continuation_delimiter", " "))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"core.yaml, {name}: {type(error).__name__}: {error}") from None
+    if kind not in KEYS:
+        raise DataError(f"core.yaml, {name}: icl_task_type {kind!r} is unknown; known: {', '.join(KEYS)}")
+    content = path.read_bytes()
+    rows = [_row(line, kind, f"{path}:{number}") for number, line in enumerate(content.splitlines(), start=1)]
+    random.Random(ORDER_SEED).shuffle(rows)
+    rows = rows[:limit]
+    if len(rows) <= shots:
+        raise ConfigError(
+            f"core: {name} has {len(rows):,} rows{' by --limit' if limit else ''}, and needs its {shots} shots and one "
+            f"more{f': give --limit {shots + 1} or more' if limit else ''}"
+        )
+    return CoreTask(name, kind, shots, delimiter, baseline, hashlib.sha256(content).hexdigest(), rows)
+
+
+def _row(line: bytes, kind: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        for key, wanted in KEYS[kind].items():
+            if not isinstance(row[key], wanted):
+                raise TypeError(f"{key} is no {wanted.__name__}")
+        options = row.get("choices", row.get("context_options"))
+        if options is not None and not 0 <= row["gold"] < len(options):
+            raise ValueError(f"gold is {row['gold']}, of {len(options)} choices")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{place}: it is no row of a {kind} task ({type(error).__name__}: {error})") from None
+    return dict(row)

@@ -1,0 +1,130 @@
+"""The task `core`: the tasks of a bundle, their accuracies, and their centred mean if all 22 are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from efficientbench.evaluation.core.bundle import LANGUAGE, NAMES, Bundle, CoreTask, read_bundle
+from efficientbench.evaluation.core.prompts import continuations, prompts
+from efficientbench.evaluation.scoring import Scored, Scorer
+from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash
+
+if TYPE_CHECKING:
+    from efficientbench.data_tools.tokenizer import TextTokenizer
+    from efficientbench.generation.opened import Opened
+    from efficientbench.model.gpt import GPT
+
+WINDOW = 256
+"""Items of a task that are rendered at once, and batched by their lengths."""
+BOS = "<|bos|>"
+
+
+class Core:
+    """Scores each task's rows; few-shot prompts are rendered as they are needed, since they are long."""
+
+    name = "core"
+
+    def __init__(
+        self, model: GPT, tokenizer: TextTokenizer, bundle: Bundle, longest: int | None, limit: int | None, budget: int
+    ) -> None:
+        """Take the parts of it.
+
+        Args:
+            model: in evaluation mode.
+            tokenizer: of the model; its `<|bos|>`, or else the end of a document, begins each prompt.
+            bundle: the tasks.
+            longest: tokens that the model has positions for; None: any number.
+            limit: by which the bundle was cut.
+            budget: tokens of a batch.
+        """
+        self.scorer = Scorer(model, longest, budget)
+        self.tokenizer, self.bundle, self.longest = tokenizer, bundle, longest
+        self.bos = tokenizer.special_tokens().get(BOS, tokenizer.eod_id)
+        self.settings: Mapping[str, Any] = {
+            "limit": limit,
+            "longest": longest,
+            "eval_meta_data_sha256": bundle.baselines_sha256,
+            "tasks": {name: _facts(task) for name, task in bundle.tasks.items()},
+        }
+
+    @classmethod
+    def of(cls, run: Opened, options: Options) -> Core:
+        """Return the task on the bundle that the options name.
+
+        Raises:
+            ConfigError, DataError: as `read_bundle`.
+        """
+        bundle = read_bundle(options.data_folder("core"), options.limit)
+        longest = run.config.model.position.longest
+        return cls(run.model, run.tokenizer, bundle, longest, options.limit, options.batch_tokens)
+
+    def items(self) -> Sequence[Item]:
+        """Return the rows of all tasks; their characters, with those of their shots, are their cost."""
+        found = []
+        for name, task in self.bundle.tasks.items():
+            sizes = [sum(len(str(value)) for value in row.values()) for row in task.rows]
+            shots = task.shots * sum(sizes) / len(sizes)
+            found += [Item(f"{name}/{number}", size + shots) for number, size in enumerate(sizes)]
+        return found
+
+    def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
+        """Yield the results of items, task after task."""
+        numbers: dict[str, list[int]] = {}
+        for item in items:
+            name, _, number = item.name.partition("/")
+            numbers.setdefault(name, []).append(int(number))
+        for name, of_task in numbers.items():
+            for first in range(0, len(of_task), WINDOW):
+                yield from self._score(self.bundle.tasks[name], of_task[first : first + WINDOW])
+
+    def _score(self, task: CoreTask, numbers: Sequence[int]) -> Iterator[list[ItemResult]]:
+        texts = [prompts(task, number) for number in numbers]
+        encode = self.tokenizer.encode_batch
+        groups = [continuations(task.kind, each, encode, self.bos, self.longest) for each in texts]
+        for batch in self.scorer.score(groups):
+            yield [
+                self._result(task, numbers[at], texts[at], [each.tokens[each.first :] for each in groups[at]], scored)
+                for at, scored in batch
+            ]
+
+    def _result(
+        self, task: CoreTask, number: int, texts: Sequence[str], ends: Sequence[Sequence[int]], scored: Sequence[Scored]
+    ) -> ItemResult:
+        means = [each.mean for each in scored]
+        details: dict[str, Any] = {"tokens": [len(end) for end in ends]}
+        answer: Any
+        if task.kind == LANGUAGE:
+            answer = self.tokenizer.decode(scored[0].greedy.tolist())
+            right = bool(np.array_equal(scored[0].greedy, ends[0]))
+        else:
+            # As Python's `min` does it in the reference: the first of equal ones, and NaN only where it is the first.
+            answer = min(range(len(means)), key=means.__getitem__)
+            right = answer == task.rows[number]["gold"]
+            details["gold"] = task.rows[number]["gold"]
+        losses = tuple(None if math.isnan(mean) else mean for mean in means)
+        return ItemResult(f"{task.name}/{number}", prompt_hash("\0".join(texts)), answer, right, losses, details)
+
+    def summary(self, results: Mapping[str, ItemResult]) -> Summary:
+        """Return CORE, and the accuracy of each of the 22 tasks."""
+        parts, figures, absent = {}, {}, self.bundle.absent
+        for name, task in self.bundle.tasks.items():
+            right = [bool(results[f"{name}/{number}"].right) for number in range(len(task.rows))]
+            accuracy = sum(right) / len(right)
+            centred = (accuracy - task.baseline) / (1 - task.baseline)
+            parts[name] = {"accuracy": accuracy, "centred": centred, "items": len(right), **_facts(task)}
+            figures[name] = accuracy
+        core, unavailable = None, {name: absent[name] for name in NAMES if name in absent}
+        if absent:
+            named = ", ".join(list(absent)[:3]) + ", …" * (len(absent) > 3)
+            unavailable["core"] = f"{len(absent)} of its 22 tasks are not at hand: {named}"
+        else:
+            core = sum(part["centred"] for part in parts.values()) / len(NAMES)
+        return Summary({"core": core, **{name: figures.get(name) for name in NAMES}}, unavailable, parts)
+
+
+def _facts(task: CoreTask) -> dict[str, Any]:
+    return {"type": task.kind, "shots": task.shots, "baseline": task.baseline, "sha256": task.sha256}

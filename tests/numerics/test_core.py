@@ -1,0 +1,205 @@
+"""CORE: each row's losses, as a plain scorer finds them by the exported model; groups scored together as alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from support.configs import tiny
+from support.core_bundle import LM, MC, SCHEMA, TASKS, plain_scores, write_bundle
+from support.exported import checkpointed
+from support.oracle import build, weights_of
+from support.plain_decoder import PlainDecoder
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.evaluation.core.bundle import NAMES, read_bundle
+from efficientbench.evaluation.core.prompts import continuations
+from efficientbench.evaluation.core.task import Core
+from efficientbench.evaluation.scoring import Continuation, Scored, Scorer, _shared
+from efficientbench.evaluation.task import ItemResult
+from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.generation.errors import GenerationError
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+Logits = Callable[[torch.Tensor], torch.Tensor]
+
+FEW = ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar")
+
+
+def config_of(name: str, *overrides: str) -> RunConfig:
+    return tiny(name, "model.vocab_size=301", "model.init_std=0.2", "model.tied=false", *overrides)
+
+
+def scored_by(core: Core) -> dict[str, ItemResult]:
+    return {result.item: result for batch in core.score(core.items()) for result in batch}
+
+
+def plain_logits(config: RunConfig, model: GPT, tokenizer: TextTokenizer, folder: Path) -> Logits:
+    """Those of the formula in float64."""
+    return PlainDecoder(weights_of(model), config.model)
+
+
+def exported_logits(config: RunConfig, model: GPT, tokenizer: TextTokenizer, folder: Path) -> Logits:
+    """Those of transformers' model from the export."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(Model(config, checkpointed(weights_of(model)), tokenizer), folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    return lambda tokens: loaded(tokens).logits
+
+
+@pytest.mark.parametrize(
+    ("names", "oracle"),
+    [(FEW, plain_logits), pytest.param(tuple(TASKS), exported_logits, marks=pytest.mark.proof)],
+)
+def test_every_row_scores_as_a_plain_scorer_finds_it(
+    names: Sequence[str],
+    oracle: Callable[[RunConfig, GPT, TextTokenizer, Path], Logits],
+    tokenizers: dict[str, TextTokenizer],
+    tmp_path: Path,
+) -> None:
+    config, tokenizer = config_of("gqa_1.5B"), tokenizers["own"]
+    model = build(config).eval()
+    logits = oracle(config, model, tokenizer, tmp_path / "hf")
+    write_bundle(tmp_path, names)
+    core = Core(model, tokenizer, read_bundle(tmp_path, None), None, None, 4096)
+    results = scored_by(core)
+    rights = {}
+    for name in names:
+        plain = plain_scores(
+            logits,
+            lambda text: tokenizer.encode_batch([text])[0],
+            tokenizer.eod_id,
+            tmp_path,
+            name,
+        )
+        found = [results[f"{name}/{number}"] for number in range(len(plain))]
+        for number, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
+            for loss, wanted in zip(ours.losses or (), theirs.losses, strict=True):
+                assert math.isclose(loss, wanted, abs_tol=1e-4) if loss is not None else math.isnan(wanted)
+            assert ours.right == theirs.right, f"{name}/{number}"
+        rights[name] = sum(each.right for each in plain) / len(plain)
+    summary = core.summary(results)
+    assert {name: summary.figures[name] for name in names} == rights
+    if len(names) == 22:
+        centred = [(rights[name] - TASKS[name][3] / 100) / (1 - TASKS[name][3] / 100) for name in names]
+        assert summary.figures["core"] == pytest.approx(sum(centred) / 22)
+        assert not summary.unavailable
+    else:
+        assert summary.figures["core"] is None
+        assert summary.unavailable["core"].startswith("18 of its 22 tasks are not at hand: hellaswag_zeroshot")
+        assert summary.unavailable["squad"] == "core.yaml does not list it"
+
+
+def test_the_tasks_are_those_of_the_metric() -> None:
+    assert set(NAMES) == set(TASKS)
+    assert len(NAMES) == 22
+
+
+@pytest.mark.parametrize("kind", [MC, SCHEMA, LM])
+def test_what_the_model_prefers_is_right(kind: str, tokenizers: dict[str, TextTokenizer]) -> None:
+    model = build(config_of("gqa_1.5B")).eval()
+    encode = tokenizers["own"].encode_batch
+    texts = ["import os path and writes 1", "import os path and reads the model 1"]
+    if kind != LM:
+        groups = [continuations(kind, texts, encode, 0, None)]
+        [[(_, scored)]] = list(Scorer(model, None, 999).score(groups))
+        best = min(range(2), key=lambda choice: scored[choice].mean)
+        with torch.no_grad():
+            for each, ours in zip(groups[0], scored, strict=True):
+                table = model(torch.tensor([list(each.tokens)]))[0].log_softmax(dim=-1)
+                wanted = [table[at - 1, each.tokens[at]].item() for at in range(each.first, len(each.tokens))]
+                np.testing.assert_allclose(-ours.losses, wanted, atol=1e-5)
+        assert scored[best].mean < scored[1 - best].mean
+        return
+    prompt = [0, *encode(texts[:1])[0]]
+    with torch.no_grad():
+        for _ in range(5):
+            prompt.append(int(model(torch.tensor([prompt]))[0, -1].argmax()))
+    [[(_, [scored])]] = list(Scorer(model, None, 999).score([[Continuation(prompt, len(prompt) - 5)]]))
+    assert scored.greedy.tolist() == prompt[-5:]
+    [[(_, [other])]] = list(
+        Scorer(model, None, 999).score([[Continuation([*prompt[:-1], prompt[-1] ^ 1], len(prompt) - 5)]])
+    )
+    assert other.greedy.tolist() == prompt[-5:]
+    assert other.losses[-1] > scored.losses[-1]
+
+
+VARIANTS = (
+    *("gqa_1.5B", "nsa_1.5B", "learnable_absolute_1.5B"),
+    *(pytest.param(name, marks=pytest.mark.proof) for name in ("mla_1.5B", "relative_1.5B", "moe_1.5Bx8")),
+)
+
+
+def groups_of(vocabulary: int) -> list[list[Continuation]]:
+    """Groups with and without a common beginning, with choices of many lengths, an empty one among them."""
+    generator = np.random.default_rng(3)
+
+    def tokens(count: int) -> list[int]:
+        return [int(each) for each in generator.integers(0, vocabulary, count)]
+
+    groups = []
+    for shared in (1, 15, 17, 24, 40):
+        beginning = tokens(shared)
+        ends = [tokens(count) for count in (1, 4, 7)]
+        groups.append([Continuation([*beginning, *end], shared) for end in ends])
+        groups.append([Continuation([*beginning, *tokens(3), *ends[0]], shared + 3), Continuation(beginning, shared)])
+    return groups
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_groups_score_the_same_in_any_batch(name: str, budget: int) -> None:
+    config = config_of(name, "training.seq_len=64")
+    longest = 48 if name.startswith("learnable") else None
+    if longest:
+        config = config_of(name, f"model.position.max_seq_len={longest}", "training.seq_len=32")
+    model, groups = build(config).eval(), groups_of(301)
+    assert sum(map(bool, map(_shared, groups))) == 3
+    found = dict(each for batch in Scorer(model, longest, budget).score(groups) for each in batch)
+    assert sorted(found) == list(range(len(groups)))
+    for number, group in enumerate(groups):
+        for each, ours in zip(group, found[number], strict=True):
+            np.testing.assert_allclose(ours.losses, alone(model, each), atol=2e-5)
+            assert len(ours.losses) == len(each.tokens) - each.first
+
+
+def alone(model: GPT, each: Continuation) -> list[float]:
+    with torch.no_grad():
+        table = model(torch.tensor([list(each.tokens)]))[0].double().log_softmax(dim=-1)
+    return [-table[at - 1, each.tokens[at]].item() for at in range(each.first, len(each.tokens))]
+
+
+def test_too_long_prompts_lose_their_beginning(tokenizers: dict[str, TextTokenizer]) -> None:
+    encode = tokenizers["own"].encode_batch
+    texts = ["import os " * 20 + "the end", "import os " * 20 + "no"]
+    whole = continuations(MC, texts, encode, 0, None)
+    cut = continuations(MC, texts, encode, 0, 30)
+    for long, short in zip(whole, cut, strict=True):
+        assert list(short.tokens) == list(long.tokens)[-30:]
+        assert list(short.tokens[short.first :]) == list(long.tokens[long.first :])
+    with pytest.raises(ConfigError, match=r"an answer has \d+ tokens, and the model 3 positions"):
+        continuations(MC, texts, encode, 0, 3)
+
+
+def test_a_broken_model_is_named() -> None:
+    model = build(config_of("gqa_1.5B")).eval()
+    next(model.parameters()).data[7] = torch.nan
+    with pytest.raises(GenerationError, match="a loss is not finite"):
+        list(Scorer(model, None, 99).score([[Continuation([1, 7, 3], 1)]]))
+    assert model.cache is None
+
+
+def test_nothing_to_score_is_no_number() -> None:
+    assert math.isnan(Scored(np.zeros(0), np.zeros(0, np.int64)).mean)
