@@ -23,7 +23,9 @@ def evaluate(
             "which the run was trained with",
         ),
     ] = None,
-    tasks: Annotated[str, typer.Option("--tasks", metavar="LIST", help="like core,loss")] = "loss",
+    tasks: Annotated[
+        str, typer.Option("--tasks", metavar="LIST", help="like mmlu,gsm8k,package.module:Class")
+    ] = "loss",
     limit: Annotated[
         int | None,
         typer.Option("--limit", metavar="N", min=1, help="at most N items of each task, and of each in core"),
@@ -44,21 +46,55 @@ def evaluate(
     batch_tokens: Annotated[
         int, typer.Option("--batch-tokens", metavar="N", min=1, help="tokens that are computed at once")
     ] = 8192,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="run programs that the model writes, as humaneval needs it")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, help="answers to each question of gsm8k and humaneval")
+    ] = 1,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.0, help="of these answers; 0: the likeliest tokens")
+    ] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="most tokens of such an answer")
+    ] = 512,
+    contamination: Annotated[
+        bool,
+        typer.Option("--contamination", help="count items that stand in the training text; figures without them, too"),
+    ] = False,
+    lengths: Annotated[
+        str | None,
+        typer.Option("--lengths", metavar="LIST", help="tokens of passkey, needle and position_loss, like 2048,4096"),
+    ] = None,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
     from rich.console import Console
 
     from efficientbench.config.registry import load_kinds
     from efficientbench.evaluation.data import find_data
+    from efficientbench.evaluation.errors import EvaluationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
+    from efficientbench.evaluation.lengths import read_lengths
     from efficientbench.evaluation.task import Options
     from efficientbench.generation.errors import GenerationError
 
     load_kinds(arguments or [])
-    options = Options(run_folder, find_data(data, run_folder), text, limit, batch_tokens=batch_tokens)
+    options = Options(
+        folder=run_folder,
+        data=find_data(data, run_folder),
+        text=text,
+        limit=limit,
+        allow_code=allow_code,
+        samples=samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        lengths=read_lengths(lengths),
+        contamination=contamination,
+        batch_tokens=batch_tokens,
+    )
     try:
         evaluate_run(names(tasks), options, step, Console(soft_wrap=True))
-    except GenerationError as error:
+    except (EvaluationError, GenerationError) as error:
         print(f"error: {run_folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

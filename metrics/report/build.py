@@ -13,6 +13,7 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.contexts import load_contexts
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
 from efficientbench.metrics.report.headline import absences, notes, results_table
@@ -50,7 +51,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
     rows, failures = combine_repeats(records), load_failures(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures))
+    contexts, unread = load_contexts(folder)
+    damaged += unread
+    write_whole(folder / "report.html", page(rows, damaged, failures, contexts))
     write_whole(folder / "report.md", markdown(rows, damaged, failures))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)

@@ -13,10 +13,12 @@ from efficientbench.metrics.analysis.conditions import differing
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.contexts import Context
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
 from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
+from efficientbench.metrics.report.html.context_plots import context_figures
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
@@ -25,7 +27,12 @@ from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 
-def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
+def page(
+    records: Sequence[RunRecord],
+    damaged: Sequence[str],
+    failures: Sequence[FailedRun] = (),
+    contexts: Sequence[Context] = (),
+) -> str:
     """Return the whole page."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
@@ -40,6 +47,7 @@ def page(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequenc
         **_content(records),
         damaged=damaged,
         failures=failures_table(failures),
+        contexts=context_figures(contexts),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
     )
