@@ -8,9 +8,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.chat.task import RunProgram
+from efficientbench.data_tools.errors import DataError
 from efficientbench.evaluation.batching import padded_parts
+from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.pass_at_k import pass_at_k
-from efficientbench.evaluation.questions import Question, Questions
+from efficientbench.evaluation.questions import SOURCES, Question, Questions
 from efficientbench.evaluation.sandbox import run_program
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
 from efficientbench.generation.calls import find_calculator, spoken
@@ -101,7 +104,7 @@ class Generative:
         scores, programs = [], []
         for text in texts:
             ended: list[str] = []
-            scores.append(self.questions.task.score(question.example, text, functools.partial(self._run, ended)))
+            scores.append(self._score(question, text, functools.partial(self._run, ended)))
             programs.append(ended)
         details: dict[str, Any] = {"gold": question.example.reference, "scores": scores}
         if len(texts) > 1:
@@ -110,6 +113,17 @@ class Generative:
             details["programs"] = programs
         # Of several samples the first is what one alone would be.
         return question.result(texts[0], scores[0] == 1, details=details)
+
+    def _score(self, question: Question, text: str, run: RunProgram) -> float:
+        try:
+            return float(self.questions.task.score(question.example, text, run))
+        except (ConfigError, DataError, EvaluationError):
+            raise
+        except Exception as error:
+            if self.name in SOURCES:
+                raise
+            # Code of others fails in any way.
+            raise EvaluationError(f"{self.name}, {question.name}: {type(error).__name__}: {error}") from None
 
     def _run(self, ended: list[str], program: str) -> bool:
         """Run a program, and add how it ended."""

@@ -51,8 +51,8 @@ def build_report(folder: Path, paper: bool = False) -> Report:
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
     rows, failures = combine_repeats(records), load_failures(folder)
-    contexts, unread = load_contexts(folder)
-    damaged += unread
+    contexts, unreadable = load_contexts(folder)
+    damaged += unreadable
     write_whole(folder / "report.html", page(rows, damaged, failures, contexts))
     write_whole(folder / "report.md", markdown(rows, damaged, failures))
     write_csv(rows, folder / "report.csv")

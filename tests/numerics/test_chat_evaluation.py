@@ -23,6 +23,7 @@ from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
 from efficientbench.data_tools.tokenizer import TextTokenizer
 from efficientbench.evaluation.chat_task import make_chat_task
+from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.questions import find_examples
 from efficientbench.evaluation.task import ItemResult, Options, Summary
 from efficientbench.export.hugging_face import Model, write_model
@@ -207,3 +208,10 @@ def test_a_task_from_outside_is_sampled(run: Opened, data: Path) -> None:
     assert evaluated("support.outside_task:Spelling", run, replace(options, samples=1, temperature=0.0))[1].figures == {
         "accuracy": 1.0
     }
+
+
+def test_code_from_outside_that_cannot_score_is_named(run: Opened, data: Path) -> None:
+    with pytest.raises(
+        EvaluationError, match=r"outside_task\.Unscored, row/\d: ZeroDivisionError: it cannot be scored"
+    ):
+        evaluated("support.outside_task:Unscored", run, Options(data, max_new_tokens=2))

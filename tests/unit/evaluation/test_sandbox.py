@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.repository import ROOT
 
 from efficientbench.evaluation.sandbox import Limits, Outcome, run_program
 
@@ -136,3 +141,34 @@ def test_no_other_process_can_be_killed(held: dict[str, bool]) -> None:
 def test_a_forged_report_is_no_pass() -> None:
     forged = 'import os\nfor each in (0, 1, 2):\n    os.write(each, b\'{"ended": "passed", "message": ""}\\n\')\n'
     assert run_program(forged + "assert False", LIMITS).ended == "error"
+
+
+AS_NOBODY = """
+import json
+from efficientbench.evaluation.sandbox import run_program
+programs = ["", "import os; os.fork()", "import socket; socket.socket()", "open('/tmp/x', 'w')", "bytearray(2**31)"]
+print(json.dumps([run_program(program).ended for program in programs]))
+"""
+
+
+@pytest.mark.proof
+def test_for_another_user_than_root_the_same_holds(held: dict[str, bool]) -> None:
+    if os.geteuid() != 0 or not all(held.values()):
+        pytest.skip("this process is that of another user already, or the kernel lacks something")
+    # One that everybody may start.
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None:
+        pytest.skip("there is no python3 in /usr/bin")
+    done = subprocess.run(
+        [python, "-B", "-c", AS_NOBODY],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        cwd="/",
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    if b"No module named 'efficientbench'" in done.stderr:
+        pytest.skip("others may not read this checkout")
+    assert json.loads(done.stdout or b"null") == ["passed", "processes", "network", "files", "memory"], done.stderr
