@@ -6,13 +6,14 @@ B = questions, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.evaluation.batching import padded_parts, rounded
-from efficientbench.evaluation.questions import Question, Questions
+from efficientbench.evaluation.questions import Question, Questions, standard_error
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
 from efficientbench.generation.decoder import whole_logits
 from efficientbench.generation.errors import GenerationError
@@ -84,12 +85,13 @@ class Categorical:
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
         """Return the share of right answers; what is too long for the model counts as wrong."""
-        accuracy = sum(bool(result.right) for result in results.values()) / len(results)
+        right = [float(bool(result.right)) for result in results.values()]
         too_long = sum("too_long" in result.details for result in results.values())
         # What guessing would give.
         choices = [len(self.questions.by_name[name].example.choices) for name in results]
         chance = sum(1 / each for each in choices) / len(choices)
-        return Summary({"accuracy": accuracy}, parts={"chance": chance, "too_long": too_long})
+        parts = {"standard_error": standard_error(right), "chance": chance, "too_long": too_long}
+        return Summary({"accuracy": fmean(right)}, parts=parts)
 
 
 def _is_finite(value: float) -> bool:

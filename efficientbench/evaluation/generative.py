@@ -13,7 +13,7 @@ from efficientbench.data_tools.errors import DataError
 from efficientbench.evaluation.batching import padded_parts
 from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.pass_at_k import pass_at_k
-from efficientbench.evaluation.questions import SOURCES, Question, Questions
+from efficientbench.evaluation.questions import SOURCES, Question, Questions, standard_error
 from efficientbench.evaluation.sandbox import run_program
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
 from efficientbench.generation.calls import find_calculator, spoken
@@ -136,14 +136,16 @@ class Generative:
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
         """Return the mean score, and pass@k for 1, 2, 4 … samples; what is too long for the model counts as wrong."""
         scores = [result.details.get("scores", [0.0] * self.samples) for result in results.values()]
-        figures: dict[str, float | None] = {"accuracy": fmean(fmean(each) for each in scores)}
+        means = [fmean(each) for each in scores]
+        figures: dict[str, float | None] = {"accuracy": fmean(means)}
         k = 1
         while k <= self.samples and self.samples > 1:
             figures[f"pass_at_{k}"] = fmean(
                 pass_at_k(self.samples, sum(one == 1 for one in each), k) for each in scores
             )
             k *= 2
-        parts: dict[str, Any] = {"too_long": sum("too_long" in result.details for result in results.values())}
+        too_long = sum("too_long" in result.details for result in results.values())
+        parts: dict[str, Any] = {"standard_error": standard_error(means), "too_long": too_long}
         if self.options.allow_code:
             parts["sandbox_held"] = dict(run_program("").held)
         return Summary(figures, parts=parts)

@@ -6,6 +6,7 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,3 +130,8 @@ def _find_rows(name: str, task: str, options: Options) -> Path:
     if folder != options.data:
         return folder
     raise ConfigError(f"{name}: --data {folder} has neither a folder {name} nor files {', '.join(patterns)}")
+
+
+def standard_error(scores: Sequence[float]) -> float | None:
+    """Return the standard error of the mean over questions; None for one alone."""
+    return stdev(scores) / len(scores) ** 0.5 if len(scores) > 1 else None

@@ -109,7 +109,8 @@ def test_losses_of_letters_are_those_of_transformers(
         assert results[item].right == bool(int(item.removeprefix("row/")) % 2)
         assert results[item].answer == "ABCD"[losses.index(min(losses))]
     assert summary.figures == {"accuracy": 0.5}
-    assert summary.parts == {"chance": 0.25, "too_long": 0}
+    # Of a share p of n questions: √(p (1 − p) / (n − 1)).
+    assert summary.parts == {"standard_error": pytest.approx(0.5 / 49**0.5), "chance": 0.25, "too_long": 0}
 
 
 def learned(config: RunConfig, tokenizer: TextTokenizer, examples: Sequence[Example]) -> GPT:
