@@ -5,6 +5,8 @@ from __future__ import annotations
 from setuptools import find_packages, setup
 
 METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
+# Its tasks score by what this release asks and how it cuts. Its packages need Python 3.11.
+LM_EVAL = "lm_eval==0.4.13; python_version >= '3.11'"
 DATA = ["fsspec>=2024.2", "huggingface_hub>=1.0", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
 
 setup(
@@ -44,6 +46,7 @@ setup(
             "torch>=2.6",
             "transformers>=4.51,<6",
         ],
+        "eval": [LM_EVAL],
         "gpu": ["fla-core>=0.3"],
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
@@ -57,6 +60,7 @@ setup(
             "fla-core>=0.3; platform_machine == 'x86_64'",
             "hypothesis>=6.100",
             "import-linter>=2.1",
+            LM_EVAL,
             "mypy>=1.13",
             "pytest>=8.0",
             "pytest-timeout>=2.3",

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.options import names
+from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
 
 def evaluate(
@@ -24,8 +25,14 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        str, typer.Option("--tasks", metavar="LIST", help="like mmlu,gsm8k,package.module:Class")
-    ] = "loss",
+        str | None,
+        typer.Option(
+            "--tasks", metavar="LIST", help="like core,mmlu,package.module:Class; loss, where --lm-eval is not given"
+        ),
+    ] = None,
+    lm_eval: Annotated[
+        str | None, typer.Option("--lm-eval", metavar="LIST", help="tasks of lm-eval, like hellaswag,piqa")
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", metavar="N", min=1, help="at most N items of each task, and of each in core"),
@@ -45,7 +52,7 @@ def evaluate(
     ] = None,
     batch_tokens: Annotated[
         int, typer.Option("--batch-tokens", metavar="N", min=1, help="tokens that are computed at once")
-    ] = 8192,
+    ] = BATCH_TOKENS,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="run programs that the model writes, as humaneval needs it")
     ] = False,
@@ -75,7 +82,7 @@ def evaluate(
     from efficientbench.evaluation.errors import EvaluationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
     from efficientbench.evaluation.lengths import read_lengths
-    from efficientbench.evaluation.task import Options
+    from efficientbench.evaluation.lm_eval_run import evaluate_by_lm_eval
     from efficientbench.generation.errors import GenerationError
 
     load_kinds(arguments or [])
@@ -93,7 +100,11 @@ def evaluate(
         batch_tokens=batch_tokens,
     )
     try:
-        evaluate_run(names(tasks), options, step, Console(soft_wrap=True))
+        console = Console(soft_wrap=True)
+        if tasks is not None or lm_eval is None:
+            evaluate_run(names(tasks or "loss"), options, step, console)
+        if lm_eval is not None:
+            evaluate_by_lm_eval(names(lm_eval), options, step, console)
     except (EvaluationError, GenerationError) as error:
         print(f"error: {run_folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

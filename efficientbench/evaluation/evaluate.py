@@ -13,6 +13,8 @@ from efficientbench.evaluation.registry import check_names, combined, find_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
+from efficientbench.metrics.records.tensorboard import TensorBoardLog
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
         summary = without_contaminated(task, found, summary, options.folder)
     facts = {"dtype": run.config.training.dtype, "device": run.config.device}
     write_summary(path.with_suffix(".json"), {**header, **facts}, len(items), summary)
+    log = TensorBoardLog(OutputFolder(options.folder).tensorboard)
+    log.scalars(run.step, {f"evaluation/{task.name}/{name}": value for name, value in summary.figures.items()})
+    log.close()
     _show(task.name, summary, console)
     return summary
 

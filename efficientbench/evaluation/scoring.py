@@ -129,6 +129,13 @@ class Scorer:
         return torch.nn.functional.pad(tokens, (0, wide - tokens.shape[1])).to(self.device)
 
 
+def common(sequences: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens the sequences share at their beginning."""
+    shortest = min(map(len, sequences))
+    first = sequences[0]
+    return next((at for at in range(shortest) if any(each[at] != first[at] for each in sequences)), shortest)
+
+
 def _length(continuation: Continuation) -> int:
     """Return how many tokens the model reads of it: none where none is scored, and never the last."""
     scored = len(continuation.tokens) - continuation.first
@@ -140,10 +147,8 @@ def _shared(group: Group) -> int:
     scored = [each for each in group if _length(each)]
     if len(scored) < 2:
         return 0
-    first = scored[0].tokens
     # The token before the first scored one is left to each, since its logits are wanted.
-    most = min(each.first - 1 for each in scored)
-    alike = next((at for at in range(most) if any(each.tokens[at] != first[at] for each in scored)), most)
+    alike = min(common([each.tokens for each in scored]), *(each.first - 1 for each in scored))
     return alike if alike >= SHORTEST_SHARED else 0
 
 

@@ -15,13 +15,14 @@ from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
 from efficientbench.metrics.report.environments import environments
+from efficientbench.metrics.report.evaluations import evaluations_table
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
 from efficientbench.metrics.report.headline import absences, notes, results_table
 from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
-from efficientbench.metrics.report.table import escape, markdown_table
+from efficientbench.metrics.report.table import Table, escape, markdown_table
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     rows, failures = combine_repeats(records), load_failures(folder)
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
-    write_whole(folder / "report.html", page(rows, damaged, failures, contexts))
-    write_whole(folder / "report.md", markdown(rows, damaged, failures))
+    evaluations = evaluations_table(folder)
+    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, contexts))
+    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
     if find_spec("tensorboard") is not None:
@@ -68,13 +70,20 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     return Report(rows, failures, warnings, [folder / name for name in names])
 
 
-def markdown(records: Sequence[RunRecord], damaged: Sequence[str], failures: Sequence[FailedRun] = ()) -> str:
+def markdown(
+    records: Sequence[RunRecord],
+    damaged: Sequence[str],
+    failures: Sequence[FailedRun] = (),
+    evaluations: Table | None = None,
+) -> str:
     """Return the text of report.md: the table of results, and all that a reader must know beside it."""
     parts = ["# EfficientBench report", markdown_table(results_table(records))]
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
     if failures:
         table = failures_table(failures)
         parts += [f"## {table.title}", markdown_table(table)]
+    if evaluations is not None and evaluations.rows:
+        parts += [f"## {evaluations.title}", markdown_table(evaluations), *map(escape, evaluations.notes)]
     for table in cost_tables(records):
         parts += [f"## Cost, {escape(table.title)}", markdown_table(table), *map(escape, table.notes)]
     missing = [f"- {escape(str(absence))}" for absence in absences(records)]

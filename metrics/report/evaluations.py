@@ -1,14 +1,43 @@
-"""Evaluations of two runs, paired by item, as text."""
+"""Evaluations: the figures of all runs of a folder, and two runs paired by item."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.paired import Paired
-from efficientbench.metrics.report.table import Table, print_table
+from efficientbench.metrics.analysis.paired import CORE, FOLDER, Paired
+from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
+from efficientbench.metrics.records.record import SKIPPED_FOLDERS
+from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
+
+
+def evaluations_table(folder: Path) -> Table:
+    """Return a row for each figure of each evaluation below a folder, without files that are none."""
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, None] = {}
+    for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
+        run = path.parent.parent.relative_to(folder)
+        if set(SKIPPED_FOLDERS) & set(run.parts):
+            continue
+        try:
+            content = plain_texts(parse_json(read_whole(path)))
+            step, items = f"{int(content['step']):,}", f"{int(content['items']):,}"
+            figures = {str(name): None if value is None else float(value) for name, value in content["figures"].items()}
+            reasons = {str(name): str(reason) for name, reason in content["unavailable"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        task = plain_text(path.stem)
+        for name, value in figures.items():
+            # Most tasks of CORE are not at hand in a small bundle: CORE's own reason names them.
+            if value is None and task == CORE != name:
+                continue
+            rows.append((plain_text(str(run)), task, name, number(value, ".4g"), items, step))
+            if value is None:
+                notes[f"{ABSENT} {name}: {reasons.get(name, 'no reason is given')}"] = None
+    return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
 
 
 def print_evaluations(paired: Sequence[Paired], console: Console) -> None:

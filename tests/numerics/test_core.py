@@ -181,6 +181,19 @@ def alone(model: GPT, each: Continuation) -> list[float]:
     return [-table[at - 1, each.tokens[at]].item() for at in range(each.first, len(each.tokens))]
 
 
+def test_what_choices_share_is_computed_once() -> None:
+    model = build(config_of("gqa_1.5B")).eval()
+    computed: list[int] = []
+    hook = model.register_forward_pre_hook(lambda module, given: computed.append(given[0].numel()))
+    shots = [each % 300 for each in range(200)]
+    groups = [[Continuation([*shots, choice, 7, 8], 200) for choice in range(4)] for _ in range(3)]
+    list(Scorer(model, None, 10_000).score(groups))
+    hook.remove()
+    beginnings, ends = computed
+    assert 3 * 199 <= beginnings <= 3 * 199 * 1.13
+    assert ends == 3 * 4 * 3
+
+
 def test_too_long_prompts_lose_their_beginning(tokenizers: dict[str, TextTokenizer]) -> None:
     encode = tokenizers["own"].encode_batch
     texts = ["import os " * 20 + "the end", "import os " * 20 + "no"]

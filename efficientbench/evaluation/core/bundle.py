@@ -27,7 +27,7 @@ NAMES = (
 """The 22 tasks: `low_variance_datasets` of DCLM's eval/additional_aggregation.json."""
 
 CHOICES, SCHEMA, LANGUAGE = "multiple_choice", "schema", "language_modeling"
-KEYS = {
+KEYS: dict[str, dict[str, type]] = {
     CHOICES: {"query": str, "choices": list, "gold": int},
     SCHEMA: {"context_options": list, "continuation": str, "gold": int},
     LANGUAGE: {"context": str, "continuation": str},

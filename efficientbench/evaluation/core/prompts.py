@@ -7,7 +7,7 @@ from typing import Any
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.core.bundle import CHOICES, LANGUAGE, SCHEMA, CoreTask
-from efficientbench.evaluation.scoring import Continuation
+from efficientbench.evaluation.scoring import Continuation, common
 
 Row = Mapping[str, Any]
 
@@ -62,13 +62,6 @@ def continuations(
     else:
         found = [Continuation(sequence, common(sequences)) for sequence in sequences]
     return [_cut(each, longest) for each in found]
-
-
-def common(sequences: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens the sequences share at their beginning."""
-    shortest = min(map(len, sequences))
-    first = sequences[0]
-    return next((at for at in range(shortest) if any(each[at] != first[at] for each in sequences)), shortest)
 
 
 def _cut(continuation: Continuation, longest: int | None) -> Continuation:

@@ -31,6 +31,7 @@ def page(
     records: Sequence[RunRecord],
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
+    evaluations: Table | None = None,
     contexts: Sequence[Context] = (),
 ) -> str:
     """Return the whole page."""
@@ -47,6 +48,7 @@ def page(
         **_content(records),
         damaged=damaged,
         failures=failures_table(failures),
+        evaluations=evaluations,
         contexts=context_figures(contexts),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,

@@ -19,3 +19,11 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"), OutputFolder(folder).claimed():
         pass
     assert precious.read_text() == "all of it"
+
+
+def test_evaluations_go_with_the_model_that_they_are_of(tmp_path: Path) -> None:
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "core.json").write_text("{}")
+    OutputFolder(tmp_path).set_aside()
+    assert not (tmp_path / "evaluation").exists()
+    assert len(list(tmp_path.glob("previous/*/evaluation/core.json"))) == 1

@@ -1,0 +1,160 @@
+"""Our models in lm-eval (EleutherAI's harness): it asks for log-likelihoods and texts, and this answers.
+
+Cuts, windows and first tokens are those of lm-eval's `hf` backend, so that both give the same figures on one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.scoring import Continuation, Scored, Scorer
+from efficientbench.generation.generate import generate
+from efficientbench.generation.sampling import Sampling
+
+if TYPE_CHECKING:
+    from efficientbench.generation.opened import Opened
+
+MAX_NEW_TOKENS = 256
+"""Of a text, where a task does not say; lm-eval's own number."""
+LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names by which tasks say it; the first one counts."""
+
+Request = tuple[Any, list[int], list[int]]
+"""What the answer is kept under, context and continuation."""
+
+
+class Adapter(TemplateLM):
+    """An open run as a model of lm-eval."""
+
+    def __init__(self, run: Opened, batch_tokens: int, on_scored: Callable[[int, int], None]) -> None:
+        """Take the run, the tokens of a batch, and what is told how many of how many requests are answered."""
+        super().__init__()
+        self.run, self.on_scored = run, on_scored
+        position = run.config.model.position.longest
+        self.max_length: int = position or run.config.training.seq_len
+        """Tokens that the model reads at most: as its export says, those of a training sequence."""
+        self.batch = max(batch_tokens // self.max_length, 1)
+        self.scorer = Scorer(run.model, position, batch_tokens)
+
+    @property
+    def eot_token_id(self) -> int:
+        """Return the token that ends a document, which also stands before a text without context."""
+        return self.run.tokenizer.eod_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return what tells apart requests that lm-eval keeps."""
+        return self.run.tokenizer.fingerprint
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Return the tokens of a text; nothing is added, and names of special tokens are ordinary text."""
+        return self.run.tokenizer.encode_batch([string])[0]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Request], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Return of each continuation its log-likelihood, and whether each of its tokens is the likeliest."""
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        # The choices of an item have one context, and follow each other.
+        numbers = [list(part) for _, part in groupby(range(len(requests)), lambda each: requests[each][1])]
+        groups = [[self._continuation(*requests[each][1:]) for each in part] for part in numbers]
+        done = 0
+        for batch in self.scorer.score(groups):
+            for group, scored in batch:
+                for number, found in zip(numbers[group], scored, strict=True):
+                    answers[number] = _answer(found, requests[number][2])
+                    if requests[number][0] is not None:
+                        self.cache_hook.add_partial("loglikelihood", requests[number][0], answers[number])
+                done += len(numbers[group])
+            self.on_scored(done, len(requests))
+        return answers
+
+    def _continuation(self, context: Sequence[int], end: Sequence[int]) -> Continuation:
+        if len(end) > self.max_length:
+            raise ConfigError(
+                f"--lm-eval: an answer has {len(end):,} tokens, and the model reads {self.max_length:,}: it cannot be "
+                "scored"
+            )
+        tokens = [*context, *end][-(self.max_length + 1) :]
+        return Continuation(tokens, len(tokens) - len(end))
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of each whole text, window by window, each token once."""
+        windows: list[tuple[int, list[int], list[int]]] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            pairs = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
+            windows += [(number, *make_disjoint_window(pair)) for pair in pairs]
+        found = self._loglikelihood_tokens([(None, context, end) for _, context, end in windows])
+        sums = [0.0] * len(requests)
+        for (number, _, _), (likelihood, _) in zip(windows, found, strict=True):
+            sums[number] += likelihood
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return what the model adds to each context, up to the first of its stop texts."""
+        texts = [""] * len(requests)
+        by_settings: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            by_settings.setdefault(repr(request.args[1]), []).append(number)
+        done = 0
+        for numbers in by_settings.values():
+            numbers.sort(key=lambda number: len(requests[number].args[0]))
+            for first in range(0, len(numbers), self.batch):
+                part = numbers[first : first + self.batch]
+                contexts = [requests[number].args[0] for number in part]
+                for number, text in zip(part, self._texts(contexts, requests[part[0]].args[1]), strict=True):
+                    texts[number] = text
+                    self.cache_hook.add_partial("generate_until", requests[number].args, text)
+                done += len(part)
+                self.on_scored(done, len(requests))
+        return texts
+
+    def _texts(self, contexts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+        """Return the continuations of one batch."""
+        new = next((int(settings[key]) for key in LENGTH_KEYS if settings.get(key) is not None), MAX_NEW_TOKENS)
+        if new >= self.max_length:
+            raise ConfigError(f"--lm-eval: a task asks for {new:,} new tokens, and the model reads {self.max_length:,}")
+        until = settings.get("until") or []
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        sampled = settings.get("do_sample", True) and settings.get("temperature")
+        sampling = Sampling(
+            temperature=float(settings["temperature"]) if sampled else 0.0,
+            top_k=int(settings["top_k"]) if settings.get("top_k") else None,
+            top_p=float(settings.get("top_p") or 1.0),
+        )
+        # An empty context begins as a document does.
+        prompts = [(self.tok_encode(each) or [self.eot_token_id])[-(self.max_length - new) :] for each in contexts]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        texts = [""] * len(prompts)
+        ended: set[int] = set()
+        for step in generate(self.run.model, prompts, sampling, new, [self.eot_token_id], batch=len(prompts)):
+            for each in step:
+                row = each.row.prompt
+                if each.token != self.eot_token_id:
+                    tokens[row].append(each.token)
+                    texts[row] = self.run.tokenizer.decode(tokens[row])
+                if each.last or any(stop in texts[row] for stop in stops):
+                    ended.add(row)
+            if len(ended) == len(prompts):
+                break
+        return [_cut(text, stops) for text in texts]
+
+
+def _answer(scored: Scored, end: Sequence[int]) -> tuple[float, bool]:
+    return -float(scored.losses.sum()), scored.greedy.tolist() == list(end)
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    for stop in stops:
+        text = text.split(stop)[0]
+    return text

@@ -1,0 +1,101 @@
+"""lm-eval asks our models as it asks its own `hf` backend on the export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support.configs import tiny
+from support.exported import checkpointed
+from support.oracle import build, weights_of
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.generation.opened import Opened
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from efficientbench.evaluation.lm_eval_adapter import Adapter
+
+pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
+pytestmark = [pytest.mark.usefixtures("single_rank"), pytest.mark.proof]
+
+CONTEXT = "import os path while the model reads 1999 tokens and writes numbers "
+CHOICES = (" of each layer", " 1234", " größer 漢字 is it", " ")
+LONG = CONTEXT * 12
+
+
+def adapter(name: str, tokenizer: TextTokenizer, budget: int, *overrides: str) -> tuple[Adapter, Opened]:
+    from efficientbench.evaluation.lm_eval_adapter import Adapter
+
+    config = tiny(
+        name, "model.vocab_size=301", "model.init_std=0.2", "model.tied=false", "training.seq_len=64", *overrides
+    )
+    run = Opened(build(config).eval(), config, tokenizer, 1, ())
+    return Adapter(run, budget, lambda done, requests: None), run
+
+
+def instances(kind: Any, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, given, number) for number, given in enumerate(arguments)]
+
+
+PAIRS = [
+    *((CONTEXT, choice) for choice in CHOICES),
+    *(("", choice) for choice in CHOICES[:2]),
+    *((f"{CONTEXT} ", choice) for choice in CHOICES[:3]),
+    (LONG, " the end"),
+]
+
+
+@pytest.mark.parametrize("budget", [1, 4096])
+def test_likelihoods_and_texts_are_those_of_the_hf_backend(
+    budget: int, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    ours, run = adapter("gqa_1.5B", tokenizers["own"], budget)
+    write_model(Model(run.config, checkpointed(weights_of(run.model)), tokenizers["own"]), tmp_path)
+    theirs = HFLM(str(tmp_path), device="cpu", dtype="float32", batch_size=3)
+    assert theirs.max_length == ours.max_length == 64
+    pairs = instances("loglikelihood", PAIRS)
+    for (found, greedy), (wanted, their_greedy) in zip(
+        ours.loglikelihood(pairs), theirs.loglikelihood(pairs), strict=True
+    ):
+        assert found == pytest.approx(wanted, abs=1e-4)
+        assert greedy == their_greedy
+    texts = instances("loglikelihood_rolling", [(text,) for text in (LONG, "x", CONTEXT)])
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(theirs.loglikelihood_rolling(texts), abs=1e-3)
+    settings = {"until": ["\n\n", "q"], "max_gen_toks": 20, "do_sample": False}
+    asked = instances("generate_until", [(text, settings) for text in (CONTEXT, "def main", LONG, "class ")])
+    found_texts = ours.generate_until(asked)
+    assert found_texts == theirs.generate_until(asked)
+    assert all("q" not in text for text in found_texts)
+
+
+def test_a_variant_that_is_not_exported_answers(tokenizers: dict[str, TextTokenizer]) -> None:
+    ours, run = adapter("nsa_1.5B", tokenizers["own"], 4096)
+    encode = ours.tok_encode
+    for (context, end), (found, _) in zip(PAIRS, ours.loglikelihood(instances("loglikelihood", PAIRS)), strict=True):
+        blanks = len(context) - len(context.rstrip())
+        before = encode(context[: len(context) - blanks]) if context else [tokenizers["own"].eod_id]
+        whole = encode(context + end) if context else [*before, *encode(end)]
+        tokens = whole[-65:]
+        scored = len(whole) - len(before)
+        with torch.no_grad():
+            table = run.model(torch.tensor([tokens]))[0].double().log_softmax(dim=-1)
+        wanted = sum(table[at - 1, tokens[at]].item() for at in range(len(tokens) - scored, len(tokens)))
+        assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_what_does_not_fit_is_refused(tokenizers: dict[str, TextTokenizer]) -> None:
+    ours, _ = adapter("gqa_1.5B", tokenizers["own"], 4096)
+    with pytest.raises(ConfigError, match="an answer has .* tokens, and the model reads 64"):
+        ours.loglikelihood(instances("loglikelihood", [("x", LONG)]))
+    with pytest.raises(ConfigError, match="asks for 64 new tokens, and the model reads 64"):
+        ours.generate_until(instances("generate_until", [("x", {"max_gen_toks": 64})]))
