@@ -102,4 +102,4 @@ def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str
     lines += [f"- {choice}={letter}" for letter, choice in zip(letters, choices, strict=True)]
     asked = "\n".join([*lines, "", "Respond only with the letter of the correct answer."])
     messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": right}]
-    return Example(read_messages(messages), choices=tuple(letters), reference=right)
+    return Example(read_messages(messages), tuple(letters), right, facts={"question": question})

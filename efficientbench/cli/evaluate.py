@@ -25,7 +25,10 @@ def evaluate(
         ),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", metavar="LIST", help="like core,loss; loss, where --lm-eval is not given")
+        str | None,
+        typer.Option(
+            "--tasks", metavar="LIST", help="like core,mmlu,package.module:Class; loss, where --lm-eval is not given"
+        ),
     ] = None,
     lm_eval: Annotated[
         str | None, typer.Option("--lm-eval", metavar="LIST", help="tasks of lm-eval, like hellaswag,piqa")
@@ -50,25 +53,59 @@ def evaluate(
     batch_tokens: Annotated[
         int, typer.Option("--batch-tokens", metavar="N", min=1, help="tokens that are computed at once")
     ] = BATCH_TOKENS,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="run programs that the model writes, as humaneval needs it")
+    ] = False,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, help="answers to each question of gsm8k and humaneval")
+    ] = 1,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0.0, help="of these answers; 0: the likeliest tokens")
+    ] = 0.0,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", metavar="N", min=1, help="most tokens of such an answer")
+    ] = 512,
+    contamination: Annotated[
+        bool,
+        typer.Option("--contamination", help="count items that stand in the training text; figures without them, too"),
+    ] = False,
+    lengths: Annotated[
+        str | None,
+        typer.Option("--lengths", metavar="LIST", help="tokens of passkey, needle and position_loss, like 2048,4096"),
+    ] = None,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
     from rich.console import Console
 
     from efficientbench.config.registry import load_kinds
     from efficientbench.evaluation.data import find_data
+    from efficientbench.evaluation.errors import EvaluationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
+    from efficientbench.evaluation.lengths import read_lengths
     from efficientbench.evaluation.lm_eval_run import evaluate_by_lm_eval
     from efficientbench.generation.errors import GenerationError
 
     load_kinds(arguments or [])
-    options = Options(run_folder, find_data(data, run_folder), text, limit, batch_tokens=batch_tokens)
+    options = Options(
+        folder=run_folder,
+        data=find_data(data, run_folder),
+        text=text,
+        limit=limit,
+        allow_code=allow_code,
+        samples=samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        lengths=read_lengths(lengths),
+        contamination=contamination,
+        batch_tokens=batch_tokens,
+    )
     try:
         console = Console(soft_wrap=True)
         if tasks is not None or lm_eval is None:
             evaluate_run(names(tasks or "loss"), options, step, console)
         if lm_eval is not None:
             evaluate_by_lm_eval(names(lm_eval), options, step, console)
-    except GenerationError as error:
+    except (EvaluationError, GenerationError) as error:
         print(f"error: {run_folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

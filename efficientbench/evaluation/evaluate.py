@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from efficientbench.evaluation.contamination import without_contaminated
 from efficientbench.evaluation.progress import EvaluationProgress
-from efficientbench.evaluation.registry import TASKS, check_names, combined
+from efficientbench.evaluation.registry import check_names, combined, find_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
@@ -44,10 +44,10 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
         for problem in run.warnings:
             console.print(f"warning: {problem}")
         # All of them before the first is scored, which may take hours.
-        tasks = [TASKS[name](run, options) for name in names]
+        tasks = [find_task(name)(run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
-            summaries[task.name] = _evaluate(task, options.folder, {"task": task.name, **about}, run, console)
+            summaries[task.name] = _evaluate(task, options, {"task": task.name, **about}, run, console)
         for name, summary in combined(summaries).items():
             write_summary(options.folder / FOLDER / f"{name}.json", {"task": name, **about}, 0, summary)
             _show(name, summary, console)
@@ -55,11 +55,11 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
     return summaries
 
 
-def _evaluate(task: Task, folder: Path, about: dict[str, Any], run: Opened, console: Console) -> Summary:
+def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary:
     items = task.items()
     costs = {item.name: item.cost for item in items}
     header = {**about, "settings": dict(task.settings)}
-    path = folder / FOLDER / f"{task.name}.jsonl"
+    path = options.folder / FOLDER / f"{task.name}.jsonl"
     with ResultFile(path, header) as file:
         if file.replaced is not None:
             console.print(f"{path}: begun anew: it held step {file.replaced.get('step')} or other settings")
@@ -70,10 +70,13 @@ def _evaluate(task: Task, folder: Path, about: dict[str, Any], run: Opened, cons
             for results in task.score(left):
                 file.append(results)
                 progress.add(len(results), sum(costs[result.item] for result in results))
-        summary = task.summary({item.name: file.results[item.name] for item in items})
+        found = {item.name: file.results[item.name] for item in items}
+    summary = task.summary(found)
+    if options.contamination:
+        summary = without_contaminated(task, found, summary, options.folder)
     facts = {"dtype": run.config.training.dtype, "device": run.config.device}
     write_summary(path.with_suffix(".json"), {**header, **facts}, len(items), summary)
-    log = TensorBoardLog(OutputFolder(folder).tensorboard)
+    log = TensorBoardLog(OutputFolder(options.folder).tensorboard)
     log.scalars(run.step, {f"evaluation/{task.name}/{name}": value for name, value in summary.figures.items()})
     log.close()
     _show(task.name, summary, console)

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.chat_core import chat_core
 from efficientbench.evaluation.task import Options, Summary, Task
 
 if TYPE_CHECKING:
@@ -27,7 +28,45 @@ def _core(run: Opened, options: Options) -> Task:
     return Core.of(run, options)
 
 
-TASKS: dict[str, Make] = {"core": _core, "loss": _loss}
+def _chat(name: str) -> Make:
+    def make(run: Opened, options: Options) -> Task:
+        from efficientbench.evaluation.chat_task import make_chat_task
+
+        return make_chat_task(name, run, options)
+
+    return make
+
+
+def _hidden(name: str) -> Make:
+    def make(run: Opened, options: Options) -> Task:
+        from efficientbench.evaluation.hidden import NEEDLE, PASSKEY, Hidden
+
+        return Hidden(name, run, options, {"needle": NEEDLE, "passkey": PASSKEY}[name])
+
+    return make
+
+
+def _position_loss(run: Opened, options: Options) -> Task:
+    from efficientbench.evaluation.position_loss import PositionLoss
+
+    return PositionLoss(run, options)
+
+
+CHAT = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
+
+TASKS: dict[str, Make] = {
+    "core": _core,
+    "loss": _loss,
+    **{name: _chat(name) for name in CHAT},
+    "passkey": _hidden("passkey"),
+    "needle": _hidden("needle"),
+    "position_loss": _position_loss,
+}
+
+
+def find_task(name: str) -> Make:
+    """Return what makes a task of a checked name: ours, or a chat task of `package.module:Class`."""
+    return TASKS.get(name) or _chat(name)
 
 
 def check_names(names: list[str]) -> None:
@@ -35,12 +74,16 @@ def check_names(names: list[str]) -> None:
     if not names:
         raise ConfigError(f"--tasks: none is named; there are {', '.join(TASKS)}")
     for name in names:
-        if name not in TASKS:
+        # A task from outside is looked up when it is made.
+        if name not in TASKS and ":" not in name:
             near = get_close_matches(name, TASKS, 1)
             helps = f"do you mean {near[0]}? " if near else ""
-            raise ConfigError(f"--tasks: there is no task {name!r}; {helps}there are {', '.join(TASKS)}")
+            raise ConfigError(
+                f"--tasks: there is no task {name!r}; {helps}there are {', '.join(TASKS)}, and package.module:Class"
+            )
 
 
 def combined(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
     """Return what follows from several tasks together, by its name."""
-    return {}
+    found = {"chat_core": chat_core(summaries)}
+    return {name: summary for name, summary in found.items() if summary is not None}

@@ -88,6 +88,16 @@ class Options:
     """Items of a task, at most; a task of several parts takes so many of each."""
     allow_code: bool = False
     """Whether programs that the model writes may be run."""
+    samples: int = 1
+    """Answers to each question whose answer is text."""
+    temperature: float = 0.0
+    """Of sampling such answers."""
+    max_new_tokens: int = 512
+    """Of such an answer."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of long contexts; none: some that follow from the training's."""
+    contamination: bool = False
+    """Whether items that stand in the run's training text are counted, and left out of further figures."""
     batch_tokens: int = BATCH_TOKENS
 
     def data_folder(self, task: str) -> Path:

@@ -11,6 +11,7 @@ import torch
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.model import ModelConfig
+from efficientbench.generation.calls import Calculator, Calls
 from efficientbench.generation.decoder import Decoder, Forward
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.sampling import Sampling, choose, uniform
@@ -24,7 +25,7 @@ class Row:
     """One continuation of one prompt."""
 
     prompt: int
-    """Number of the prompt, from 0."""
+    """Number of the prompt."""
     sample: int = 0
     """Number of the continuation among those of its prompt."""
 
@@ -39,6 +40,8 @@ class Emitted:
     token: int
     last: bool
     """Whether the row ends with it: it is a stop token, or as many as wanted are there."""
+    forced: bool = False
+    """Whether the calculator wrote it, and not the model."""
 
 
 def generate(
@@ -50,6 +53,8 @@ def generate(
     samples: int = 1,
     batch: int = 8,
     step: Forward | None = None,
+    calculator: Calculator | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[list[Emitted]]:
     """Yield the new tokens of all rows of a batch, step by step, and one batch after the other.
 
@@ -62,34 +67,45 @@ def generate(
         samples: continuations of each prompt, which is computed once.
         batch: rows that are computed at once; the samples of a prompt stay together.
         step: computes a decoding step, as the model compiled; None: the model.
+        calculator: computes what a row asks for; None: nothing does.
+        numbers: of the prompts, by which their rows are named and their tokens drawn; None: from 0.
 
     Raises:
         GenerationError: the model computed NaN or infinity.
     """
     together = max(batch // samples, 1)
+    named = range(len(prompts)) if numbers is None else numbers
     for first in range(0, len(prompts), together):
         part = prompts[first : first + together]
         decoder = Decoder(model, part, max_new_tokens, step)
-        rows = [Row(first + index, sample) for index in range(len(part)) for sample in range(samples)]
+        rows = [Row(number, sample) for number in named[first : first + together] for sample in range(samples)]
         with decoder.bound():
-            yield from _batch(decoder, rows, sampling, max_new_tokens, frozenset(stop), samples)
+            yield from _batch(decoder, rows, sampling, max_new_tokens, frozenset(stop), samples, calculator)
 
 
 def _batch(
-    decoder: Decoder, rows: list[Row], sampling: Sampling, max_new_tokens: int, stop: frozenset[int], samples: int
+    decoder: Decoder,
+    rows: list[Row],
+    sampling: Sampling,
+    max_new_tokens: int,
+    stop: frozenset[int],
+    samples: int,
+    calculator: Calculator | None,
 ) -> Iterator[list[Emitted]]:
     logits = decoder.prefill()
     if samples > 1:
         decoder.expand(samples)
         logits = logits.repeat_interleave(samples, dim=0)
     ended = [False] * len(rows)
+    calls = [Calls(calculator) for _ in rows] if calculator else []
     for step in range(max_new_tokens):
         tokens = next_tokens(logits, rows, sampling, step)
+        forced = [_force(tokens, index, each) for index, each in enumerate(calls)] or [False] * len(rows)
         emitted = []
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if not ended[index]:
                 ended[index] = token in stop or step == max_new_tokens - 1
-                emitted.append(Emitted(row, step, token, ended[index]))
+                emitted.append(Emitted(row, step, token, ended[index], forced[index]))
         yield emitted
         if decoder.all_end(all(ended)):
             return
@@ -98,7 +114,17 @@ def _batch(
         if 0 < 2 * len(left) <= len(rows):
             decoder.select(left)
             rows, tokens, ended = [rows[each] for each in left], [tokens[each] for each in left], [False] * len(left)
+            calls = [calls[each] for each in left] if calls else []
         logits = decoder.step(tokens)
+
+
+def _force(tokens: list[int], index: int, calls: Calls) -> bool:
+    """Put the token that a row's calls force in the place of the chosen one, if there is one, and say so."""
+    forced = bool(calls.forced)
+    if forced:
+        tokens[index] = calls.forced.popleft()
+    calls.add(tokens[index])
+    return forced
 
 
 def next_tokens(logits: torch.Tensor, rows: Sequence[Row], sampling: Sampling, step: int) -> list[int]:

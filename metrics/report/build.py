@@ -14,6 +14,7 @@ from efficientbench.metrics.records.generation import GenerationRecord, load_gen
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.contexts import load_contexts
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.evaluations import evaluations_table
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
@@ -58,8 +59,10 @@ def build_report(folder: Path, paper: bool = False) -> Report:
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
     rows, failures = combine_repeats(records), load_failures(folder)
+    contexts, unreadable = load_contexts(folder)
+    damaged += unreadable
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations))
+    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations, contexts))
     write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)

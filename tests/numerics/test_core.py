@@ -216,3 +216,22 @@ def test_a_broken_model_is_named() -> None:
 
 def test_nothing_to_score_is_no_number() -> None:
     assert math.isnan(Scored(np.zeros(0), np.zeros(0, np.int64)).mean)
+
+
+def test_figures_of_some_items_alone(tokenizers: dict[str, TextTokenizer], tmp_path: Path) -> None:
+    config, tokenizer = config_of("gqa_1.5B"), tokenizers["own"]
+    write_bundle(tmp_path, FEW)
+    core = Core(build(config).eval(), tokenizer, read_bundle(tmp_path, None), None, None, 4096)
+    texts = core.texts()
+    assert list(texts) == [item.name for item in core.items()]
+    rows = core.bundle.tasks["copa"].rows
+    assert tokenizer.decode(texts["copa/1"]) == rows[1]["query"]
+    schema = core.bundle.tasks["winogrande"].rows[2]
+    assert tokenizer.decode(texts["winogrande/2"]) == schema["context_options"][schema["gold"]]
+    kept = [name for name in texts if not name.startswith("jeopardy/") and name not in ("copa/0", "copa/3")]
+    results = {name: ItemResult(name, "", 0, number % 3 == 0) for number, name in enumerate(kept)}
+    summary = core.summary(results)
+    of_copa = [result.right for name, result in results.items() if name.startswith("copa/")]
+    assert summary.figures["copa"] == sum(map(bool, of_copa)) / (len(rows) - 2)
+    assert summary.figures["jeopardy"] is None
+    assert summary.unavailable["jeopardy"] == "none of its items is left"

@@ -17,6 +17,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer import TextTokenizer
 from efficientbench.export.hugging_face import Model, write_model
+from efficientbench.generation.calls import Calculator
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.generate import check_lengths, generate
 from efficientbench.generation.sampling import Sampling, distribution, uniform
@@ -142,6 +143,16 @@ def test_samples_of_a_prompt_are_those_of_as_many_numbers() -> None:
     assert found[::3] == continued(model, prompts, Sampling(1.0, seed=1), 16)
 
 
+def test_a_prompts_own_number_decides_its_tokens() -> None:
+    config = config_of("gqa_1.5B", "training.seq_len=96")
+    model = build(config).eval()
+    prompts = prompts_of(config)
+    whole = continued(model, prompts, Sampling(1.0, seed=3), 8)
+    emitted = [each for step in generate(model, [prompts[3]], Sampling(1.0, seed=3), 8, numbers=[3]) for each in step]
+    assert [each.token for each in emitted] == whole[3] != continued(model, [prompts[3]], Sampling(1.0, seed=3), 8)[0]
+    assert {each.row.prompt for each in emitted} == {3}
+
+
 def test_a_row_ends_with_a_stop_token_and_the_others_go_on() -> None:
     config = config_of("gqa_1.5B", "training.seq_len=96")
     model = build(config).eval()
@@ -176,3 +187,32 @@ def test_more_tokens_than_positions_are_refused(length: int, remedy: str | None)
     with pytest.raises(ConfigError, match=rf"prompt 2 has {length} tokens.*the model has 64 positions.*{remedy}"):
         check_lengths(model, prompts, 32)
     check_lengths(config_of("gqa_1.5B").model, prompts, 32)
+
+
+def test_results_of_the_calculator_become_tokens_of_the_row() -> None:
+    model = build(config_of("gqa_1.5B", "training.seq_len=96")).eval()
+    prompts = prompts_of(config_of("gqa_1.5B"))[2:4]
+    plain = continued(model, prompts, Sampling(), 24)
+    # Tokens that the model chooses anyway serve as those of a call: the other row may not have them.
+    call, end = plain[0][3], plain[0][6]
+    assert call != end
+    assert not {call, end} & {*plain[0][:3], *plain[0][4:6], *plain[1]}
+    result = [5, 11, 12, 6]
+    token_ids = {"<|python_start|>": call, "<|python_end|>": end, "<|output_start|>": 5, "<|output_end|>": 6}
+    seen: list[list[int]] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        seen.append(list(tokens))
+        return "6*7"
+
+    calculator = Calculator(token_ids, lambda text: np.array([{"4": 11, "2": 12}[each] for each in text]), decode)
+    emitted = [each for step in generate(model, prompts, Sampling(), 24, calculator=calculator) for each in step]
+    row, other = ([each for each in emitted if each.row.prompt == number] for number in (0, 1))
+    tokens = [each.token for each in row]
+    assert seen[0] == plain[0][4:6]
+    assert tokens[:11] == plain[0][:7] + result
+    assert [each.step for each in row if each.forced][:4] == [7, 8, 9, 10]
+    # Behind it the row goes on as a prompt that holds the result.
+    assert tokens[11] == continued(model, [prompts[0] + tokens[:11]], Sampling(), 1)[0][0]
+    assert [each.token for each in other] == plain[1]
+    assert not any(each.forced for each in other)

@@ -36,4 +36,9 @@ class Broken(Spelling):
         raise ZeroDivisionError("it cannot be")
 
 
+class Unscored(Spelling):
+    def score(self, example: Example, completion: str, run: RunProgram) -> float:
+        raise ZeroDivisionError("it cannot be scored")
+
+
 NO_TASK = "a text"

@@ -71,6 +71,12 @@ class Core:
             found += [Item(f"{name}/{number}", size + shots) for number, size in enumerate(sizes)]
         return found
 
+    def texts(self) -> Mapping[str, Sequence[int]]:
+        """Return the tokens of each row's own question or context, without its shots."""
+        rows = {f"{name}/{at}": row for name, task in self.bundle.tasks.items() for at, row in enumerate(task.rows)}
+        encoded = self.tokenizer.encode_batch([_own_text(row) for row in rows.values()])
+        return dict(zip(rows, encoded, strict=True))
+
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
         """Yield the results of items, task after task."""
         numbers: dict[str, list[int]] = {}
@@ -110,9 +116,13 @@ class Core:
 
     def summary(self, results: Mapping[str, ItemResult]) -> Summary:
         """Return CORE, and the accuracy of each of the 22 tasks."""
-        parts, figures, absent = {}, {}, self.bundle.absent
+        parts, figures, absent = {}, {}, dict(self.bundle.absent)
         for name, task in self.bundle.tasks.items():
-            right = [bool(results[f"{name}/{number}"].right) for number in range(len(task.rows))]
+            own = [results[item] for number in range(len(task.rows)) if (item := f"{name}/{number}") in results]
+            if not own:
+                absent[name] = "none of its items is left"
+                continue
+            right = [bool(result.right) for result in own]
             accuracy = sum(right) / len(right)
             centred = (accuracy - task.baseline) / (1 - task.baseline)
             parts[name] = {"accuracy": accuracy, "centred": centred, "items": len(right), **_facts(task)}
@@ -124,6 +134,11 @@ class Core:
         else:
             core = sum(part["centred"] for part in parts.values()) / len(NAMES)
         return Summary({"core": core, **{name: figures.get(name) for name in NAMES}}, unavailable, parts)
+
+
+def _own_text(row: Mapping[str, Any]) -> str:
+    text: str = row.get("query") or row.get("context") or row["context_options"][row["gold"]]
+    return text
 
 
 def _facts(task: CoreTask) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.contexts import Context
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
 from efficientbench.metrics.report.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table
 from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
+from efficientbench.metrics.report.html.context_plots import context_figures
 from efficientbench.metrics.report.html.generation_plots import generation_figures, generation_legend
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
@@ -36,6 +38,7 @@ def page(
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
+    contexts: Sequence[Context] = (),
 ) -> str:
     """Return the whole page."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
@@ -52,6 +55,7 @@ def page(
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,
+        contexts=context_figures(contexts),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
     )

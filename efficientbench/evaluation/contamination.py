@@ -1,0 +1,141 @@
+"""Items that stand in the text which a run was trained on: they share 13 tokens in a row with it.
+
+After GPT-3 (arXiv 2005.14165, appendix C), which counts words. Templates and shots are no part of an item's text.
+N = 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.indexed_documents import IndexedDocuments
+from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.evaluation.task import ItemResult, Summary, Task
+from efficientbench.running.corpora import block_readers, load_corpora
+from efficientbench.running.trained import TrainedRun
+
+TOKENS = 13
+BLOCK = 1 << 20
+"""Tokens that are searched at once."""
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_BETWEEN = -1
+"""Stands between documents, and is no token."""
+
+
+@runtime_checkable
+class WithTexts(Protocol):
+    """A task whose items have text of their own."""
+
+    def texts(self) -> Mapping[str, Sequence[int]]:
+        """Return the tokens of each item's own text, by its name."""
+        ...
+
+
+def training_documents(folder: Path) -> Iterator[np.ndarray]:
+    """Yield the tokens of the documents that a run was trained on.
+
+    Raises:
+        ConfigError: its corpus is not there any more.
+        DataError: it is damaged.
+    """
+    job = TrainedRun.read(folder).job
+    if missing := [path for path in job.corpora if not path.is_file()]:
+        raise ConfigError(f"--contamination: {missing[0]}, which the run was trained on, is not there any more")
+    if not job.corpora:
+        raise ConfigError("--contamination: the model was imported: its training text is not known")
+    corpora, data = load_corpora(job), job.config.data
+    prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
+    splits = split_documents(prefixes, data.split, corpora[0].vocab_size, Path(data.cache).absolute() / SPLITS)
+    for prefix, split in zip(prefixes, splits, strict=True):
+        documents = IndexedDocuments(prefix, blocks.get(prefix))
+        for number in split.training.tolist():
+            yield documents[number]
+
+
+def find_contaminated(texts: Mapping[str, Sequence[int]], documents: Iterable[np.ndarray]) -> set[str]:
+    """Return the names of the texts of which N tokens in a row stand in a document; shorter ones are never found."""
+    names: dict[bytes, set[str]] = {}
+    for name, tokens in texts.items():
+        for row in _windows(np.array(tokens, np.int64)):
+            names.setdefault(row.tobytes(), set()).add(name)
+    if not names:
+        return set()
+    wanted = np.frombuffer(b"".join(names), np.int64).reshape(-1, TOKENS)
+    hashed = np.sort(_hashes(wanted.T))
+    found: set[str] = set()
+    for block in _blocks(documents):
+        windows = _windows(block)
+        hashes = _hashes(windows.T)
+        places = np.minimum(np.searchsorted(hashed, hashes), len(hashed) - 1)
+        # Different tokens may have one hash.
+        for row in np.unique(windows[hashed[places] == hashes], axis=0):
+            found |= names.get(row.tobytes(), set())
+    return found
+
+
+def _windows(tokens: np.ndarray) -> np.ndarray:
+    """Return all N tokens in a row, [n, N]."""
+    if len(tokens) < TOKENS:
+        return np.zeros((0, TOKENS), np.int64)
+    return np.lib.stride_tricks.sliding_window_view(tokens, TOKENS)
+
+
+def _hashes(columns: np.ndarray) -> np.ndarray:
+    """Return a hash for each of n windows, whose tokens are [N, n]."""
+    total = np.zeros(columns.shape[1], np.uint64)
+    for column in columns:
+        total = total * _FACTOR + column.astype(np.uint64)
+    return total
+
+
+def _blocks(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield documents, one behind the other with a gap between them, about `BLOCK` tokens at once."""
+    waiting: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        waiting += [document.astype(np.int64), np.array([_BETWEEN])]
+        size += len(document)
+        if size >= BLOCK:
+            yield np.concatenate(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def without_contaminated(task: Task, results: Mapping[str, ItemResult], summary: Summary, folder: Path) -> Summary:
+    """Return a task's summary with the count of items in the training text, and the figures of the others.
+
+    Args:
+        task: whose items are looked up; one whose items have no text is left as it is.
+        results: of its items.
+        summary: of all items.
+        folder: of the run.
+
+    Raises:
+        ConfigError, DataError: as `training_documents`.
+    """
+    if not isinstance(task, WithTexts):
+        return summary
+    texts = task.texts()
+    found = find_contaminated(texts, training_documents(folder))
+    rest = {name: result for name, result in results.items() if name not in found}
+    figures, unavailable = dict(summary.figures), dict(summary.unavailable)
+    clean = task.summary(rest) if rest else None
+    for name in summary.figures:
+        value = clean.figures[name] if clean else None
+        figures[f"{name}_clean"] = value
+        if value is None:
+            reason = clean.unavailable[name] if clean else "every item stands in the training text"
+            unavailable[f"{name}_clean"] = reason
+    counts = {
+        "tokens_in_a_row": TOKENS,
+        "items": len(results),
+        "in_training_text": sorted(found),
+        "too_short": sum(len(tokens) < TOKENS for tokens in texts.values()),
+    }
+    return Summary(figures, unavailable, {**summary.parts, "contamination": counts})

@@ -1,0 +1,83 @@
+"""Reads what `efficientbench evaluate` wrote of long contexts: hidden numbers by length and depth, loss by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from efficientbench.metrics.foreign import plain_text, read_whole
+from efficientbench.metrics.records.record import current_files
+
+HIDDEN = ("passkey", "needle")
+BY_POSITION = "position_loss"
+
+
+class Cell(BaseModel):
+    """The items of one length and depth."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    length: int = Field(ge=1)
+    """Tokens."""
+    depth: float = Field(ge=0, le=1)
+    """Share of the text before the number."""
+    items: int = Field(ge=1)
+    right: int = Field(ge=0)
+
+
+class Range(BaseModel):
+    """The positions from `first` to before `end`."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    first: int = Field(ge=1)
+    end: int = Field(ge=2)
+    loss: float
+    """Mean, nats per token."""
+
+
+class _Parts(BaseModel):
+    trained_tokens: int = Field(ge=1)
+    grid: list[Cell] = []
+    ranges: list[Range] = []
+
+
+class _Summary(BaseModel):
+    step: int
+    parts: _Parts
+
+
+@dataclass(frozen=True)
+class Context:
+    """One task of one run."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    task: str
+    step: int
+    trained_tokens: int
+    """Sequence length of the training."""
+    grid: tuple[Cell, ...]
+    ranges: tuple[Range, ...]
+
+
+def load_contexts(folder: Path) -> tuple[list[Context], list[str]]:
+    """Return the results below a folder by task and run, and a message for each file that cannot be read."""
+    found, damaged = [], []
+    for task in (*HIDDEN, BY_POSITION):
+        for path in current_files(folder, f"{task}.json"):
+            if path.parent.name != "evaluation":
+                continue
+            run = plain_text(str(path.parent.parent.relative_to(folder)))
+            try:
+                summary = _Summary.model_validate_json(read_whole(path))
+            except (OSError, ValidationError) as error:
+                problem = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+                damaged.append(plain_text(f"{path}: cannot be read ({problem})"))
+                continue
+            parts = summary.parts
+            name = folder.name if run == "." else run
+            found.append(
+                Context(name, task, summary.step, parts.trained_tokens, tuple(parts.grid), tuple(parts.ranges))
+            )
+    return found, damaged

@@ -1,0 +1,82 @@
+"""`efficientbench evaluate` with chat tasks, on the folder of an SFT run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import ROOT, Finished, efficientbench
+from support.conversation_pairs import VOCABULARY, row, write_conversations
+
+CHOICES = {"text": ["ice", "fire"], "label": ["A", "B"]}
+ROWS: dict[str, dict[str, Any]] = {
+    "arc": {"question": "Hot?", "choices": CHOICES, "answerKey": "B"},
+    "mmlu": {"question": "Which?", "choices": ["a", "b", "c", "d"], "answer": 2},
+    "gsm8k": {"question": "How many?", "answer": "It is <<2*3=6>>6.\n#### 6"},
+    "humaneval": {
+        "prompt": "def up(x):\n",
+        "canonical_solution": "    return x + 1\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+        "entry_point": "up",
+    },
+}
+
+
+def summary(folder: Path, task: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "evaluation" / f"{task}.json").read_text())
+    return found
+
+
+@pytest.mark.proof
+def test_chat_tasks_and_their_mean(train: Callable[..., Finished], tmp_path: Path) -> None:
+    pair = write_conversations(tmp_path / "pair", 60)
+    overrides = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
+    folder = train(*overrides).folder
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, one in ROWS.items():
+        (data / f"{name}.jsonl").write_text(f"{json.dumps(one)}\n" * 3)
+    tasks = "arc_easy,arc_challenge,mmlu,gsm8k,humaneval"
+    words = ("evaluate", str(folder), "--data", str(data), "--max-new-tokens", "8", "--limit", "2")
+    refused = efficientbench(*words, "--tasks", tasks, expect=2)
+    assert "humaneval: its answers are programs: --allow-code runs them here" in refused.stderr
+    # Nothing was scored before it was refused.
+    assert not (folder / "evaluation").exists()
+    done = efficientbench(*words, "--tasks", tasks, "--allow-code", expect=0)
+    results = {task: summary(folder, task) for task in tasks.split(",")}
+    assert {each["items"] for each in results.values()} == {2}
+    accuracies = {task: each["figures"]["accuracy"] for task, each in results.items()}
+    centred = [(accuracies[task] - 0.25) / 0.75 for task in ("arc_easy", "arc_challenge", "mmlu")]
+    wanted = (sum(centred) + accuracies["gsm8k"] + accuracies["humaneval"]) / 5
+    assert summary(folder, "chat_core")["figures"]["chat_core"] == pytest.approx(wanted)
+    assert f"chat_core: chat_core {wanted:.6g}" in done.stdout
+    assert results["humaneval"]["parts"]["sandbox_held"]["memory"] is True
+    assert results["gsm8k"]["settings"]["calculator"] is True
+    # Questions of 13 tokens, most of which are in the training text, and one that is in none.
+    asked = [row(number)["messages"][0]["content"] for number in (10, 21, 32, 43, 54)]
+    rows = [{**ROWS["mmlu"], "question": question} for question in [*asked, "Which of these four is it?"]]
+    (data / "mmlu.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    efficientbench("evaluate", str(folder), "--data", str(data), "--tasks", "mmlu", "--contamination", expect=0)
+    found = summary(folder, "mmlu")
+    seen = found["parts"]["contamination"]["in_training_text"]
+    assert len(seen) >= 2
+    assert "row/5" not in seen
+    lines = [json.loads(line) for line in (folder / "evaluation" / "mmlu.jsonl").read_text().splitlines()[1:]]
+    rest = [line["right"] for line in lines if line["item"] not in seen]
+    assert found["figures"]["accuracy_clean"] == sum(rest) / len(rest)
+    # A task from outside, with samples.
+    outside = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    sampled = ("--tasks", "support.outside_task:Spelling", "--samples", "2", "--temperature", "1")
+    words = ("evaluate", str(folder), "--max-new-tokens", "8")
+    efficientbench(*words, *sampled, expect=0, **outside)
+    spelled = summary(folder, "support.outside_task.Spelling")
+    assert spelled["items"] == 5
+    assert {"accuracy", "pass_at_1", "pass_at_2"} == spelled["figures"].keys()
+    assert len(spelled["settings"]["files_sha256"]) == 1
+    refused = efficientbench(*words, *sampled[:4], expect=2, **outside)
+    assert "--samples 2: all are the same without --temperature" in refused.stderr
+    refused = efficientbench(*words, "--tasks", "support.outside_task:Missing", expect=2, **outside)
+    assert "support.outside_task:Missing is no class of" in refused.stderr

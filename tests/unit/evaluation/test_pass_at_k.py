@@ -1,0 +1,38 @@
+"""pass@k against all ways to draw k of n samples, and ChatCORE against sums by hand."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from efficientbench.evaluation.chat_core import chat_core
+from efficientbench.evaluation.pass_at_k import pass_at_k
+from efficientbench.evaluation.task import Summary
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+def test_it_is_the_share_of_draws_with_a_hit(samples: int) -> None:
+    for right in range(samples + 1):
+        hits = [number < right for number in range(samples)]
+        for k in range(1, samples + 1):
+            draws = [any(draw) for draw in combinations(hits, k)]
+            assert pass_at_k(samples, right, k) == pytest.approx(sum(draws) / len(draws))
+
+
+ACCURACIES = {"arc_easy": 0.4, "arc_challenge": 0.25, "mmlu": 0.1, "gsm8k": 0.05, "humaneval": 0.0}
+
+
+def summaries(names: list[str]) -> dict[str, Summary]:
+    return {name: Summary({"accuracy": ACCURACIES[name]}) for name in names}
+
+
+def test_chat_core_counts_from_guessing() -> None:
+    found = chat_core(summaries([*ACCURACIES]) | {"core": Summary({"core": 0.2})})
+    assert found is not None
+    assert found.figures["chat_core"] == pytest.approx((0.2 + 0.0 - 0.2 + 0.05 + 0.0) / 5)
+    assert found.parts["centred"]["mmlu"] == pytest.approx(-0.2)
+
+
+def test_chat_core_is_no_mean_of_fewer() -> None:
+    assert chat_core(summaries(["arc_easy", "mmlu", "gsm8k", "humaneval"])) is None
