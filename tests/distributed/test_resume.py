@@ -35,6 +35,13 @@ EXACT = {
     "CP 2": (2, "gqa_1.5B", ["parallel.cp=2"]),
     "two tables on two stages, bf16": (2, "nanochat_d12", ["parallel.pp=2", "training.dtype=bf16"]),
     "TP 2 x DP 2": (4, "gqa_1.5B", ["parallel.tp=2", "parallel.dp=2"]),
+    "Muon, TP 2, bf16": (2, "gqa_1.5B", ["parallel.tp=2", "training.dtype=bf16", "training.optimizer=muon"]),
+    "Muon, experts, EP 2, fp16": (
+        2,
+        "moe_1.5Bx8",
+        ["parallel.ep=2", "parallel.dp=2", "training.dtype=fp16", "training.optimizer=muon"],
+    ),
+    "Muon, two tables on two stages": (2, "nanochat_d12", ["parallel.pp=2", "training.optimizer=muon"]),
 }
 QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
 
