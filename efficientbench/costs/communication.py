@@ -248,9 +248,10 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     model = config.model
     counted = model.layers * (1 + model.moe.experts) if model.moe else 0
-    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part.
-    norm = FLOAT32_BYTES if config.parallel.distributed_optimizer or layout.tp * layout.pp > 1 else 0
-    yield Transfer("norm, loss and counts", "all-reduce", "world", norm)
+    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part. Without it
+    # the norm of experts that ranks share out is a sum over other ranks than that of the rest.
+    sums_of_norms = 1 if config.parallel.distributed_optimizer else (layout.tp * layout.pp > 1) + (layout.ep > 1)
+    yield Transfer("norm, loss and counts", "all-reduce", "world", sums_of_norms * FLOAT32_BYTES)
     # The host adds up what is gathered, since some devices lack float64.
     sums = layout.world_size * (4 + 3 * layout.micro_batches + counted) * FLOAT32_BYTES
     yield Transfer("norm, loss and counts", "all-gather", "world", sums)

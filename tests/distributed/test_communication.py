@@ -27,6 +27,10 @@ CELLS = {
 }
 MORE_CELLS = {
     "DP 2, plain optimizer": ("gqa_1.5B", ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "EP 2, plain optimizer": (
+        "moe_1.5Bx8",
+        ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"],
+    ),
     "DP 2, bf16": ("gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
     "PP 2 interleaved": ("gqa_1.5B", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
     "TP 2, fewer groups than ranks": ("mqa_1.5B", ["parallel.tp=2"]),
