@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from efficientbench.training.trainer import Trainer
 
 NAMES = {"adamw": "AdamW", "muon": "Muon"}
-RATES = {"adamw": (1e-3, 3e-3, 9e-3), "muon": (5e-3, 2e-2, 8e-2)}
+RATES = {"adamw": (1e-3, 3e-3, 9e-3), "muon": (1e-2, 3e-2, 9e-2)}
 """Learning rates of the layers' matrices by optimizer."""
 OTHERS_RATE = 3e-3
 """Learning rate by AdamW of all that Muon does not update."""
@@ -125,13 +125,20 @@ def costs(steps: int, rounds: int, device: torch.device) -> dict[str, Figure]:
     for _ in range(3 + rounds):
         for name in random.sample(list(NAMES), 2):
             times_s[name].append(seconds(sides[name]))
-    ratios = [muon_s / adamw_s for muon_s, adamw_s in zip(times_s["muon"][3:], times_s["adamw"][3:], strict=True)]
+    pairs = list(zip(times_s["muon"][3:], times_s["adamw"][3:], strict=True))
     figures = {
         f"{name} states": Figure(f"{title}: optimizer states for each parameter", states[name], "B")
         for name, title in NAMES.items()
     }
+    ratios, more_ms = [muon / adamw for muon, adamw in pairs], [(muon - adamw) * 1e3 for muon, adamw in pairs]
+    tokens = BATCH * SEQUENCE
     return figures | {
-        "time": Figure.with_bootstrap("time of a training step, Muon over AdamW", ratios, statistics.geometric_mean)
+        "time": Figure.with_bootstrap(
+            f"time of a training step of {tokens} tokens, Muon over AdamW", ratios, statistics.geometric_mean
+        ),
+        "added": Figure.with_bootstrap(
+            "time that Muon adds to a step, however many tokens it has", more_ms, statistics.median, "ms"
+        ),
     }
 
 
