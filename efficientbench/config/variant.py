@@ -8,8 +8,8 @@ reason, or a figure without a formula.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
@@ -180,6 +180,9 @@ class AttentionVariant:
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
     matrices: Callable[[ModelConfig], dict[str, Stack]] | None = None
     """The matrices of one layer by their weight's name in it; None: `training.optimizer=muon` is refused."""
+    may_differ: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Device type → a part whose kernel there may compute other bits in the next run, though torch is deterministic,
+    and why."""
     tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None
     """(model, t) → why t tensor-parallel ranks cannot share it, beside the heads' number; None: no two ranks can."""
     context_parallel: bool = False

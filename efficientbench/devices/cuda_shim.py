@@ -7,6 +7,7 @@ then, also on a machine with a GPU, so that code which checks first takes its CP
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,15 +18,23 @@ CPU = torch.device("cpu")
 
 
 class Event:
-    """An event on a device that never has work queued."""
+    """An event on a device that never has work queued: it comes when it is recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
+        self._recorded_s = 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._recorded_s = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds from this event to another."""
+        return 1e3 * (end._recorded_s - self._recorded_s)
 
     def synchronize(self, stream: Stream | None = None) -> None:
         """Return at once."""
 
-    record = wait = synchronize
+    wait = synchronize
 
     def query(self) -> bool:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from efficientbench.config.registry import OWN, SECTIONS, outside
+from efficientbench.config.registry import OWN, SECTIONS, attention_of, outside
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
 
@@ -25,7 +25,8 @@ def not_promised(config: RunConfig, device: Device, environment: Mapping[str, st
         kind = getattr(config.model, section).kind
         if kind not in OWN[section] and outside(kind) is not None:
             found[section] = f"{kind} is from outside this project, and its kernels decide"
-    return found
+    kernel = attention_of(config.model).may_differ.get(device.type)
+    return found | ({kernel[0]: kernel[1]} if kernel else {})
 
 
 def determinism(config: RunConfig, device: Device) -> str | None:

@@ -275,6 +275,9 @@ VARIANT = AttentionVariant(
     "{taken}",
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
     matrices=_matrices,
+    may_differ={
+        "cuda": ("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come")
+    },
     tensor_parallel=_uneven,
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),

@@ -14,7 +14,6 @@ from efficientbench.model.kernels import (
     biased_attention_flex,
     causal_attention,
     cross_entropy,
-    flex,
     grouped_mm,
     norm,
     npu_fused,
@@ -65,10 +64,7 @@ def fallback_kernels(config: RunConfig, device_type: str) -> dict[str, str]:
     for own in map(_declared, (attention_of(model).kernels, position_of(model).kernels)):
         found |= own.fallbacks(config, device_type) if own else {}
     if names.get("attention") == biased_attention.BLOCKS and device_type == "cuda":
-        runs = flex.runs(device_type)
-        found["attention"] = (
-            "FlexAttention adds up a bias's gradient in any order" if runs else "FlexAttention needs Triton"
-        )
+        found["attention"] = "FlexAttention needs Triton"
     if model.moe is not None and device_type in ("cpu", "cuda") and not grouped_mm.has_grouped_mm(device_type):
         found["grouped_mm"] = "this torch has no grouped_mm"
     if device_type == "npu" and not npu_fused.serves(device_type):

@@ -36,6 +36,12 @@ def test_a_run_names_what_may_differ(device: Device, environment: dict[str, str]
     assert not_promised(resolve("gqa_1.5B"), device, environment) == {}
 
 
+def test_a_kernel_of_the_attention_may_differ() -> None:
+    config = resolve("nsa_1.5B", overrides=[ASKED])
+    assert not_promised(config, CUDA(), {}).keys() == {"nsa_selection"}
+    assert not_promised(config, CPU(), {}) == {}
+
+
 def test_a_plan_says_it() -> None:
     plain = on_one_line(print_plan, plan_anywhere(resolve("gqa_1.5B")))
     on_npu = on_one_line(print_plan, plan_anywhere(resolve("gqa_1.5B", overrides=[ASKED, "device=npu"])))
