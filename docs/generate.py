@@ -39,6 +39,15 @@ SCHEMAS: dict[Path, type[BaseModel]] = {
 BLOCK = re.compile(r"(<!-- generated: ([^>]+?) -->)(.*?)(<!-- end -->)", re.DOTALL)
 CHINESE = yaml.safe_load((ROOT / "docs" / "chinese.yaml").read_text(encoding="utf-8"))
 """The Chinese of what the blocks hold in English, by the English: cells of tables, and phrases of other lines."""
+OPTIMIZATION = frozenset(
+    f"training.{key}"
+    for key in (
+        *("optimizer", "learning_rate", "matrix_learning_rate", "embedding_learning_rate", "head_learning_rate"),
+        *("min_learning_rate", "lr_scale", "lr_schedule", "lr_warmup_fraction", "lr_decay_fraction"),
+        *("weight_decay", "beta1", "beta2", "epsilon", "gradient_clip"),
+    )
+)
+"""Keys of `training` that have a page of their own, as if they were a part called `optimization`."""
 TYPES = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
 """What a reader calls the types of JSON schema."""
 
@@ -200,7 +209,8 @@ def _keys(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, value in schema["properties"].items():
             key = f"{prefix}{name}"
             if "description" in value and name != "kind":
-                yield key.split(".")[0] if "." in key else "run", key + kind, value
+                part = key.split(".")[0] if "." in key else "run"
+                yield "optimization" if key in OPTIMIZATION else part, key + kind, value
             for choice in [value, *value.get("anyOf", []), *value.get("oneOf", [])]:
                 if "$ref" in choice:
                     inner = root["$defs"][choice["$ref"].rpartition("/")[2]]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -76,7 +77,9 @@ class ParallelConfig(Part):
         default=None, description="data-parallel replicas; unset: as many as the devices allow after tp, cp and pp"
     )
     distributed_optimizer: bool = Field(
-        default=True, description="shard optimizer states and master weights over cp × dp"
+        default=True,
+        description="shard optimizer states and master weights over cp × dp; it cuts matrices anywhere, so that "
+        "training.optimizer=muon sets it to false",
     )
     overlap: bool = Field(
         default=True,
@@ -248,6 +251,39 @@ class RunConfig(Part):
             raise ValueError(
                 "evaluation.core_every: ranks of sp, cp, pp and ep do not score prompts; evaluate the checkpoints "
                 "afterwards, by `efficientbench evaluate`"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _muon_has_whole_matrices(cls, given: Any) -> Any:
+        """Switch the distributed optimizer off where Muon is asked for, unless the user has set it."""
+        parts = [given.get(name, {}) for name in ("training", "parallel")] if isinstance(given, Mapping) else []
+        if not all(isinstance(part, Mapping) for part in parts):
+            return given
+        match parts:
+            case [{"optimizer": "muon"}, parallel] if "distributed_optimizer" not in parallel:
+                return {**given, "parallel": {**parallel, "distributed_optimizer": False}}
+        return given
+
+    @model_validator(mode="after")
+    def _optimizer_serves(self) -> RunConfig:
+        training, kind = self.training, self.model.attention.kind
+        muon = training.optimizer == "muon"
+        if muon and self.parallel.distributed_optimizer:
+            raise ValueError(
+                "parallel.distributed_optimizer: training.optimizer=muon updates whole matrices, and the distributed "
+                "optimizer gives ranks parts of them: leave it unset or set it to false"
+            )
+        if muon and attention_of(self.model).matrices is None:
+            raise ValueError(
+                f"training.optimizer: attention {kind!r} does not declare its matrices (AttentionVariant.matrices), "
+                "which muon updates one by one: set training.optimizer=adamw"
+            )
+        if training.head_learning_rate is not None and self.model.tied:
+            raise ValueError(
+                "training.head_learning_rate: the output projection is the embedding (model.tied=true): set "
+                "training.embedding_learning_rate"
             )
         return self
 

@@ -23,6 +23,8 @@ LENGTHS = ("tokens", "steps", "epochs")
 """Keys of which each sets the length of a run."""
 BATCHES = ("global_batch_size", "global_batch_tokens")
 """Keys of which each sets the global batch."""
+MUON_RATE = 0.02
+"""Muon's learning rate unless it is set: that of its author and of nanochat."""
 
 
 class TrainingConfig(Part):
@@ -61,7 +63,23 @@ class TrainingConfig(Part):
         description="activations that the backward pass computes again instead of keeping them; none; selective: "
         "attention between its projections; full: every layer from its input",
     )
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="what updates the matrices of the layers; adamw; muon: the momentum of each whole matrix made "
+        "orthogonal, which needs parallel.distributed_optimizer=false and sets it; AdamW updates all else either way",
+    )
     learning_rate: PositiveFloat = Field(default=1e-4, description="learning rate at the peak of the schedule")
+    matrix_learning_rate: PositiveFloat | None = Field(
+        default=None,
+        description="learning rate of the layers' matrices at the peak; unset: learning_rate, with optimizer=muon 0.02",
+    )
+    embedding_learning_rate: PositiveFloat | None = Field(
+        default=None, description="learning rate of the embedding at the peak; unset: learning_rate"
+    )
+    head_learning_rate: PositiveFloat | None = Field(
+        default=None,
+        description="learning rate of an output projection with a table of its own, at the peak; unset: learning_rate",
+    )
     min_learning_rate: NonNegativeFloat = Field(default=1e-5, description="learning rate of the last step")
     lr_scale: PositiveFloat = Field(
         default=1.0,
@@ -81,8 +99,8 @@ class TrainingConfig(Part):
     )
     weight_decay: NonNegativeFloat = Field(
         default=0.1,
-        description="AdamW's weight decay, on the matrices of linear layers, router and embedding; norms, biases and "
-        "tables of positions do not decay",
+        description="weight decay, on the matrices of linear layers, router and embedding, times their learning rate; "
+        "norms, biases and tables of positions do not decay",
     )
     beta1: Decay = Field(default=0.9, description="AdamW's decay of the first moment")
     beta2: Decay = Field(default=0.95, description="AdamW's decay of the second moment")
@@ -119,6 +137,22 @@ class TrainingConfig(Part):
         description="steps after which every rank computes a micro-batch twice, outside the measured time, and "
         "compares loss and gradients bit for bit; needs deterministic; 0: never",
     )
+
+    @property
+    def matrix_rate(self) -> float:
+        """Learning rate of the layers' matrices at the peak of the schedule."""
+        unset = MUON_RATE if self.optimizer == "muon" else self.learning_rate
+        return unset if self.matrix_learning_rate is None else self.matrix_learning_rate
+
+    @property
+    def embedding_rate(self) -> float:
+        """Learning rate of the embedding at the peak of the schedule."""
+        return self.learning_rate if self.embedding_learning_rate is None else self.embedding_learning_rate
+
+    @property
+    def head_rate(self) -> float:
+        """Learning rate of an output projection with a table of its own, at the peak of the schedule."""
+        return self.learning_rate if self.head_learning_rate is None else self.head_learning_rate
 
     @property
     def trapezoid_decay_fraction(self) -> float:

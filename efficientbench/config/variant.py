@@ -86,6 +86,31 @@ def _undeclared(section: str, figure: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Matrices of one input width that lie in one weight [rows, inputs]: their rows in turn, `repeats` times over."""
+
+    inputs: int
+    heights: tuple[int, ...]
+    """Rows of each matrix before those of the next follow."""
+    repeats: int = 1
+    """How often the rows of all matrices follow one another, as the groups of a fused projection do."""
+    copies: int = 1
+    """How many such weights a layer has, as it has experts."""
+    split: bool = True
+    """Whether tensor-parallel ranks share the weight; else each holds it whole."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each matrix of one weight."""
+        return tuple((height * self.repeats, self.inputs) for height in self.heights)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all copies."""
+        return self.copies * sum(rows * columns for rows, columns in self.shapes)
+
+
+@dataclass(frozen=True)
 class AttentionCosts:
     """Formulas for one attention layer with its projections. They count elements, not bytes."""
 
@@ -159,6 +184,8 @@ class AttentionVariant:
     configuration; None: the layer computes its scores by itself."""
     kernels: str | None = None
     """Dotted name of the OwnKernels (model/kernels/own_kernels.py) of a layer that computes its scores by itself."""
+    matrices: Callable[[ModelConfig], dict[str, Stack]] | None = None
+    """The matrices of one layer by their weight's name in it; None: `training.optimizer=muon` is refused."""
     may_differ: tuple[str, str] | None = None
     """A part whose Triton kernel may compute other bits in the next run, though torch is deterministic, and why."""
     tensor_parallel: Callable[[ModelConfig, int], list[str]] | None = None

@@ -13,6 +13,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.backbone import head_norm_parameters, layer_norm_parameters, outer_norm_parameters
+from efficientbench.costs.matrices import gathered_matrices
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens
 from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, router_parameters
 from efficientbench.costs.rank_grid import Group
@@ -60,7 +61,14 @@ def micro_batch_transfers(config: RunConfig, layout: Layout, stage: int) -> list
 
 def step_transfers(config: RunConfig, layout: Layout, stage: int) -> list[Transfer]:
     """Return what a rank of a pipeline stage sends once in an optimizer step."""
-    return _merged([*_replicas(config, layout, stage), *_shared_weights(config, layout, stage), *_sums(config, layout)])
+    return _merged(
+        [
+            *_replicas(config, layout, stage),
+            *_shared_weights(config, layout, stage),
+            *_muon(config, layout),
+            *_sums(config, layout),
+        ]
+    )
 
 
 def _merged(transfers: Iterable[Transfer]) -> list[Transfer]:
@@ -224,6 +232,13 @@ def _whole_on_tp_ranks(config: RunConfig, layout: Layout, stage: int) -> int:
     return count
 
 
+def _muon(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
+    """Yield the matrices that Muon makes orthogonal whole, where tensor-parallel ranks hold parts of them."""
+    if config.training.optimizer == "muon":
+        element_bytes = DTYPE_BYTES["fp32" if config.training.dtype == "fp32" else "bf16"]
+        yield Transfer("Muon: matrices", "all-gather", "tp", gathered_matrices(config, layout) * element_bytes)
+
+
 def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
     """Yield the gradient's norm, the routers' counts, each micro-batch's loss, tokens and bytes, and flags.
 
@@ -233,9 +248,10 @@ def _sums(config: RunConfig, layout: Layout) -> Iterator[Transfer]:
         return
     model = config.model
     counted = model.layers * (1 + model.moe.experts) if model.moe else 0
-    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part.
-    norm = FLOAT32_BYTES if config.parallel.distributed_optimizer or layout.tp * layout.pp > 1 else 0
-    yield Transfer("norm, loss and counts", "all-reduce", "world", norm)
+    # Ranks with parts of the gradient add up its norm; with a distributed optimizer every rank has a part. Without it
+    # the norm of experts that ranks share out is a sum over other ranks than that of the rest.
+    sums_of_norms = 1 if config.parallel.distributed_optimizer else (layout.tp * layout.pp > 1) + (layout.ep > 1)
+    yield Transfer("norm, loss and counts", "all-reduce", "world", sums_of_norms * FLOAT32_BYTES)
     # The host adds up what is gathered, since some devices lack float64.
     sums = layout.world_size * (4 + 3 * layout.micro_batches + counted) * FLOAT32_BYTES
     yield Transfer("norm, loss and counts", "all-gather", "world", sums)

@@ -12,6 +12,7 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.registry import attention_of, position_of
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.backbone import feed_forward_matrices
+from efficientbench.costs.matrices import muon_flops
 from efficientbench.costs.memory import rank_embedding, rank_experts, rank_parameters, rank_tokens, vocabulary_rows
 from efficientbench.costs.model import (
     DTYPE_BYTES,
@@ -56,11 +57,12 @@ def micro_batch_work(config: RunConfig, layout: Layout, stage: int) -> dict[str,
     return work
 
 
-def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Work:
+def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Works:
     """Return the work of a rank of a pipeline stage once in a step.
 
     It zeroes gradients, takes their norm (of several ranks before and after the reduction), runs AdamW, and casts
-    float32 masters to the compute dtype. AdamW clips as it reads, and writes the clipped gradients back.
+    float32 masters to the compute dtype. AdamW clips as it reads, and writes the clipped gradients back. Muon moves
+    about as many bytes; its products of matrices come on top.
     """
     common = rank_parameters(config, layout, stage)
     experts = rank_experts(config, layout)
@@ -72,7 +74,8 @@ def optimizer_work(config: RunConfig, layout: Layout, stage: int) -> Work:
     floats = 8 + (1 if layout.world_size > 1 else 0)
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     cast = 0 if dtype_bytes == FLOAT32_BYTES else FLOAT32_BYTES + dtype_bytes
-    return Work(0, 2 * count * FLOAT32_BYTES + own * (floats * FLOAT32_BYTES + cast))
+    updates = Work(0, 2 * count * FLOAT32_BYTES + own * (floats * FLOAT32_BYTES + cast))
+    return (updates, Work(muon_flops(config, layout), 0)) if config.training.optimizer == "muon" else (updates,)
 
 
 def _forwards(config: RunConfig) -> int:

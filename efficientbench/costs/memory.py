@@ -14,6 +14,7 @@ from efficientbench.costs.backbone import (
     outer_norm_parameters,
     vocabulary_tables,
 )
+from efficientbench.costs.matrices import muon_bytes, rank_matrices
 from efficientbench.costs.model import DTYPE_BYTES, FLOAT32_BYTES, feed_forward_parameters, router_parameters
 
 
@@ -28,7 +29,9 @@ class RankMemory:
     master_weights: int
     """float32 copies of the weights that the optimizer updates; 0 where the weights themselves are float32."""
     adam_moments: int
-    """Both float32 moments of Adam."""
+    """Both float32 moments of AdamW, of what it updates."""
+    muon_momentum: int
+    """Muon's float32 momentum of the layers' matrices; 0 where AdamW updates them."""
     activations: int
     """Tensors kept from forward to backward, for all micro-batches in flight."""
     workspace: int
@@ -63,13 +66,20 @@ def _rank_memory(config: RunConfig, layout: Layout, stage: int, runtime_bytes: i
     dtype_bytes = DTYPE_BYTES[config.training.dtype]
     if config.parallel.distributed_optimizer:
         sharded = -(-common // replicas) + -(-experts // same_experts)
+    by_muon = rank_matrices(config, layout) if config.training.optimizer == "muon" else 0
+    activations = _activation_bytes(config, layout, stage)
+    workspace = _workspace_bytes(config, layout, stage)
+    if by_muon:
+        # The update needs its own when there are no activations any more.
+        workspace = max(workspace, muon_bytes(config, layout) - activations)
     return RankMemory(
         weights=count * dtype_bytes,
         gradients=count * FLOAT32_BYTES,
         master_weights=0 if dtype_bytes == FLOAT32_BYTES else sharded * FLOAT32_BYTES,
-        adam_moments=sharded * 2 * FLOAT32_BYTES,
-        activations=_activation_bytes(config, layout, stage),
-        workspace=_workspace_bytes(config, layout, stage),
+        adam_moments=(sharded - by_muon) * 2 * FLOAT32_BYTES,
+        muon_momentum=by_muon * FLOAT32_BYTES,
+        activations=activations,
+        workspace=workspace,
         runtime=runtime_bytes,
     )
 

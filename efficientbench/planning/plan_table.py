@@ -14,6 +14,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
+from efficientbench.config.training import TrainingConfig
 from efficientbench.config.variant import known, shown
 from efficientbench.costs.model import (
     cache_bytes,
@@ -69,6 +70,8 @@ def _memory_table(plan: Plan) -> Table:
         memory.add_column(f"stage {stage}" if plan.layout.pp > 1 else "estimate", justify="right")
     columns = [memory_parts(stage) for stage in plan.memory]
     for row_index, (name, _) in enumerate(columns[0]):
+        if name == "muon momentum" and plan.config.training.optimizer != "muon":
+            continue
         memory.add_row(name, *(f"{column[row_index][1] / 1e9:.3f}" for column in columns))
     memory.add_row("total", *(f"{stage.total / 1e9:.3f}" for stage in plan.memory), style="bold")
     return memory
@@ -185,6 +188,13 @@ def _backbone_rows(model: ModelConfig) -> list[tuple[str, str]]:
     return [("backbone", ", ".join(changed).replace('"', ""))] if changed else []
 
 
+def _optimizer_rows(training: TrainingConfig) -> list[tuple[str, str]]:
+    """Return what updates the layers' matrices where it is not AdamW, and what that changes."""
+    if training.optimizer == "adamw":
+        return []
+    return [("optimizer", f"muon ({training.matrix_rate:g}) for layers' matrices; not the distributed optimizer")]
+
+
 def _run_rows(plan: Plan) -> list[tuple[str, str]]:
     config, layout, budget = plan.config, plan.layout, plan.budget
     training, flops = config.training, known(lambda: plan.flops)
@@ -206,6 +216,7 @@ def _run_rows(plan: Plan) -> list[tuple[str, str]]:
         ("cache of a sequence", shown(lambda: f"{cache_bytes(config.model, training.seq_len, training.dtype):,} B")),
         ("sequence", f"{training.seq_len:,} tokens, {training.dtype}"),
         ("batch, in sequences", f"{batch} {layout.dp}"),
+        *_optimizer_rows(training),
         ("tokens per step", f"{budget.tokens_per_step:,}"),
         ("steps", f"{budget.steps:,}, the first {budget.warmup_steps:,} not measured" if budget.counted else uncounted),
         ("tokens", f"{budget.tokens:,}" if budget.counted else uncounted),

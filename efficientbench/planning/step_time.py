@@ -64,7 +64,7 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     once = _transfer_times(step_transfers(config, layout, slowest), grid, slowest, rates, efficiency)
     micro_batches = layout.micro_batches
     compute_s = {kind: time_s * micro_batches for kind, time_s in compute[slowest].items()}
-    optimizer: dict[str, Works] = {"optimizer": (optimizer_work(config, layout, slowest),)}
+    optimizer: dict[str, Works] = {"optimizer": optimizer_work(config, layout, slowest)}
     communication_s = {purpose: time_s * micro_batches for purpose, time_s in exchange[slowest].items()}
     for purpose, time_s in once.items():
         communication_s[purpose] = communication_s.get(purpose, 0) + time_s

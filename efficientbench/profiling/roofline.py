@@ -40,7 +40,7 @@ def bounds(config: RunConfig, layout: Layout, breakdown: Breakdown, rates: Devic
         kind: tuple(work.times(layout.micro_batches) for work in each)
         for kind, each in micro_batch_work(config, layout, 0).items()
     }
-    works["optimizer"] = (optimizer_work(config, layout, 0),)
+    works["optimizer"] = optimizer_work(config, layout, 0)
     found: dict[str, Bound] = {}
     for counted, each in works.items():
         kind = _KINDS_IN_A_TRACE.get(counted, counted)

@@ -1,4 +1,4 @@
-"""AdamW on Megatron's optimizers: float32 masters, clipping, fp16 loss scaling, and updates that no host waits for.
+"""AdamW and Muon on Megatron's optimizers: float32 masters, clipping, loss scaling, updates that no host waits for.
 
 Megatron's own `step` reads the norm on the host, which drains the device's queue between the backward pass and the
 update. `QueuedUpdate` uses Megatron's lists, groups, shards and copies too, but leaves the norm where it was computed:
@@ -8,8 +8,8 @@ the device clips, and skips the update by itself where the step is not finite.
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,35 +17,18 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
-from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
-from megatron.core.optimizer_param_scheduler import ParamGroupOverride
+from megatron.core.optimizer.optimizer import (
+    ChainedOptimizer,
+    Float16OptimizerWithFloat16Params,
+    FP32Optimizer,
+    MegatronOptimizer,
+)
 from torch.nn.utils import get_total_norm
 
 from efficientbench.config.schema import RunConfig
 from efficientbench.model.initial_weights import global_parameters
-from efficientbench.model.position import POSITION_TABLE
-
-
-def decays(parameter: torch.nn.Parameter) -> bool:
-    """Return whether weight decay falls on a parameter: on the matrices of linear layers, router and embedding.
-
-    It does not on norms and biases, nor on tables of positions, which `model.position.position_table` marks.
-    """
-    return parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)
-
-
-def decayed_names(stages: list[DistributedDataParallel]) -> set[str]:
-    """Return the names of this rank's parameters on which weight decay falls, with `*` for the layer's number."""
-    return {
-        re.sub(r"\.\d+\.", ".*.", name)
-        for stage in stages
-        for name, parameter in global_parameters(stage.module).items()
-        if decays(parameter)
-    }
-
-
-_UNDECAYED = ParamKey(predicate=ParamPredicate("does not decay", lambda parameter: not decays(parameter)))
+from efficientbench.training.muon import Matrices, Muon
+from efficientbench.training.parameter_roles import Role, group_overrides, parameter_roles
 
 
 def wrap_data_parallel(model: GPTModel, config: RunConfig) -> DistributedDataParallel:
@@ -81,33 +64,81 @@ def gather_weights(stages: list[DistributedDataParallel]) -> None:
 
 def build_optimizer(stages: list[DistributedDataParallel], config: RunConfig) -> MegatronOptimizer:
     """Return Megatron's optimizer over the gradient buffers of this rank's stages; `set_rates` before each step."""
-    training = config.training
+    training, roles = config.training, parameter_roles(stages)
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=training.learning_rate,
+        min_lr=training.min_learning_rate,
+        weight_decay=training.weight_decay,
+        adam_beta1=training.beta1,
+        adam_beta2=training.beta2,
+        adam_eps=training.epsilon,
+        clip_grad=training.gradient_clip,
+        bf16=training.dtype == "bf16",
+        fp16=training.dtype == "fp16",
+        # Megatron begins at 2^32, and a short run would skip most of its steps on the way down.
+        initial_loss_scale=2.0**16,
+        params_dtype=stages[0].config.params_dtype,
+        use_distributed_optimizer=config.parallel.distributed_optimizer,
+    )
+    taken = [each for each, role in roles.items() if role == "matrices"] if training.optimizer == "muon" else []
+    # Megatron leaves out of its optimizer what needs no gradient.
+    for parameter in taken:
+        parameter.requires_grad = False
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=training.learning_rate,
-            min_lr=training.min_learning_rate,
-            weight_decay=training.weight_decay,
-            adam_beta1=training.beta1,
-            adam_beta2=training.beta2,
-            adam_eps=training.epsilon,
-            clip_grad=training.gradient_clip,
-            bf16=training.dtype == "bf16",
-            fp16=training.dtype == "fp16",
-            # Megatron begins at 2^32, and a short run would skip most of its steps on the way down.
-            initial_loss_scale=2.0**16,
-            params_dtype=stages[0].config.params_dtype,
-            use_distributed_optimizer=config.parallel.distributed_optimizer,
-        ),
-        list(stages),
-        config_overrides={_UNDECAYED: ParamGroupOverride(wd_mult=0.0)},  # type: ignore[typeddict-item]
-        use_gloo_process_groups=False,
+        settings, list(stages), config_overrides=group_overrides(roles, training), use_gloo_process_groups=False
     )
     for part in optimizer.chained_optimizers:
         _use_fused_kernel(part.optimizer)
+    for parameter in taken:
+        parameter.requires_grad = True
+    if taken:
+        optimizer = ChainedOptimizer([*optimizer.chained_optimizers, *_muon_parts(stages, config, roles, optimizer)])
     if training.dtype == "fp16" and len(optimizer.chained_optimizers) > 1:
         _scale_together(optimizer)
     return optimizer
+
+
+def _muon_parts(
+    stages: list[DistributedDataParallel],
+    config: RunConfig,
+    roles: Mapping[torch.nn.Parameter, Role],
+    adamw: MegatronOptimizer,
+) -> Iterator[MegatronOptimizer]:
+    """Yield what updates the layers' matrices: of experts that ranks share out, a part of their own.
+
+    Args:
+        stages: of this rank.
+        config: of the run.
+        roles: of this rank's parameters.
+        adamw: what updates all else, whose settings and loss scale each part has too.
+    """
+    training, first = config.training, adamw.chained_optimizers[0]
+    dtype = torch.float32 if training.dtype == "fp32" else torch.bfloat16
+    for shared_out in (False, True):
+        named = [
+            (name, parameter)
+            for stage in stages
+            for name, parameter in global_parameters(stage.module).items()
+            if roles[parameter] == "matrices" and getattr(parameter, "allreduce", True) != shared_out
+        ]
+        if not named:
+            continue
+        matrices = [Matrices.of(name, parameter, config.model, dtype) for name, parameter in named]
+        group = {"params": [parameter for _, parameter in named], "matrices": matrices, "wd_mult": 1.0}
+        muon = Muon([{**group, "lr_mult": training.matrix_rate / training.learning_rate}])
+        if training.dtype == "fp32":
+            part = FP32Optimizer(muon, first.config, None)
+        else:
+            scaler = copy.deepcopy(first.grad_scaler)
+            part = Float16OptimizerWithFloat16Params(muon, first.config, scaler, None)
+        part.grad_stats_parallel_group = (
+            parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+            if shared_out
+            else first.get_grad_stats_parallel_group()
+        )
+        part.tp_group = first.tp_group
+        yield part
 
 
 def _use_fused_kernel(optimizer: torch.optim.Optimizer | None) -> None:
@@ -138,12 +169,13 @@ def _scale_together(optimizer: MegatronOptimizer) -> None:
 
 
 def set_rates(optimizer: MegatronOptimizer, learning_rate: float, weight_decay: float) -> None:
-    """Set every parameter group to the learning rate of this step, and those that decay to the weight decay.
+    """Set every parameter group to its learning rate of this step, and those that decay to the weight decay.
 
-    Megatron's groups carry the factor `wd_mult`, 0 or 1, which nothing but its own scheduler would multiply in.
+    Megatron's groups carry the factors `lr_mult`, and `wd_mult`, 0 or 1, which nothing but its own scheduler would
+    multiply in.
     """
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["lr_mult"]
         group["weight_decay"] = weight_decay * group["wd_mult"]
 
 
@@ -153,7 +185,7 @@ def can_queue(optimizer: MegatronOptimizer, device: torch.device) -> bool:
     fp16's loss scaler decides on the host, and Apex's and Transformer Engine's AdamW have no such flag.
     """
     parts = optimizer.chained_optimizers
-    ours = all(part.optimizer is None or type(part.optimizer) is torch.optim.AdamW for part in parts)
+    ours = all(part.optimizer is None or type(part.optimizer) in (torch.optim.AdamW, Muon) for part in parts)
     return ours and not any(part.config.fp16 for part in parts) and _obeys(device)
 
 
@@ -177,14 +209,14 @@ def _obeys(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def _told(optimizers: list[torch.optim.AdamW], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
-    """Let fused AdamW skip the block's step where `skip` is 1, else divide its gradients by `divisor`."""
+def _told(optimizers: list[torch.optim.AdamW | Muon], skip: torch.Tensor, divisor: torch.Tensor) -> Iterator[None]:
+    """Let fused AdamW and Muon skip the block's step where `skip` is 1, else divide gradients by `divisor`."""
     # The attributes that torch.amp.GradScaler sets.
     for each in optimizers:
-        each.found_inf, each.grad_scale = skip, divisor  # type: ignore[attr-defined]
+        each.found_inf, each.grad_scale = skip, divisor  # type: ignore[union-attr]
     yield
     for each in optimizers:
-        del each.found_inf, each.grad_scale  # type: ignore[attr-defined]
+        del each.found_inf, each.grad_scale  # type: ignore[union-attr]
 
 
 class QueuedUpdate:
@@ -211,15 +243,13 @@ class QueuedUpdate:
         self.optimizer.prepare_grads()
         if self.own_norm is not None:
             return self.own_norm()
-        parts = self.optimizer.chained_optimizers
-        gradients = [part.get_main_grads_for_grad_norm() for part in parts]
-        groups = [part.get_grad_stats_parallel_group() for part in parts]
-        # Experts that ranks share out are summed over other ranks than the rest, unless Megatron knows the groups to be
-        # the same.
-        if self.optimizer.grads_states_parallel_group_is_shared():
-            gradients, groups = [[each for own in gradients for each in own]], groups[:1]
+        # Experts that ranks share out are summed over other ranks than the rest.
+        gradients: dict[dist.ProcessGroup, list[torch.Tensor]] = {}
+        for part in self.optimizer.chained_optimizers:
+            own = gradients.setdefault(part.get_grad_stats_parallel_group(), [])
+            own += part.get_main_grads_for_grad_norm()
         squares = []
-        for own, group in zip(gradients, groups, strict=True):
+        for group, own in gradients.items():
             square = get_total_norm(own).square() if own else torch.zeros((), device=self.device)
             dist.all_reduce(square, group=group)
             squares.append(square)

@@ -31,6 +31,7 @@ from efficientbench.training.events import (
     TrainingEnded,
     ValidationStarted,
 )
+from efficientbench.training.muon import set_momentum
 from efficientbench.training.optimizer import QueuedUpdate, can_queue, gather_weights, set_rates
 from efficientbench.training.recheck import recheck
 from efficientbench.training.schedule import learning_rate
@@ -147,13 +148,14 @@ class Trainer:
         #  2. The norm of all gradients, still on the device.
         #  3. One all-gather: each rank sends its checks, its wish to stop, its losses and its experts' counts.
         #  4. The decision, by the device, from the same rows on every rank: a step that is not finite is skipped.
-        #  5. Clipping and AdamW, whose fused kernel obeys the flag of 4.
+        #  5. Clipping and the update by AdamW and Muon, which obey the flag of 4.
         #  6. The one read of the step: the host waits for the rows of 3.
         # Where the host has to decide (`self.queued` is None: fp16's loss scaler, another library's AdamW), 2, 4 and 5
         # come after the read, as Megatron's own `optimizer.step`.
         self._emit(StepStarted(step))
         rate = learning_rate(self.config.training, step, self.steps)
         set_rates(self.optimizer, rate, self.config.training.weight_decay)
+        set_momentum(self.optimizer, step)
         # Gradients lie in the stages' float32 buffers; masters of fp16 and bf16 weights have copies of their own.
         for stage in self.stages:
             stage.zero_grad_buffer()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from efficientbench import metrics
+from efficientbench.config.training import TrainingConfig
 from efficientbench.config.variant import known
 from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, flops_per_token
@@ -19,7 +20,7 @@ from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts
 from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
-from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, Window
+from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, ParameterGroup, Window
 from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.planning.determinism import not_promised
@@ -73,6 +74,7 @@ def build_record(
     measured: Sequence[RankMeasurement],
     recorder: Recorder,
     decayed: Sequence[str],
+    groups: Sequence[ParameterGroup],
     batches: Batches,
     stopped: bool,
     started_at: datetime,
@@ -80,7 +82,8 @@ def build_record(
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
-    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on.
+    `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on, and
+    `groups` what each optimizer updates.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
     from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
@@ -112,6 +115,7 @@ def build_record(
         kernels=kernel_names(config, device.type),
         kernel_reasons=kernel_reasons(config, device.type),
         decayed_parameters=list(decayed),
+        parameter_groups=list(groups),
         fallback_kernels=fallback_kernels(config, device.type),
         # A model that has diverged has losses that are no numbers.
         validation_sequence_losses=list(scored) if all(map(math.isfinite, scored)) else [],
@@ -125,6 +129,18 @@ def build_record(
         lost=recorder.lost,
         environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
     )
+
+
+def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list[str]]]) -> list[ParameterGroup]:
+    """Return which optimizer updates what, and its rate, of what `role_names` returns on each rank."""
+    from efficientbench.training.parameter_roles import rates
+
+    found = []
+    for role, rate in rates(training).items():
+        if names := sorted(set().union(*(each.get(role, []) for each in roles))):
+            optimizer = training.optimizer if role == "matrices" else "adamw"
+            found.append(ParameterGroup(role=role, optimizer=optimizer, learning_rate=rate, parameters=names))
+    return found
 
 
 def _slowest(outliers: Sequence[Outlier]) -> list[Outlier]:

@@ -18,7 +18,7 @@ from efficientbench.running.job import Job
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
 from efficientbench.worker.build_monitor import build_monitor
-from efficientbench.worker.build_record import build_record, run_facts
+from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
@@ -43,7 +43,7 @@ def train_rank(
         # a rank that loads slowly does not hang.
         from efficientbench.metrics.monitoring.exchange import gather
         from efficientbench.training import groups
-        from efficientbench.training.optimizer import decayed_names
+        from efficientbench.training.parameter_roles import decayed_names, role_names
         from efficientbench.training.waits import Waits
         from efficientbench.worker.build_trainer import build_trainer
         from efficientbench.worker.listeners.core import CoreDuringTraining
@@ -79,13 +79,15 @@ def train_rank(
             if core is not None:
                 core.trainer, core.recorder = trainer, reporter.recorder if reporter is not None else None
             decayed = set().union(*gather(decayed_names(trainer.stages), set[str]))
+            roles = gather(role_names(trainer.stages), dict[str, list[str]])
             stopped = trainer.train(stop_requested)
             measured = gather(monitor.finish(), RankMeasurement)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                names, batches = sorted(decayed), trainer.batches
+                recorder, batches = reporter.recorder, trainer.batches
+                named = sorted(decayed), parameter_groups(job.config.training, roles)
                 record = build_record(
-                    job, device, facts, measured, reporter.recorder, names, batches, stopped, started_at, duration_s
+                    job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s
                 )
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)

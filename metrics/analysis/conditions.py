@@ -62,6 +62,11 @@ def _overlaps(record: RunRecord) -> bool:
     return record.cp * record.dp > 1 and record.section("parallel").get("overlap") is True
 
 
+def _optimizer(record: RunRecord) -> str:
+    # Records of before there was a choice do not name it.
+    return str(record.section("training").get("optimizer", "adamw"))
+
+
 def _init(record: RunRecord) -> str:
     init = record.section("init")
     if init.get("run") is None:
@@ -78,6 +83,7 @@ CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "data": _data,
     "init": _init,
     "global_batch": lambda record: str(record.global_batch_size),
+    "optimizer": _optimizer,
     "layout": _layout,
     "energy_scope": lambda record: record.energy_scope or "not measured",
     "formulas": lambda record: record.formula_id,
@@ -130,7 +136,7 @@ def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-_SHARED = ("device", "dtype", "sequence", "data", "init", "global_batch", "tokens", "formulas")
+_SHARED = ("device", "dtype", "sequence", "data", "init", "global_batch", "optimizer", "tokens", "formulas")
 """Conditions that a plot's runs must share, besides the layout; each size may have its own micro-batch."""
 
 

@@ -18,7 +18,15 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.figure import LARGEST, Few, Figure, fact
 from efficientbench.metrics.records.figures import Identity, Metrics
-from efficientbench.metrics.records.record_parts import DataSource, ExpertLoad, Outlier, QualityPoint, Rechecks, Window
+from efficientbench.metrics.records.record_parts import (
+    DataSource,
+    ExpertLoad,
+    Outlier,
+    ParameterGroup,
+    QualityPoint,
+    Rechecks,
+    Window,
+)
 
 SCHEMA_VERSION: Literal[3] = 3
 """Rises when a field changes its meaning or goes; a further figure leaves it as it is."""
@@ -94,6 +102,8 @@ class RunRecord(Metrics, Identity):
     decayed_parameters: list[str] | None = None
     """Names of the parameters on which weight decay falls, with `*` for a layer's number; None where the training loop
     did not name them."""
+    parameter_groups: list[ParameterGroup] = []
+    """Which optimizer updates which parameters at which rate; empty where the training loop did not say."""
     fallback_kernels: dict[str, str] = {}
     """Part of `kernels` that a better kernel would serve on this device type → why it did not."""
     attention_across_documents: bool | None = None

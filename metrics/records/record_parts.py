@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from efficientbench.metrics.records.figure import Few, Positive
 from efficientbench.metrics.student import half_interval_95
@@ -128,3 +128,16 @@ class DataSource:
     """What the run held against the checksums of the corpus: every file whole (at its start, or at an earlier one since
     which none changed its size, times or inode), or of its tokens each block that was read, and all other files whole.
     None: nothing, as in records of earlier versions."""
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with one optimizer and one learning rate."""
+
+    role: str
+    """'matrices' of the layers, 'embedding', 'head' for an output projection with a table of its own, 'others'."""
+    optimizer: str
+    learning_rate: PositiveFloat
+    """At the peak of the schedule."""
+    parameters: list[str]
+    """Names, with `*` for a layer's number."""

@@ -144,9 +144,10 @@ def held_out_loss(config: RunConfig, corpus: Corpus, device: torch.device) -> fl
             found.append(event.loss)
 
     vocabulary = Vocabulary(corpus.vocab_size, corpus.eod_id, {"fingerprint": corpus.fingerprint})
-    batches = Batches(config, STEPS, [corpus.prefix], vocabulary, device)
+    assert config.training.steps is not None
+    batches = Batches(config, config.training.steps, [corpus.prefix], vocabulary, device)
     stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
-    trainer = Trainer(config, STEPS, stages, build_optimizer(stages, config), batches, [listen])
+    trainer = Trainer(config, config.training.steps, stages, build_optimizer(stages, config), batches, [listen])
     trainer.train(lambda: False)
     return found[-1]
 

@@ -100,6 +100,22 @@ FAULTS = (
         "unit/training/test_optimizer.py",
     ),
     Fault(
+        "Muon: the matrices of a weight are made orthogonal together",
+        [("for part in by_group.split(list(heights), dim=-2):", "for part in [by_group]:")],
+        "unit/training/test_muon.py",
+    ),
+    Fault(
+        "Muon: a step that is not finite reaches the weights",
+        [("new if skip is None else torch.where(skip > 0, kept, new)", "new")],
+        "unit/training/test_muon.py",
+    ),
+    Fault(
+        "Muon: ranks make their own parts of a matrix orthogonal",
+        [("split = split_dim(weight) is not None and tensor_parallel_rank(name)[1] > 1", "split = False")],
+        "distributed/test_whole_steps.py",
+        "GQA and Muon and TP",
+    ),
+    Fault(
         "tables of positions decay",
         [("parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)", "parameter.dim() > 1")],
         "unit/training/test_optimizer.py",

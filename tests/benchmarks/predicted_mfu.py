@@ -96,7 +96,7 @@ def predicted_mfu(state: State) -> float:
     moved = (
         sum(work[kind][0].moved_bytes for kind in ("norms", "elementwise", "embedding")) + work["loss"][1].moved_bytes
     )
-    once = optimizer_work(config, layout, 0).moved_bytes
+    once = sum(work.moved_bytes for work in optimizer_work(config, layout, 0))
     if state.before:
         # Zeros, added to by every block, scaled, and added to the sums.
         moved += 6 * rank_embedding(config, layout) * FLOAT32_BYTES

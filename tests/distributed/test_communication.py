@@ -27,6 +27,10 @@ CELLS = {
 }
 MORE_CELLS = {
     "DP 2, plain optimizer": ("gqa_1.5B", ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
+    "EP 2, plain optimizer": (
+        "moe_1.5Bx8",
+        ["parallel.ep=2", "parallel.dp=2", "parallel.distributed_optimizer=false"],
+    ),
     "DP 2, bf16": ("gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
     "PP 2 interleaved": ("gqa_1.5B", ["parallel.pp=2", "parallel.vpp=2", "model.layers=4"]),
     "TP 2, fewer groups than ranks": ("mqa_1.5B", ["parallel.tp=2"]),
@@ -47,6 +51,11 @@ MORE_CELLS = {
     "every key of the backbone, TP 2": ("gqa_1.5B", ["parallel.tp=2", *BACKBONE]),
     "every key of the backbone, TP 2 with SP x PP 2": ("gqa_1.5B", [*TP_SP, "parallel.pp=2", *BACKBONE]),
     "nanochat, TP 2 with SP": ("nanochat_d12", TP_SP),
+    "Muon, TP 2": ("gqa_1.5B", ["parallel.tp=2", "training.optimizer=muon"]),
+    "Muon, MLA, TP 2, bf16": ("mla_1.5B", ["parallel.tp=2", "training.optimizer=muon", "training.dtype=bf16"]),
+    "Muon, experts, TP 2 with SP": ("moe_1.5Bx8", [*TP_SP, "training.optimizer=muon"]),
+    "Muon, EP 2": ("moe_1.5Bx8", ["parallel.ep=2", "parallel.dp=2", "training.optimizer=muon"]),
+    "Muon, DP 2": ("gqa_1.5B", ["parallel.dp=2", "training.optimizer=muon"]),
 }
 
 

@@ -18,6 +18,8 @@ from efficientbench.training.checkpoints.read import read_weights
 STEPS, SAVED = 8, 4
 RELATIVE = 1e-5
 
+RATES = ["training.embedding_learning_rate=1e-3", "training.head_learning_rate=3e-4"]
+"""Each stage lacks one of the tables."""
 EXACT = {
     "DP 2": (2, "gqa_1.5B", ["parallel.dp=2"]),
     "DP 2, bf16": (2, "gqa_1.5B", ["parallel.dp=2", "training.dtype=bf16"]),
@@ -35,6 +37,14 @@ EXACT = {
     "CP 2": (2, "gqa_1.5B", ["parallel.cp=2"]),
     "two tables on two stages, bf16": (2, "nanochat_d12", ["parallel.pp=2", "training.dtype=bf16"]),
     "TP 2 x DP 2": (4, "gqa_1.5B", ["parallel.tp=2", "parallel.dp=2"]),
+    "Muon, TP 2, bf16": (2, "gqa_1.5B", ["parallel.tp=2", "training.dtype=bf16", "training.optimizer=muon"]),
+    "Muon, experts, EP 2, fp16": (
+        2,
+        "moe_1.5Bx8",
+        ["parallel.ep=2", "parallel.dp=2", "training.dtype=fp16", "training.optimizer=muon"],
+    ),
+    "Muon, two tables on two stages": (2, "nanochat_d12", ["parallel.pp=2", "training.optimizer=muon", *RATES]),
+    "two tables with rates of their own on two stages": (2, "nanochat_d12", ["parallel.pp=2", *RATES]),
 }
 QUICK = ("DP 2, bf16", "PP 2 interleaved", "experts, EP 2")
 

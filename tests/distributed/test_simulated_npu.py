@@ -47,6 +47,15 @@ def test_trains_as_a_cpu_does(
     assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
 
 
+@pytest.mark.parametrize("name", ["gqa_1.5B", "moe_1.5Bx8"])
+def test_muon_trains_as_on_a_cpu(name: str, ranks: Callable[..., Ranks], corpus: Path) -> None:
+    alone = tiny(name, f"data.cache={corpus.parent}", "training.optimizer=muon")
+    config = tiny(name, f"data.cache={corpus.parent}", "training.optimizer=muon", "parallel.tp=2", "parallel.sp=true")
+    [expected] = ranks(1).call(train, alone, corpus, STEPS)
+    outcomes = ranks(2, "npu").call(train, config, corpus, STEPS, "npu:0")
+    assert_equals_single_rank(outcomes, expected, config.model.vocab_size, RELATIVE)
+
+
 # Together they have all fused kernels: heads of unequal dimensions, a bias, experts.
 @pytest.mark.parametrize("name", ["mla_1.5B", "relative_1.5B", "moe_1.5Bx8"])
 def test_bf16_which_is_what_hardware_trains_in_comes_near_the_cpu(

@@ -51,6 +51,11 @@ def test_smoke_runs(name: str, dtype: str, tmp_path: Path, cache: str) -> None:
     assert_estimate_holds(name, True, [*SHORT, "training.steps=5", f"training.dtype={dtype}"], tmp_path, cache)
 
 
+def test_muon(tmp_path: Path, cache: str) -> None:
+    short = [*SHORT, "training.steps=5", "training.dtype=bf16", "training.optimizer=muon"]
+    assert_estimate_holds("gqa_3B", True, short, tmp_path, cache)
+
+
 def test_two_ranks_share_the_host(tmp_path: Path, cache: str) -> None:
     assert_estimate_holds("gqa_1.5B", True, [*SHORT, "training.steps=5", "parallel.tp=2"], tmp_path, cache)
 

@@ -128,6 +128,11 @@ def test_the_record_is_complete(folder: Path) -> None:
     assert content["environment"]["packages"]["megatron-core"]
     assert "embedding.word_embeddings.weight" in content["decayed_parameters"]
     assert not [name for name in content["decayed_parameters"] if "norm" in name or "bias" in name]
+    assert [(group["role"], group["optimizer"]) for group in content["parameter_groups"]] == [
+        ("matrices", "adamw"),
+        ("embedding", "adamw"),
+        ("others", "adamw"),
+    ]
     assert content["config"] == json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"]
 
 

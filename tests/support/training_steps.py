@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from efficientbench.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from efficientbench.training.trainer import Trainer
 
 Step = Callable[[], object]
 
@@ -19,6 +23,12 @@ def random_tokens(config: RunConfig, device: torch.device) -> torch.Tensor:
 
 def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -> tuple[Step, torch.nn.Module]:
     """One optimizer step whose micro-batches are all `sequences`, and the stage that it trains."""
+    trainer = our_trainer(config, device, sequences)
+    return lambda: trainer.train_step(1), trainer.stages[0].module
+
+
+def our_trainer(config: RunConfig, device: torch.device, sequences: torch.Tensor) -> Trainer:
+    """A trainer whose micro-batches are all `sequences`."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.training.batches import Batch
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
@@ -40,8 +50,7 @@ def our_step(config: RunConfig, device: torch.device, sequences: torch.Tensor) -
             return iter([batch] * count)
 
     model = wrap_data_parallel(stage, config)
-    trainer = Trainer(config, config.training.steps or 1, [model], build_optimizer([model], config), SameBatch(), [])
-    return lambda: trainer.train_step(1), stage
+    return Trainer(config, config.training.steps or 1, [model], build_optimizer([model], config), SameBatch(), [])
 
 
 def transformers_step(qwen2: torch.nn.Module, config: RunConfig, sequences: torch.Tensor, autocast: bool) -> Step:

@@ -1,4 +1,4 @@
-"""Whole training steps by code of others in float64: the models of transformers and this file's AdamW."""
+"""Whole training steps by code of others in float64: the models of transformers and the optimizers of `optimizers`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from support import deepseek, mixtral, nsa, plain_decoder, positions, qwen2
+from support.optimizers import AdamW, Muon, Tensors
 from support.oracle import weights_of
 from support.tiny_training import tiny_training
 
@@ -21,10 +22,6 @@ from efficientbench.config.training import TrainingConfig
 from efficientbench.model.attention.mla_variant import MLAConfig
 from efficientbench.model.attention.nsa_variant import NSAConfig
 from efficientbench.model.position_variants import LearnableAbsoluteConfig, RelativeConfig
-
-Tensors = dict[str, torch.Tensor]
-UNDECAYED = ("bias", "norm", "_position", "table")
-"""In the models' names of what weight decay must leave alone."""
 
 
 @dataclass
@@ -71,7 +68,9 @@ def expected(config: RunConfig, prefix: Path, steps: int) -> Expected:
             for step in range(steps)
         ]
     model, logits = _other_model(weights, config.model)
-    found, adamw = Expected(), AdamW(model, config.training)
+    found, optimizer = Expected(), AdamW(model, config.training)
+    if config.training.optimizer == "muon":
+        optimizer = Muon(model, config.training, config.model)
     for step, sequences in enumerate(global_batches, start=1):
         micro_batches, losses = sequences.split(config.training.micro_batch_size), []
         for sequence in micro_batches:
@@ -80,8 +79,8 @@ def expected(config: RunConfig, prefix: Path, steps: int) -> Expected:
             ((loss + auxiliary) / len(micro_batches)).backward()
             losses.append(loss.item())
         found.losses.append(sum(losses) / len(losses))
-        found.norms.append(adamw.step(_rate(config.training, step, steps)))
-    found.weights = {name: weight.detach() for name, weight in adamw.parameters.items()}
+        found.norms.append(optimizer.step(_rate(config.training, step, steps)))
+    found.weights = {name: weight.detach() for name, weight in optimizer.parameters.items()}
     return found
 
 
@@ -165,35 +164,3 @@ def _rate(training: TrainingConfig, step: int, steps: int) -> float:
         return training.learning_rate * step / rising
     highest, least = training.learning_rate, training.min_learning_rate
     return least + (highest - least) * (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
-
-
-class AdamW:
-    """Algorithm 2 of arXiv 1711.05101 after clipping by the norm of all gradients, in float64."""
-
-    def __init__(self, model: torch.nn.Module, training: TrainingConfig) -> None:
-        self.model, self.training, self.updates = model, training, 0
-        self.parameters: Tensors = {}
-        """What has had a gradient, by name."""
-        self.moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @torch.no_grad()
-    def step(self, rate: float) -> float:
-        """Update every parameter that has a gradient; return the norm of the gradients."""
-        training = self.training
-        self.parameters = {name: each for name, each in self.model.named_parameters() if each.grad is not None}
-        norm = math.sqrt(sum(float((each.grad**2).sum()) for each in self.parameters.values()))
-        factor = min(1.0, training.gradient_clip / (norm + 1e-6))
-        self.updates += 1
-        for name, parameter in self.parameters.items():
-            gradient = parameter.grad * factor
-            zero = torch.zeros_like(parameter)
-            first, second = self.moments.get(name, (zero, zero))
-            first = training.beta1 * first + (1 - training.beta1) * gradient
-            second = training.beta2 * second + (1 - training.beta2) * gradient**2
-            self.moments[name] = first, second
-            unbiased = first / (1 - training.beta1**self.updates)
-            size = (second / (1 - training.beta2**self.updates)).sqrt() + training.epsilon
-            decay = 0.0 if any(part in name for part in UNDECAYED) else training.weight_decay
-            parameter -= rate * (unbiased / size + decay * parameter)
-            parameter.grad = None
-        return norm

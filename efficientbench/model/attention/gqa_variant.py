@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from efficientbench.config.part import PositiveInt
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
 
 if TYPE_CHECKING:
     from efficientbench.config.model import ModelConfig
@@ -83,6 +83,15 @@ def _gathered_heads(model: ModelConfig, tp: int) -> int:
     return _qkv(model) if tp > _gqa(model).query_groups else 0
 
 
+def _matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return Q, K and V, which lie group by group, and the output projection."""
+    groups, dim = _gqa(model).query_groups, model.head_dim
+    return {
+        "linear_qkv.weight": Stack(model.hidden_size, (model.heads // groups * dim, dim, dim), repeats=groups),
+        "linear_proj.weight": Stack(model.heads * dim, (model.hidden_size,)),
+    }
+
+
 VARIANT = AttentionVariant(
     config=GQAConfig,
     layer="efficientbench.model.attention.gqa:spec",
@@ -107,6 +116,7 @@ VARIANT = AttentionVariant(
     places=frozenset({"nothing", "embedding", "queries and keys", "scores"}),
     qk_norm=True,
     plain_scores=lambda model: (model.head_dim, model.head_dim),
+    matrices=_matrices,
     tensor_parallel=_uneven,
     context_parallel=True,
     selective_recomputation=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from efficientbench.config.part import PositiveInt
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
 
 if TYPE_CHECKING:
     from efficientbench.config.model import ModelConfig
@@ -104,6 +104,23 @@ def _products(model: ModelConfig, seq_len: int) -> tuple[int, int]:
     return model.heads * _mla(model).key_dim * seq_len, model.heads * _mla(model).v_head_dim * seq_len
 
 
+def _matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return the projections; those to the latent and to the shared key are one weight, as are K's and V's heads."""
+    mla, hidden, heads = _mla(model), model.hidden_size, model.heads
+    query = {"linear_q_proj.weight": Stack(hidden, (heads * mla.key_dim,))}
+    if mla.q_lora_rank is not None:
+        query = {
+            "linear_q_down_proj.weight": Stack(hidden, (mla.q_lora_rank,), split=False),
+            "linear_q_up_proj.weight": Stack(mla.q_lora_rank, (heads * mla.key_dim,)),
+        }
+    return {
+        **query,
+        "linear_kv_down_proj.weight": Stack(hidden, (mla.kv_lora_rank, mla.qk_rope_head_dim), split=False),
+        "linear_kv_up_proj.weight": Stack(mla.kv_lora_rank, (mla.qk_nope_head_dim, mla.v_head_dim), repeats=heads),
+        "linear_proj.weight": Stack(heads * mla.v_head_dim, (hidden,)),
+    }
+
+
 VARIANT = AttentionVariant(
     config=MLAConfig,
     layer="efficientbench.model.attention.mla:spec",
@@ -131,6 +148,7 @@ VARIANT = AttentionVariant(
     places=frozenset({"queries and keys"}),
     other_positions="position.kind: MLA has a part of its keys for RoPE and takes no other encoding, not {position!r}",
     plain_scores=lambda model: (_mla(model).key_dim, _mla(model).v_head_dim),
+    matrices=_matrices,
     tensor_parallel=lambda model, tp: [],
     context_parallel=True,
     selective_recomputation=True,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from efficientbench.config.part import PositiveInt, require
-from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant
+from efficientbench.config.variant import AttentionConfig, AttentionCosts, AttentionVariant, Stack
 
 if TYPE_CHECKING:
     from efficientbench.config.model import ModelConfig
@@ -254,6 +254,19 @@ def _uneven(model: ModelConfig, tp: int) -> list[str]:
     ]
 
 
+def _matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return Q and each branch's K and V, which lie group by group, the gates, the output, and both networks φ."""
+    nsa, hidden, dim = _nsa(model), model.hidden_size, model.head_dim
+    heights = (model.heads // nsa.query_groups * dim, *[dim] * (2 * BRANCHES))
+    return {
+        "linear_qkv.weight": Stack(hidden, heights, repeats=nsa.query_groups),
+        "linear_gate.weight": Stack(hidden, (model.heads * BRANCHES,)),
+        "linear_proj.weight": Stack(model.heads * dim, (hidden,)),
+        **{f"compress_{of}.weight_in": Stack(nsa.compress_block * dim, (dim,), split=False) for of in ("key", "value")},
+        **{f"compress_{of}.weight_out": Stack(dim, (dim,), split=False) for of in ("key", "value")},
+    }
+
+
 VARIANT = AttentionVariant(
     config=NSAConfig,
     layer="efficientbench.model.attention.nsa:spec",
@@ -281,6 +294,7 @@ VARIANT = AttentionVariant(
     "{taken}",
     kernels="efficientbench.model.kernels.nsa.own_kernels:KERNELS",
     may_differ=("nsa_selection", "fla-core adds a block's gradients in the order in which atomic operations come"),
+    matrices=_matrices,
     tensor_parallel=_uneven,
     selective_recomputation=True,
     profiled_as=("RangeAttention", "SelectedAttention", "choose_at_once"),

@@ -1,10 +1,10 @@
 """What a checkpoint holds: `tensors_to_write` decides, and `tensors_to_read` asks for the same names again.
 
 Weights, the optimizer's states and random generators lie in it as named rectangles (`shards`). Their names are
-`model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>`,
-`optimizer.exp_avg_sq.<…>`, `rng.<rank>.<generator>`. No name depends on the layout, nor on which of Megatron's
-optimizers made the states: every layout reads what any other wrote. Plain numbers stand in the manifest beside them
-(`manifest.Manifest`).
+`model.<global name>`, `optimizer.main.<…>` (float32 masters of bf16 and fp16 weights), `optimizer.exp_avg.<…>` and
+`optimizer.exp_avg_sq.<…>` of what AdamW updates, `optimizer.momentum.<…>` of what Muon updates, and
+`rng.<rank>.<generator>`. No name depends on the layout, nor on which of Megatron's optimizers made the states: every
+layout reads what any other wrote. Plain numbers stand in the manifest beside them (`manifest.Manifest`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from efficientbench.training.checkpoints.megatron_internals import DistributedOptimizer, first_element
 from efficientbench.training.checkpoints.shards import Shard, ShardedParameter
+from efficientbench.training.muon import Muon
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+
+def _moments(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Return what an optimizer keeps of each parameter, beside a count of updates."""
+    return ("momentum",) if isinstance(optimizer, Muon) else ("exp_avg", "exp_avg_sq")
 
 
 def tensors_to_write(
@@ -57,7 +61,7 @@ def _optimizer_states(
             continue
         if each.parameter.dtype != torch.float32:
             yield from each.shards("optimizer.main", state.main, state.begin)
-        for moment in MOMENTS:
+        for moment in _moments(state.optimizer):
             tensor = state.optimizer.state[state.main][moment]
             yield from each.shards(f"optimizer.{moment}", tensor, state.begin)
 
@@ -104,7 +108,7 @@ def fill_optimizer(optimizer: MegatronOptimizer, updates: float | None) -> None:
         for group in part.optimizer.param_groups:
             for main in group["params"]:
                 state = part.optimizer.state[main]
-                for moment in MOMENTS:
+                for moment in _moments(part.optimizer):
                     if moment not in state:
                         state[moment] = torch.zeros_like(main, memory_format=torch.preserve_format).detach()
                 if updates is not None or ("step" not in state and "step" not in group):
@@ -112,6 +116,9 @@ def fill_optimizer(optimizer: MegatronOptimizer, updates: float | None) -> None:
 
 
 def _count_updates(optimizer: torch.optim.Optimizer, group: dict[str, Any], main: torch.Tensor, updates: float) -> None:
+    if isinstance(optimizer, Muon):
+        # Its momentum is that of the run's step.
+        return
     if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         # A tensor for each parameter. Megatron's own loading gives all parameters one tensor, which each of them then
         # advances: Adam's bias correction would be wrong from the second resumed step on.

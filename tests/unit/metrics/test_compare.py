@@ -89,6 +89,10 @@ DATA = [DataSource(source="text", weight=1.0, documents=1, tokens=9, fingerprint
         ({"seq_len": 4096}, "sequence"),
         ({"data": [replace(DATA[0], fingerprint="bb")]}, "data"),
         ({"global_batch_size": 8}, "global_batch"),
+        (
+            {"config": {**run_of().config, "training": {**run_of().config["training"], "optimizer": "muon"}}},
+            "optimizer",
+        ),
         ({"tp": 2}, "layout"),
         ({"micro_batch_size": 1}, "layout"),
         ({"energy_scope": "gpu"}, "energy_scope"),

@@ -57,6 +57,13 @@ def test_a_plan_names_the_keys_in_which_the_backbone_differs() -> None:
     assert "backbone" not in on_one_line(print_plan, plan_of("gqa_1.5B"))
 
 
+def test_a_plan_says_what_muon_changes() -> None:
+    text = on_one_line(print_plan, plan_of("gqa_0.5B", "training.optimizer=muon", "training.matrix_learning_rate=0.05"))
+    assert "muon (0.05) for layers' matrices; not the distributed optimizer" in text
+    assert "muon momentum" in text
+    assert "muon" not in on_one_line(print_plan, plan_of("gqa_0.5B"))
+
+
 def test_the_runtime_is_that_of_the_named_device_type() -> None:
     assert plan_of("gqa_0.5B", "device=cuda").memory[0].runtime > plan_of("gqa_0.5B").memory[0].runtime
     with pytest.raises(DeviceError, match="device=tpu is not one of auto, cuda, npu, cpu"):

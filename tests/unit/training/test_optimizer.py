@@ -102,7 +102,8 @@ def test_matrices_alone_decay(name: str, decayed: set[str], distributed: str) ->
     """With gradients of zero AdamW leaves nothing but the decay."""
     from efficientbench.model.gpt import build_stages
     from efficientbench.model.initial_weights import global_parameters
-    from efficientbench.training.optimizer import build_optimizer, decayed_names, set_rates, wrap_data_parallel
+    from efficientbench.training.optimizer import build_optimizer, set_rates, wrap_data_parallel
+    from efficientbench.training.parameter_roles import decayed_names
 
     name, _, keys = name.partition(", ")
     overrides = ["training.weight_decay=0.1", f"parallel.distributed_optimizer={distributed}"]

@@ -1,0 +1,91 @@
+"""The matrices that Muon updates, and what its orthogonalization costs, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from efficientbench.config.layout import Layout
+from efficientbench.config.model import ModelConfig
+from efficientbench.config.registry import attention_of
+from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import Stack, UndeclaredError
+from efficientbench.costs.model import FLOAT32_BYTES
+
+NEWTON_SCHULZ_STEPS = 5
+"""Steps of the iteration that makes a matrix orthogonal."""
+
+
+def layer_matrices(model: ModelConfig) -> dict[str, Stack]:
+    """Return the matrices of one layer by their weight's name within the layer; a router is none of them.
+
+    Raises UndeclaredError: the attention does not declare its own.
+    """
+    attention = attention_of(model)
+    if attention.matrices is None:
+        raise UndeclaredError(f"model.attention.kind={model.attention.kind} does not declare its matrices")
+    moe, inner, hidden = model.moe, model.ffn_hidden_size, model.hidden_size
+    place, copies = ("mlp", 1) if moe is None else ("mlp.experts", moe.experts)
+    # Gate and up projection lie in one weight, one above the other.
+    heights = (inner, inner) if model.activation == "swiglu" else (inner,)
+    return {
+        **{f"self_attention.{name}": stack for name, stack in attention.matrices(model).items()},
+        f"{place}.linear_fc1.weight": Stack(hidden, heights, copies=copies),
+        f"{place}.linear_fc2.weight": Stack(inner, (hidden,), copies=copies),
+    }
+
+
+def rank_matrices(config: RunConfig, layout: Layout) -> int:
+    """Count the parameters of one rank that Muon updates: all matrices of its layers."""
+    return sum(count for count, _ in _on_rank(config, layout))
+
+
+def muon_flops(config: RunConfig, layout: Layout) -> float:
+    """Count the FLOPs of one rank in an update by Muon.
+
+    A step of the iteration multiplies a matrix [m, n], m ≤ n, by its transpose, the product by itself, and that by the
+    matrix: 2 m² n + 2 m³ + 2 m² n. Each rank computes the whole of a matrix that tensor-parallel ranks share, and each
+    replica computes the same.
+    """
+    flops = 0.0
+    for _, stack in _on_rank(config, layout):
+        for short, long in map(sorted, stack.shapes):
+            flops += _copies(stack, layout) * NEWTON_SCHULZ_STEPS * 2 * short**2 * (2 * long + short)
+    return layout.layers_per_stage * flops
+
+
+def gathered_matrices(config: RunConfig, layout: Layout) -> int:
+    """Count the parameters of the whole matrices that one rank gathers from the other tensor-parallel ranks."""
+    counted = 0
+    for name, stack in layer_matrices(config.model).items():
+        ranks = _ranks(config, name, stack)
+        counted += stack.parameters // stack.copies * _copies(stack, layout) if ranks > 1 else 0
+    return layout.layers_per_stage * counted
+
+
+def muon_bytes(config: RunConfig, layout: Layout) -> int:
+    """Estimate the temporary tensors of Muon's update of the largest weight, with all of its experts on a rank.
+
+    Of the whole weight they are, in float32, the clipped gradient, the new momentum and the momentum ahead of its step,
+    and in the dtype of the products what amounts to two more.
+    """
+    stacks = layer_matrices(config.model).values()
+    largest = max(stack.parameters // stack.copies * _copies(stack, layout) for stack in stacks)
+    return largest * 5 * FLOAT32_BYTES
+
+
+def _on_rank(config: RunConfig, layout: Layout) -> Iterator[tuple[int, Stack]]:
+    """Yield each weight of a layer with the number of its parameters, over all layers, that one rank holds."""
+    for name, stack in layer_matrices(config.model).items():
+        held = stack.parameters // stack.copies * _copies(stack, layout) // _ranks(config, name, stack)
+        yield layout.layers_per_stage * held, stack
+
+
+def _copies(stack: Stack, layout: Layout) -> int:
+    """Return how many of a layer's experts are on one rank; 1 for a weight that is no expert's."""
+    return stack.copies // layout.ep if stack.copies > 1 else 1
+
+
+def _ranks(config: RunConfig, name: str, stack: Stack) -> int:
+    """Return how many ranks split one weight."""
+    parallel = config.parallel
+    return (parallel.expert_tp if "experts" in name else parallel.tp) if stack.split else 1

@@ -1,0 +1,83 @@
+"""The reward of a completion: one function of an example and of what the model wrote to it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.data_tools.chat.task import Example
+from efficientbench.data_tools.chat.tasks.gsm8k import final_number
+
+Reward: TypeAlias = Callable[[Example, str], float]
+"""(example, completion) → how good the completion is; more is better."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class RewardError(ConfigError):
+    """A reward function failed, or returned what is no reward."""
+
+
+def same_number(example: Example, completion: str) -> float:
+    """Return 1 where the number after `####` is the example's, as a text without commas; else 0 (GSM8K)."""
+    return float(final_number(completion) == example.reference)
+
+
+OWN: dict[str, Reward] = {"gsm8k": same_number}
+"""The project's own rewards by name."""
+
+
+def find_reward(name: str) -> Reward:
+    """Return the reward of a name, ours or `package.module:function`, whose module is imported.
+
+    Call it only with what the user's own command names: importing runs code.
+
+    Raises:
+        ConfigError: there is no such reward, or its module cannot be imported.
+    """
+    if name in OWN:
+        return OWN[name]
+    if not _DOTTED.fullmatch(name):
+        near = nearest(name, OWN)
+        hint = f"did you mean {near}?" if near else f"ours are {', '.join(OWN)}"
+        raise ConfigError(f"there is no reward called {name[:80]!r}: {hint}; yours is package.module:function")
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # code of others fails in any way
+        raise ConfigError(f"reward {name}: {module} cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise ConfigError(f"reward {name}: {module} has no function {attribute}")
+    return found  # type: ignore[no-any-return]
+
+
+def rewards_of(name: str, reward: Reward, example: Example, completions: Sequence[str], question: int) -> list[float]:
+    """Return the reward of each completion of one question.
+
+    Args:
+        name: of the reward, for messages.
+        reward: the function.
+        example: the question.
+        completions: what the model wrote, by sample.
+        question: its number, for messages.
+
+    Raises:
+        RewardError: the function raises, or returns no finite number; the message names question and sample.
+    """
+    return [
+        _checked(name, reward, example, completion, f"question {question}, sample {sample}")
+        for sample, completion in enumerate(completions)
+    ]
+
+
+def _checked(name: str, reward: Reward, example: Example, completion: str, where: str) -> float:
+    try:
+        found = reward(example, completion)
+    except Exception as error:  # code of others fails in any way
+        raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
+    if isinstance(found, int | float) and math.isfinite(found):
+        return float(found)
+    raise RewardError(f"reward {name} returned {str(found)[:80]} at {where}: it must return a finite number")

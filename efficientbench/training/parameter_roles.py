@@ -1,0 +1,94 @@
+"""What each parameter is for the optimizer: its learning rate, its weight decay, and its name in the record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
+from megatron.core.optimizer_param_scheduler import ParamGroupOverride
+
+from efficientbench.config.training import TrainingConfig
+from efficientbench.model.initial_weights import EMBEDDING, global_parameters
+from efficientbench.model.position import POSITION_TABLE
+
+Role = Literal["matrices", "embedding", "head", "others"]
+"""Matrices of the layers; the embedding, which a tied output projection is too; an output projection with a table of
+its own; all else: norms, biases, routers and tables of positions."""
+
+
+def decays(parameter: torch.nn.Parameter) -> bool:
+    """Return whether weight decay falls on a parameter: on the matrices of linear layers, router and embedding.
+
+    It does not on norms and biases, nor on tables of positions, which `model.position.position_table` marks.
+    """
+    return parameter.dim() > 1 and not getattr(parameter, POSITION_TABLE, False)
+
+
+def parameter_roles(stages: list[DistributedDataParallel]) -> dict[torch.nn.Parameter, Role]:
+    """Return the role of each of this rank's parameters."""
+    return {parameter: _role(name, parameter) for name, parameter in _named(stages)}
+
+
+def _role(name: str, parameter: torch.nn.Parameter) -> Role:
+    if name == EMBEDDING:
+        return "embedding"
+    if name == "output_layer.weight":
+        return "head"
+    in_layer = name.startswith("decoder.layers.") and not name.endswith(".router.weight")
+    return "matrices" if in_layer and decays(parameter) else "others"
+
+
+def group_overrides(
+    roles: Mapping[torch.nn.Parameter, Role], training: TrainingConfig
+) -> dict[ParamKey, ParamGroupOverride]:
+    """Return in what the groups of Megatron's optimizer differ from one whose rate is `training.learning_rate`.
+
+    That is the factor `lr_mult` on the learning rate of a role with a rate of its own, and `wd_mult` = 0 where nothing
+    decays.
+    """
+    found = {_key("does not decay", {each for each in roles if not decays(each)}): ParamGroupOverride(wd_mult=0.0)}  # type: ignore[typeddict-item]
+    for role, rate in rates(training).items():
+        if rate != training.learning_rate:
+            own = {each for each, its_role in roles.items() if its_role == role}
+            found[_key(role, own)] = ParamGroupOverride(lr_mult=rate / training.learning_rate)  # type: ignore[typeddict-unknown-key, typeddict-item]
+    return found
+
+
+def rates(training: TrainingConfig) -> dict[Role, float]:
+    """Return the learning rate of each role at the peak of the schedule."""
+    return {
+        "matrices": training.matrix_rate,
+        "embedding": training.embedding_rate,
+        "head": training.head_rate,
+        "others": training.learning_rate,
+    }
+
+
+def _key(name: str, parameters: set[torch.nn.Parameter]) -> ParamKey:
+    return ParamKey(predicate=ParamPredicate(name, parameters.__contains__))
+
+
+def decayed_names(stages: list[DistributedDataParallel]) -> set[str]:
+    """Return the names of this rank's parameters on which weight decay falls, with `*` for the layer's number."""
+    return {_without_number(name) for name, parameter in _named(stages) if decays(parameter)}
+
+
+def role_names(stages: list[DistributedDataParallel]) -> dict[str, list[str]]:
+    """Return the names of this rank's parameters by their role, with `*` for the layer's number."""
+    found: dict[str, set[str]] = {}
+    for name, parameter in _named(stages):
+        found.setdefault(_role(name, parameter), set()).add(_without_number(name))
+    return {role: sorted(names) for role, names in found.items()}
+
+
+def _named(stages: list[DistributedDataParallel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for stage in stages:
+        yield from global_parameters(stage.module).items()
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
