@@ -67,6 +67,9 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             value = {part: value}
         layer = _merged(layer, value)
     tree = _laid_over(tree, layer)
+    if tree.get("training", {}).get("optimizer") == "muon":
+        # Muon updates whole matrices, of which that optimizer would give ranks parts.
+        tree = _merged({"parallel": {"distributed_optimizer": False}}, tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -253,18 +252,6 @@ class RunConfig(Part):
                 "afterwards, by `efficientbench evaluate`"
             )
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _muon_has_whole_matrices(cls, given: Any) -> Any:
-        """Switch the distributed optimizer off where Muon is asked for, unless the user has set it."""
-        parts = [given.get(name, {}) for name in ("training", "parallel")] if isinstance(given, Mapping) else []
-        if not all(isinstance(part, Mapping) for part in parts):
-            return given
-        match parts:
-            case [{"optimizer": "muon"}, parallel] if "distributed_optimizer" not in parallel:
-                return {**given, "parallel": {**parallel, "distributed_optimizer": False}}
-        return given
 
     @model_validator(mode="after")
     def _optimizer_serves(self) -> RunConfig:

@@ -12,6 +12,7 @@ from support.command_line import ROOT, TINY, Finished, damage, efficientbench
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.generation.opened import opened
+from efficientbench.metrics.records.generation import read_generation
 from efficientbench.training.errors import CheckpointError
 
 PROMPTS = ("def main(", "import os\n"[:-1], "Größe 漢字 is", "class")
@@ -72,3 +73,28 @@ def test_a_variant_from_outside_generates_where_the_command_names_it(
     assert "is code from outside this project" in refused.stderr
     done = efficientbench("generate", folder, kind, "--prompt", "def", expect=0, **path)
     assert done.stdout.startswith("def")
+
+
+@pytest.mark.proof
+def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
+    sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1,2", "--max-new-tokens", "3", "--repeats", "2")
+    efficientbench("generate", str(folder), *sizes, expect=0)
+    trained = read_generation(folder / "generation.json")
+    assert (trained.status, trained.weights) == ("completed", "step 6")
+    assert [(row.prompt_tokens, row.batch, row.failure) for row in trained.rows] == [(8, 1, None), (8, 2, None)]
+    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY)
+    done = efficientbench("generate", "mla_1.5B", "--smoke", *sizes, *words, expect=0)
+    random = read_generation(tmp_path / "mla_1.5B_smoke" / "generation.json")
+    assert (random.run, random.weights) == ("mla_1.5B", "random")
+    assert "absorbed projections" in random.decode_path
+    assert str(tmp_path / "mla_1.5B_smoke" / "generation.json") in done.stdout
+    for words, message in (
+        (("--measure", "--prompt", "a"), "prompts are random tokens"),
+        (("--prompt-tokens", "8"), "are of --measure"),
+        (("--measure", "--max-new-tokens", "1"), "give 2 or more"),
+    ):
+        refused = efficientbench("generate", str(folder), *words, expect=2)
+        assert message in " ".join(refused.stderr.split())
+        assert "Traceback" not in refused.stderr
