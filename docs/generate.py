@@ -106,11 +106,16 @@ def sizes() -> str:
     return _table(["size", "layers", "hidden", "heads", "head dim", "FFN"], rows)
 
 
-def columns() -> str:
-    """Return a table of the columns of `report.csv`."""
+FINETUNING = ("trainable_parameters", "samples_per_s", "st_samples_per_param_s", "energy_j_per_sample", "padding_share")
+"""Columns that fine-tunings alone fill, on the page of these."""
+
+
+def columns(part: str = "") -> str:
+    """Return a table of the columns of `report.csv`; `part`: those that 'finetuning' alone fills, or all others."""
     rows = [
         [f"`{name}`", column.unit, column.description, column.better or "", column.known_as]
         for name, column in COLUMNS.items()
+        if (name in FINETUNING) == (part == "finetuning")
     ]
     return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
 

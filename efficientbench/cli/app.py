@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
@@ -40,6 +41,8 @@ _TRAIN_MODULES = {
     *("fsspec", "huggingface_hub", "megatron", "pyarrow", "pynvml", "safetensors"),
     *("tensorboard", "tiktoken", "tokenizers", "torch", "transformers"),
 }
+# What the extra `finetune` adds to these.
+_FINETUNE_MODULES = {"accelerate", "datasets", "deepspeed", "peft", "trl"}
 
 
 def _print_version(asked: bool) -> None:
@@ -241,10 +244,11 @@ def import_(
 def scripts(
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
 ) -> None:
-    """Write the run_*.sh of every run in the matrix."""
+    """Write the run_*.sh of every run in the matrix, and of every fine-tuning."""
     from efficientbench.config.scripts import check_scripts, write_scripts
+    from efficientbench.finetuning.load import tuning_scripts
 
-    check_scripts() if check else write_scripts()
+    (check_scripts if check else write_scripts)(further=tuning_scripts())
 
 
 @app.command()
@@ -270,6 +274,7 @@ def profile(
     raise typer.Exit(profile_run(*resolve_arguments(name, arguments or [], smoke, data, tokenizer)))
 
 
+app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
 app.command("check-variant")(check_variant)
@@ -281,10 +286,12 @@ def run_command() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _TRAIN_MODULES:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _TRAIN_MODULES | _FINETUNE_MODULES:
             raise
+        extra = "train,finetune" if missing in _FINETUNE_MODULES else "train"
         print(
-            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[train]'",
+            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(2)

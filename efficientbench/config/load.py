@@ -50,14 +50,14 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(unknown_key(key, keys))
         else:
             try:
-                values[key] = _parse(text, keys[key])
+                values[key] = parse(text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     _unset_other_length(tree, values)
     for key, value in values.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        tree = _merged(tree, value)
+        tree = merged(tree, value)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -77,7 +77,7 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
         for kind in [text.removeprefix(key) for text in overrides if text.startswith(key)][-1:]:
             if named_kind(tree, section) not in (None, kind):
                 tree = {**tree, "model": {**tree["model"], section: {}}}
-            tree = _merged(tree, {"model": {section: {"kind": kind}}})
+            tree = merged(tree, {"model": {section: {"kind": kind}}})
     load_named(tree)
     return tree
 
@@ -116,16 +116,17 @@ def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
         for shapes in (smoke, matrix.smoke):
             layers += [shapes.sizes.get(run.size, {}), shapes.variants.get(run.variant, {})]
     for layer in layers:
-        tree = _merged(tree, layer)
+        tree = merged(tree, layer)
     return tree
 
 
-def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
+    """Return `base` with the keys of `top` laid over it, section by section."""
+    tree = dict(base)
     for key, value in top.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key] if both else {}, value) if isinstance(value, Mapping) else value
-    return merged
+        both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
+        tree[key] = merged(tree[key] if both else {}, value) if isinstance(value, Mapping) else value
+    return tree
 
 
 def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
@@ -135,7 +136,7 @@ def _unset_other_length(tree: Overlay, values: Mapping[str, object]) -> None:
             tree.get("training", {}).pop(other, None)
 
 
-def _parse(text: str, field: FieldInfo) -> object:
+def parse(text: str, field: FieldInfo) -> object:
     """Parse the text of an override for `field`.
 
     Numbers and booleans stay text, which the schema reads by the field's type: YAML's guesses (`010` is 8, `1:30` is

@@ -66,7 +66,7 @@ def diagnose(error: Exception, job: Job, log_file: Path) -> Failure:
     if operator is not None:
         reason = f"training.deterministic=true: this device has no deterministic {operator}; leave the key out"
         return Failure("mistake", f"{reason} (traceback in {log_file})", USER_MISTAKE)
-    if _is_out_of_memory(error):
+    if is_device_out_of_memory(error):
         first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
         helps = (
             address_limit() or "a smaller training.micro_batch_size, training.recompute=full or more ranks would help"
@@ -131,7 +131,8 @@ class FailureFiles:
             write_record(record, self.folder.record)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_device_out_of_memory(error: Exception) -> bool:
+    """Return whether a device or the host had no memory left."""
     # By name: this module must not import torch.
     names = {each.__name__ for each in type(error).__mro__}
     return (
