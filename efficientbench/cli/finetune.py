@@ -10,13 +10,13 @@ import typer
 
 from efficientbench.cli.options import MODES, Arguments
 
-MERGE = "merge"
+MERGE, EFFECT = "merge", "effect"
 
 
 def finetune(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge: write a run's whole model"),
+        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, or effect: see below"),
     ],
     arguments: Arguments = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
@@ -49,8 +49,18 @@ def finetune(
     """Fine-tune a transformers model by LoRA or in full on DeepSpeed's ZeRO, measure it, and save what it learned.
 
     `efficientbench finetune merge RUN DIR` writes a run's adapter and its base as one model.
+    `efficientbench finetune effect FOLDER` compares the runs of a folder that differ in curriculum.order and seed.
     """
     given = list(arguments or [])
+    if name == EFFECT:
+        if len(given) != 1:
+            raise typer.BadParameter("effect takes a folder of runs: efficientbench finetune effect FOLDER")
+        from rich.console import Console
+
+        from efficientbench.finetuning.effect_table import print_effects
+
+        print_effects(Path(given[0]), Console(width=160))
+        return
     if plan:
         from rich.console import Console
 

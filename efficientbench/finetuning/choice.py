@@ -99,8 +99,6 @@ def choose_order(
     samples: Sequence[Sample],
     steps: int,
     batch: int,
-    *,
-    packing: bool,
     numbers: Sequence[float] | None = None,
 ) -> RunOrder:
     """Return the order of a run of `steps` steps with `batch` samples each.
@@ -112,12 +110,10 @@ def choose_order(
         samples: the training data as it is trained on, after samples that are too long have gone.
         steps: optimizer steps.
         batch: samples in a step, over all ranks.
-        packing: whether several samples share a sequence.
         numbers: a number for each sample, for scores other than the label.
 
     Raises:
-        ConfigError: labels are missing in some rows, a curriculum is required and the data allows none, or samples are
-            packed, which destroys an order.
+        ConfigError: labels are missing in some rows, or a curriculum is required and the data allows none.
     """
     if config.use == "off":
         return _random(config, len(samples), None, steps, batch, "curriculum.use=off")
@@ -127,11 +123,6 @@ def choose_order(
         if config.use == "required":
             raise ConfigError(f"curriculum.use=required: {reason}")
         return _random(config, len(samples), rated, steps, batch, str(reason))
-    if packing:
-        raise ConfigError(
-            "packing: sequences of several samples have no difficulty of their own: switch packing off, or the "
-            "curriculum with curriculum.use=off"
-        )
     if config.use == "required" and (empty := _empty(config, rated)):
         raise ConfigError(f"curriculum.use=required: no sample has the level {', '.join(empty)}")
     return _paced(config, rated, steps, batch)

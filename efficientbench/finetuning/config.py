@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from efficientbench.config.part import (
     Fraction,
@@ -15,6 +15,7 @@ from efficientbench.config.part import (
     PositiveFloat,
     PositiveInt,
     Seconds,
+    require,
 )
 from efficientbench.config.schema import Label
 from efficientbench.finetuning.curriculum_config import CurriculumConfig
@@ -94,6 +95,18 @@ class ZeroConfig(Part):
     persistence_threshold: NonNegativeInt | None = Field(
         default=None, description="tensors of fewer numbers stay whole on each rank; unset: 10 × hidden size"
     )
+
+    @model_validator(mode="after")
+    def _weights_are_shared_out(self) -> ZeroConfig:
+        """Check that what takes weights apart has them."""
+        require(
+            (
+                self.offload != "all" or self.stage == 3,
+                f"offload=all needs stage=3, not {self.stage}: weights stay whole",
+            ),
+            (self.hpz == 1 or self.stage == 3, f"hpz={self.hpz} needs stage=3, not {self.stage}: weights stay whole"),
+        )
+        return self
 
 
 class TuningMeasurementConfig(Part):

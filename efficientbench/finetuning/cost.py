@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from efficientbench.costs.model import dense_keys_per_query
+from efficientbench.costs.model import FLOAT32_BYTES, dense_keys_per_query
 from efficientbench.finetuning.shapes import Shape
 
 Offload = Literal["none", "optimizer", "all"]
@@ -166,11 +166,14 @@ def layer_bytes_per_token(shape: Shape, trained: Trained) -> int:
 
     Norms keep their input in float32, and their output where their weight is trained; attention keeps queries, keys,
     values, its result and a float32 sum of each head; SwiGLU keeps gate, its activation and up. A trained matrix keeps
-    its input. An adapter keeps its own copy of the input and the mask, both of its dropout, and its inner product.
+    its input. An adapter keeps its own copy of the input and a mask of a byte, both of its dropout, and its inner
+    product.
     """
     number, h, q, k, ffn = BF16_BYTES, shape.hidden, shape.query_width, shape.key_width, shape.ffn
     normed = 2 * h + (q + k if shape.qk_norm else 0)
-    total = normed * 4 + number * (2 * q + 2 * k + 3 * ffn) + 4 * shape.heads
+    # A norm also keeps one factor for each vector.
+    factors = 2 + (shape.heads + shape.key_value_heads if shape.qk_norm else 0)
+    total = FLOAT32_BYTES * (normed + factors + shape.heads) + number * (2 * q + 2 * k + 3 * ffn)
     if trained.adapts:
         copies = sum((number + 1) * shape.matrices[name][0] + number * trained.r for name in trained.targets)
         return total + copies

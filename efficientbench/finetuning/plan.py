@@ -93,14 +93,11 @@ class TuningPlan:
 
     @property
     def _rank(self) -> tuple[float, ...]:
-        """What the best layout has least of: time, then what offloads least, then memory.
-
-        Without rates: bytes between nodes, those in a node, FLOPs.
-        """
+        """What the best layout has least of: time; without rates bytes across nodes, those in a node, FLOPs."""
         offloaded = ("none", "optimizer", "all").index(self.layout.offload)
         projected = self.time(self.layout.tokens)
         if projected is not None:
-            return projected.longest_s, offloaded, self.total_bytes
+            return projected.longest_s, self.total_bytes
         return self.sent_bytes(True), self.sent_bytes(False), self.flops.hardware, offloaded, self.total_bytes
 
 
@@ -111,12 +108,16 @@ def asked(request: PlanRequest) -> TuningPlan:
 
 def fitting(request: PlanRequest) -> list[TuningPlan]:
     """Return the layouts that fit a device, the best first, all with the batch that is asked for."""
-    plans = (TuningPlan(request, layout) for layout in _layouts(request))
-    return sorted((plan for plan in plans if plan.fits), key=lambda plan: plan._rank)
+    plans = []
+    for choices in _layouts(request):
+        # Offloading more costs time and gains nothing where less of it fits.
+        mildest = next((plan for plan in (TuningPlan(request, each) for each in choices) if plan.fits), None)
+        plans += [] if mildest is None else [mildest]
+    return sorted(plans, key=lambda plan: plan._rank)
 
 
-def _layouts(request: PlanRequest) -> Iterator[ZeroLayout]:
-    """Yield ZeRO 2, 3 and 3 with hpZ, with each micro-batch, recomputation and offload."""
+def _layouts(request: PlanRequest) -> Iterator[list[ZeroLayout]]:
+    """Yield ZeRO 2, 3 and 3 with hpZ, with each micro-batch and recomputation; of each, what may be offloaded."""
     base, samples = request.layout, request.layout.micro * request.layout.accumulation
     shared: list[tuple[Literal[2, 3], int]] = [(2, 1), (3, 1)]
     if base.nodes > 1:
@@ -125,17 +126,12 @@ def _layouts(request: PlanRequest) -> Iterator[ZeroLayout]:
     for stage, hpz in shared:
         for micro in (size for size in range(1, samples + 1) if samples % size == 0):
             for recompute in (False, True):
+                chosen = replace(
+                    base, stage=stage, hpz=hpz, micro=micro, accumulation=samples // micro, recompute=recompute
+                )
                 # Only stage 3 shares weights out, and so can leave a part of them on each host.
-                for offload in offloads if stage == 3 else offloads[:2]:
-                    yield replace(
-                        base,
-                        stage=stage,
-                        hpz=hpz,
-                        micro=micro,
-                        accumulation=samples // micro,
-                        recompute=recompute,
-                        offload=offload,
-                    )
+                allowed = offloads if stage == 3 else offloads[:2]
+                yield [replace(chosen, offload=offload) for offload in allowed]
 
 
 def ranks_of_a_node(world: int, devices_per_node: int) -> int:

@@ -70,7 +70,7 @@ def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
         raise ConfigError(str(error)) from None
     samples = [Sample(rows[number].difficulty, rows[number].place) for number in kept]
     numbers = _numbers(config, train, [rows[number] for number in kept])
-    order = choose_order(config.curriculum, samples, steps, batch, packing=False, numbers=numbers)
+    order = choose_order(config.curriculum, samples, steps, batch, numbers)
     levels = [_level(config, held_rows[number]) for number in held_kept]
     text = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template
     data = DataSource(

@@ -24,11 +24,12 @@ def plan_request(
         config: the run.
         world: ranks of all nodes.
         devices_per_node: accelerators of a node.
-        device: a row of `metrics/hardware.yaml`; None: the plan has no times.
+        device: a row of `metrics/hardware.yaml`; None: the plan has no times, or those of computing alone where
+            `measurement.peak_flops` is set.
         memory_gb: of a device; None: the row's, or MEMORY_GB.
 
     Raises:
-        ConfigError: the batch cannot be divided, or the model's shape is not known.
+        ConfigError: the batch cannot be divided, the model's shape is not known, or the ranks are not whole nodes.
         MetricsError: there is no such device.
     """
     try:
@@ -51,6 +52,9 @@ def plan_request(
         tokens=config.data.max_length,
         persistence=10 * shape.hidden if zero.persistence_threshold is None else zero.persistence_threshold,
     )
-    rates = found and Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
+    peak = config.measurement.peak_flops
+    rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None
+    if found is not None:
+        rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
     return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates)

@@ -15,6 +15,11 @@ LINK = 0.8
 HOST_BYTES_S = 16e9
 """Between host and device, for what is offloaded; assumed, not measured."""
 
+HOST_MEMORY_BYTES_S = 100e9
+"""Of a node's memory, which its ranks share where the host updates; assumed, not measured."""
+UPDATE_BYTES = 28
+"""That AdamW moves for a number: master weight and two moments both ways in float32, gradient and weight in bf16."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -86,7 +91,7 @@ class StepTime:
     compute_s: float
     communication_s: float
     host_s: float
-    """Copies of offloaded states between host and device."""
+    """Copies of offloaded states between host and device, and the host's update."""
 
     @property
     def longest_s(self) -> float:
@@ -122,19 +127,19 @@ def project_step(shape: Shape, trained: Trained, layout: ZeroLayout, rates: Rate
     return StepTime(
         compute_s=compute_time_s(shape, trained, layout, rates.peak_flops, tokens),
         communication_s=communication_s,
-        host_s=_host_bytes(shape, trained, layout) / HOST_BYTES_S,
+        host_s=_host_time_s(shape, trained, layout),
     )
 
 
-def _host_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> float:
-    """Return the bytes that a rank copies between host and device in a step.
+def _host_time_s(shape: Shape, trained: Trained, layout: ZeroLayout) -> float:
+    """Return the time of copies between host and device, and of the host's update.
 
     The optimizer takes gradients and gives weights; offloaded weights are copied for each gather.
     """
     if layout.offload == "none":
         return 0.0
-    own = BF16_BYTES * trained.parameters(shape) / layout.world
-    copies = own * (layout.accumulation + 1)
+    own = trained.parameters(shape) / layout.world
+    copied = BF16_BYTES * own * (layout.accumulation + 1)
     if layout.offload == "all":
-        copies += 2 * layout.accumulation * BF16_BYTES * (trained.frozen(shape) + own) / layout.world
-    return copies
+        copied += 2 * layout.accumulation * BF16_BYTES * (trained.frozen(shape) / layout.world + own)
+    return copied / HOST_BYTES_S + UPDATE_BYTES * own * layout.per_node / HOST_MEMORY_BYTES_S

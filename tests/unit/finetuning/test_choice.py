@@ -26,8 +26,8 @@ def labelled(*counts: int) -> list[Sample]:
     return samples_of([name for name, count in zip(NAMES, counts, strict=True) for _ in range(count)])
 
 
-def choose(samples: list[Sample], steps: int = 50, packing: bool = False, **keys: object) -> RunOrder:
-    return choose_order(CurriculumConfig(**keys), samples, steps, 16, packing=packing)
+def choose(samples: list[Sample], steps: int = 50, **keys: object) -> RunOrder:
+    return choose_order(CurriculumConfig(**keys), samples, steps, 16)
 
 
 def fallback(samples: list[Sample], steps: int = 50) -> str:
@@ -70,7 +70,6 @@ def test_a_run_too_short_for_its_stages_trains_in_random_order() -> None:
         labelled(50, 50, 50),
         20,
         16,
-        packing=False,
     ).record
     assert record.reason == "a stage of 2 of the 20 steps is shorter than 3"
 
@@ -125,13 +124,6 @@ def test_a_small_level_repeats_and_is_warned_of() -> None:
     assert any("level 'topology' has 20 samples" in line and "1,000" in line for line in chosen.warnings)
 
 
-def test_packing_destroys_an_order_and_is_refused() -> None:
-    for use in ("auto", "required"):
-        with pytest.raises(ConfigError, match="packing"):
-            choose(labelled(50, 50, 50), use=use, packing=True)
-    assert choose(samples_of([None] * 100), packing=True).record.used == "random"
-
-
 def test_every_branch_has_the_same_number_of_steps() -> None:
     data = labelled(300, 200, 100)
     chosen = [choose(data, order=order) for order in ("paced", "shuffled", "random", "reversed", "random_levels")]
@@ -156,7 +148,7 @@ def test_numbers_as_labels_become_levels_of_equal_size() -> None:
 def test_scores_rank_samples_that_have_no_label(score: str) -> None:
     numbers = [float(number) for number in range(90)]
     config = CurriculumConfig(score=score, pace="sorted")
-    chosen = choose_order(config, samples_of([None] * 90), 10, 9, packing=False, numbers=numbers)
+    chosen = choose_order(config, samples_of([None] * 90), 10, 9, numbers=numbers)
     assert chosen.order.tolist() == list(range(90))
     assert (chosen.record.used, chosen.record.score) == ("sorted", score)
 
@@ -164,7 +156,7 @@ def test_scores_rank_samples_that_have_no_label(score: str) -> None:
 def test_a_score_that_is_no_number_is_an_error_with_its_place() -> None:
     numbers = [1.0, 2.0, float("nan"), 4.0]
     with pytest.raises(ConfigError, match=r"train.jsonl:3: the difficulty by loss is nan"):
-        choose_order(CurriculumConfig(score="loss"), samples_of([None] * 4), 10, 4, packing=False, numbers=numbers)
+        choose_order(CurriculumConfig(score="loss"), samples_of([None] * 4), 10, 4, numbers=numbers)
 
 
 def test_steps_of_reasoning_are_calculations_or_lines() -> None:

@@ -30,7 +30,7 @@ def train(order: str, seed: int, levels: np.ndarray, noise: np.ndarray) -> LossC
     targets = inputs @ TRUTH + noise * data.normal(size=SAMPLES)
     samples = [Sample(NAMES[level], f"line {number}") for number, level in enumerate(levels)]
     config = CurriculumConfig(use="required", order=order, seed=seed)
-    chosen = choose_order(config, samples, STEPS, BATCH, packing=False)
+    chosen = choose_order(config, samples, STEPS, BATCH)
     weights = np.random.default_rng(seed).normal(size=FEATURES)
     points, tokens = [], 0
     for step, own in enumerate(chosen.order.reshape(STEPS, BATCH), 1):
