@@ -93,6 +93,8 @@ class Tuner(SFTTrainer):
         self.held_out_losses[self.state.global_step] = losses
         metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
         self.log(dict(metrics))
+        # Else the Trainer would ask for it once more at the end of the epoch.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()

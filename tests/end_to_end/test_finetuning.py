@@ -62,6 +62,7 @@ def losses(folder: Path) -> list[float]:
 def test_losses_under_zero_3_are_those_of_ddp(tuned: Path, method: str) -> None:
     plain, sharded = (losses(tuned / name_of(method, stage)) for stage in (0, 3))
     assert len(plain) == 4
+    assert [line["step"] for line in lines(tuned / name_of(method, 0), "evaluation")] == [0, 4]
     assert sharded[:4] == pytest.approx(plain, rel=RELATIVE)
     # The learning rate is not 0: a run that learns nothing would be equal, too.
     assert len({round(loss, 4) for loss in plain}) == 4
