@@ -51,6 +51,8 @@ def plan_request(
         tokens=config.data.max_length,
         persistence=10 * shape.hidden if zero.persistence_threshold is None else zero.persistence_threshold,
     )
-    rates = found and Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
+    rates = None
+    if found is not None:
+        rates = Rates(found.name, found.peak_flops, found.in_node_bytes_s, found.between_nodes_bytes_s)
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
     return PlanRequest(config.name, shape, trained, layout, capacity or MEMORY_GB * 1e9, rates)

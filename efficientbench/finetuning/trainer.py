@@ -55,6 +55,8 @@ class Tuner(SFTTrainer):
             order: numbers of examples, [steps · batch].
             lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
         """
+        self.optimizer: Any
+        self.control: Any
         self._order, self._lora_plus_ratio = order, lora_plus_ratio
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
