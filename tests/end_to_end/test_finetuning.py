@@ -43,7 +43,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "support.tuned_in_forks", str(output / "cache"), str(output), *runs]
     path = f"{ROOT}:{ROOT / 'tests'}"
     done = subprocess.run(
-        command, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False, timeout=300
+        command, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     (output / "said.txt").write_text(done.stdout + done.stderr)
