@@ -116,7 +116,13 @@ def sizes() -> str:
     return _table(["size", "layers", "hidden", "heads", "head dim", "FFN"], rows)
 
 
-FINETUNING = ("trainable_parameters", "samples_per_s", "st_samples_per_param_s", "energy_j_per_sample", "padding_share")
+FINETUNING = (
+    "trainable_parameters",
+    "examples_per_s",
+    "st_samples_per_param_s",
+    "energy_j_per_sample",
+    "padding_share",
+)
 """Columns that fine-tunings alone fill, on the page of these."""
 
 

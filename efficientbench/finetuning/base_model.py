@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.files import complete_folder
+from efficientbench.data_tools.files import complete_folder, exclusive_lock
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY
 from efficientbench.finetuning.examples import CHATML
@@ -24,8 +24,11 @@ def find_model(model: str, cache: Path) -> str:
     """
     if model == TINY:
         folder = cache.absolute() / "tiny_qwen2"
-        if not folder.is_dir():
-            make_tiny(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Nodes that share the folder come here at once.
+        with exclusive_lock(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                make_tiny(folder)
         return str(folder)
     from transformers import AutoConfig
 
@@ -70,7 +73,6 @@ def make_tiny(folder: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = Qwen2ForCausalLM(config)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with complete_folder(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -80,13 +80,11 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> 
     shapes = _saved_shapes(model)
     trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio)
     trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
-    if stop.stopped:
-        recording.write(trainer, monitor.run, train, held_out, order, levels, None)
-        return True
-    saved = _save(job, trainer, shapes, initial, rank)
+    saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
     dist.barrier()
+    assert monitor.run is not None  # the training has ended
     recording.write(trainer, monitor.run, train, held_out, order, levels, saved)
-    return False
+    return stop.stopped
 
 
 def _log_quietly() -> None:

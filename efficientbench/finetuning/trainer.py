@@ -55,6 +55,8 @@ class Tuner(SFTTrainer):
             order: numbers of examples, [steps · batch].
             lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
         """
+        self.optimizer: Any
+        self.control: Any
         self._order, self._lora_plus_ratio = order, lora_plus_ratio
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
@@ -93,6 +95,8 @@ class Tuner(SFTTrainer):
         self.held_out_losses[self.state.global_step] = losses
         metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
         self.log(dict(metrics))
+        # Else the Trainer would ask for it once more at the end of the epoch.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()

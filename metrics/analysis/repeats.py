@@ -129,7 +129,8 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
         "model": [record.parameters, record.parameters_active, record.flops_per_token],
         "status": record.status,
-        "tokens": [record.tokens, record.steps_measured],
+        # Each seed of a fine-tuning draws examples of other lengths.
+        "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
         "formulas": record.formula_id,
         "energy_scope": record.energy_scope,
     }

@@ -218,8 +218,8 @@ class Metrics(BaseModel):
         lambda m: definitions.energy_per_token(m.measured("energy_j"), m.supervised_tokens), better="lower")
     trainable_parameters: int | None = figure("", "parameters that a fine-tuning trains",
         lambda m: m.tuning.trainable_parameters)
-    samples_per_s: float | None = figure("samples/s", "examples of a fine-tuning over step time, all devices",
-        lambda m: m.throughput(1) * m.tuning.samples / m.run.tokens, better="higher", compared="samples/s")
+    examples_per_s: float | None = figure("examples/s", "examples of a fine-tuning over step time, all devices",
+        lambda m: m.throughput(1) * m.tuning.samples / m.run.tokens, better="higher", compared="examples/s")
     st_samples_per_param_s: float | None = figure("samples / parameter / s",
         "ST: a fine-tuning's examples over P over step time; as TT, since its equation could not be read",
         lambda m: m.throughput(m.of_model("parameters")) * m.tuning.samples / m.run.tokens, better="higher",

@@ -79,7 +79,7 @@ _LAYOUTS = (
         False,
         {
             "ST (Samples/param/s)": lambda record: number(record.st_samples_per_param_s, ".2e"),
-            "samples/s": lambda record: number(record.samples_per_s, ",.2f"),
+            "samples/s": lambda record: number(record.examples_per_s, ",.2f"),
             "J/sample": lambda record: number(record.energy_j_per_sample, ".4g"),
         },
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.command_line import ROOT, efficientbench, environment, free_port, record, started
+from support.command_line import ROOT, efficientbench, environment, free_port, interrupted, record, started, until
 
 from efficientbench.finetuning.examples import Examples, read_examples
 from efficientbench.finetuning.methods import METHODS, WITH_ADAPTER
@@ -42,7 +43,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "support.tuned_in_forks", str(output / "cache"), str(output), *runs]
     path = f"{ROOT}:{ROOT / 'tests'}"
     done = subprocess.run(
-        command, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False, timeout=300
+        command, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     (output / "said.txt").write_text(done.stdout + done.stderr)
@@ -62,6 +63,7 @@ def losses(folder: Path) -> list[float]:
 def test_losses_under_zero_3_are_those_of_ddp(tuned: Path, method: str) -> None:
     plain, sharded = (losses(tuned / name_of(method, stage)) for stage in (0, 3))
     assert len(plain) == 4
+    assert [line["step"] for line in lines(tuned / name_of(method, 0), "evaluation")] == [0, 4]
     assert sharded[:4] == pytest.approx(plain, rel=RELATIVE)
     # The learning rate is not 0: a run that learns nothing would be equal, too.
     assert len({round(loss, 4) for loss in plain}) == 4
@@ -145,8 +147,8 @@ def test_a_record_has_what_was_trained_and_read(tuned: Path) -> None:
     assert content["tokens"] == lengths[2:].sum()
     assert content["supervised_tokens"] == train.supervised[order].reshape(4, 8)[2:].sum()
     assert content["padding_share"] == pytest.approx(1 - lengths[2:].sum() / (2 * lengths[2:].max(2).sum()))
-    assert content["samples_per_s"] == pytest.approx(16 / (2 * content["al_s"]))
-    assert content["st_samples_per_param_s"] == pytest.approx(content["samples_per_s"] / content["parameters"])
+    assert content["examples_per_s"] == pytest.approx(16 / (2 * content["al_s"]))
+    assert content["st_samples_per_param_s"] == pytest.approx(content["examples_per_s"] / content["parameters"])
     assert content["perplexity"] == pytest.approx(math.exp(content["validation_loss"]))
     assert (content["variant"], content["status"], content["dp"], content["devices"]) == ("dora", "completed", 2, 1)
 
@@ -180,3 +182,34 @@ def test_two_nodes_train_as_one_does(tmp_path: Path) -> None:
         _, told = second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + told
     assert losses(tmp_path / "two" / "lora_tiny") == pytest.approx(losses(tmp_path / "one" / "lora_tiny"), rel=RELATIVE)
+
+
+def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
+    folder = tmp_path / "lora_tiny"
+    steps = ("training.steps=3000", "checkpoint.interval=3000", "data.validation_examples=8")
+    assert interrupted(folder, (*words, *steps), signal.SIGTERM, after=3) == 143
+    content = record(folder)
+    assert (content["status"], content["finetuning"]["saved_numbers"]) == ("stopped", None)
+    (checkpoint,) = (folder / "checkpoint").glob("checkpoint-*")
+    done = efficientbench(*words, "training.steps=4", expect=2)
+    assert "holds checkpoints of another configuration" in done.stderr
+    with started(*words, *steps) as again:
+        until(lambda: len(losses(folder)) > int(checkpoint.name.rpartition("-")[2]) + 1, "a further step")
+        again.send_signal(signal.SIGTERM)
+        stdout, stderr = again.communicate(timeout=120)
+    assert (again.returncode, f"goes on from {checkpoint}" in stdout) == (143, True), stderr
+    found = [line["step"] for line in lines(folder, "step")]
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_a_mistake_is_told_in_one_line_before_anything_trains(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instruction": "a", "output": "b"}\n{"instruction": "a", "ouput": "b"}\n')
+    places = ("device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
+    done = efficientbench("finetune", "lora_tiny", "--data", str(rows), *places, expect=2)
+    assert done.stderr.startswith(f"error: {rows}:2: has the keys instruction, ouput; ")
+    done = efficientbench("finetune", "lora_tiny", "--smoke", f"model={tmp_path}", *places, expect=2)
+    assert done.stderr.startswith(f"error: model: {tmp_path} is neither a folder with a model")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lora_tiny").exists()

@@ -8,6 +8,7 @@ rank 1 other examples, of which both ranks must find out.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -26,6 +27,7 @@ from efficientbench.finetuning.base_model import find_model  # noqa: E402
 from efficientbench.finetuning.job import TuningJob  # noqa: E402
 from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
 from efficientbench.finetuning.prepare import prepare  # noqa: E402
+from efficientbench.finetuning.rows import read_rows  # noqa: E402
 from efficientbench.finetuning.run import prepare_job  # noqa: E402
 from efficientbench.launchers.network.node_link import NodeLink  # noqa: E402
 from efficientbench.running.output_folder import OutputFolder  # noqa: E402
@@ -66,13 +68,18 @@ def _forked(job: TuningJob, rank: int) -> int:
 
 
 def main(cache: str, output: Path, runs: list[str]) -> None:
-    """Train each run."""
+    """Train each run on a few examples, which are read and tokenized fast."""
+    output.mkdir(parents=True, exist_ok=True)
+    few = [{"messages": row.messages} for row in read_rows(None, "difficulty", ("one",))[:160]]
+    (output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
     for run in runs:
         name, *overrides = run.split(",")
         words = [word for word in overrides if not word.startswith("from=") and word != "diverged"]
         begins = [word.removeprefix("from=") for word in overrides if word.startswith("from=")]
         folder = OutputFolder(output / ",".join([name, *words]))
-        config = resolve_tuning(name, overrides=[*words, f"cache={cache}", "device=cpu"])
+        config = resolve_tuning(
+            name, overrides=[*words, f"cache={cache}", "device=cpu", f"data.path={output / 'rows.jsonl'}"]
+        )
         if begins:
             resume = folder.path / "checkpoint" / f"checkpoint-{begins[0]}"
             job = replace(TuningJob.read(folder.config), resume=resume)

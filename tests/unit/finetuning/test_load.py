@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+from typer.testing import CliRunner
+
+from efficientbench.cli.app import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.scripts import check_scripts
 from efficientbench.finetuning.load import named_tunings, resolve_tuning, tuning_scripts
@@ -70,3 +74,10 @@ def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
     assert (config.warmup(176), config.warmup(5000)) == (17, 100)
     with pytest.raises(ValueError, match="200 is not below the 176 steps"):
         resolve_tuning("lora_32B", overrides=["training.warmup_steps=200"]).warmup(176)
+
+
+def test_python_3_10_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("efficientbench.cli.finetune.sys", SimpleNamespace(version_info=(3, 10, 14)))
+    done = CliRunner().invoke(app, ["finetune", "lora_tiny", "--smoke"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == "fine-tuning needs Python 3.11 or 3.12, as TRL does; this is 3.10.14"
