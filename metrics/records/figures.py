@@ -228,4 +228,4 @@ class Metrics(BaseModel):
         lambda m: definitions.energy_per_token(m.measured("energy_j"), m.tuning.samples), better="lower",
         compared="J/sample")
     padding_share: float | None = figure("", "share of padding in what a fine-tuning's micro-batches hold",
-        lambda m: 1 - m.run.tokens / m.tuning.padded_tokens, better="lower")
+        lambda m: m.tuning and m.step_times_s and 1 - m.run.tokens / m.tuning.padded_tokens, better="lower")
