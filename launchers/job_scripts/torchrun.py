@@ -41,7 +41,7 @@ torchrun=(
 )
 {arguments}
 job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench {command} "${{arguments[@]}}"
-"""
+"""  # noqa: E501
 
 MASTER = {
     "c10d": "the host that all nodes reach and one of them is",

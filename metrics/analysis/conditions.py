@@ -33,7 +33,9 @@ def _device(record: RunRecord) -> str:
 def _tokens(record: RunRecord) -> str:
     if record.finetuning:
         # The order that a seed draws decides how long the examples of the same number of steps are.
-        return f"{record.steps_measured * record.global_batch_size:,} examples in {record.steps_measured:,} measured steps"
+        return (
+            f"{record.steps_measured * record.global_batch_size:,} examples in {record.steps_measured:,} measured steps"
+        )
     # A whole percent, since seeds pack conversations in other orders.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"

@@ -29,8 +29,8 @@ device_scope, amu_gb_max, amu_fraction_max, memory_idle_gb, memory_kind, memory_
 tt_tokens_per_active_param_s, energy_j_per_step, tokens_per_j, energy_source, window_s, sample_interval_s, peak_flops,
 peak_flops_source, auxiliary_loss, expert_load_imbalance, al_s_p50_ci_low, al_s_p50_ci_high, al_s_block_steps,
 al_s_drift_ratio, al_s_drift_ratio_low, al_s_drift_ratio_high, al_s_drift_p, al_s_drift_flagged, outlier_steps,
-validation_loss_se, tokens_trained, tokens_per_parameter, unique_tokens, epochs, unigram_entropy, exposed_communication_s,
-pipeline_bubble_s, supervised_tokens, supervised_tokens_per_s, energy_j_per_supervised_token
+validation_loss_se, tokens_trained, tokens_per_parameter, unique_tokens, epochs, unigram_entropy,
+exposed_communication_s, pipeline_bubble_s, supervised_tokens, supervised_tokens_per_s, energy_j_per_supervised_token
 """
 
 
