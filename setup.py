@@ -8,6 +8,14 @@ METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
 # Its tasks score by what this release asks and how it cuts. Its packages need Python 3.11.
 LM_EVAL = "lm_eval==0.4.13; python_version >= '3.11'"
 DATA = ["fsspec>=2024.2", "huggingface_hub>=1.0", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
+# TRL needs Python 3.11; on 3.10 the set-up and the command refuse fine-tuning in one line.
+FINETUNE = [
+    'accelerate>=1.15; python_version >= "3.11"',
+    'datasets>=4.7; python_version >= "3.11"',
+    'deepspeed>=0.19.8,<0.20; python_version >= "3.11"',
+    'peft>=0.21,<1; python_version >= "3.11"',
+    'trl>=1.16,<2; python_version >= "3.11"',
+]
 
 setup(
     name="efficientbench",
@@ -48,10 +56,12 @@ setup(
         ],
         "eval": [LM_EVAL],
         "gpu": ["fla-core>=0.3"],
+        "finetune": FINETUNE,
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
         "dev": [
-            # transformers.Trainer needs it, which one of the examples uses.
+            *FINETUNE,
+            # transformers.Trainer needs it, which one of the examples uses, also on Python 3.10.
             "accelerate>=1.1",
             # With scipy the oracles of the statistics.
             "arch>=7",

@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.costs.model import cache_bytes, count_parameters, flops_per_token, keys_read_per_query
+from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
 from efficientbench.metrics.records.record import RunRecord
@@ -73,8 +74,17 @@ def filled(page: Path) -> str:
 
 def keys(*parts: str) -> str:
     """Return a table of the configuration's keys in `parts`; `run` stands for the keys that are in no part."""
+    return _key_table(RunConfig.model_json_schema(), parts)
+
+
+def tuning_keys(*parts: str) -> str:
+    """Return a table of the keys of fine-tunings in `parts`."""
+    return _key_table(FinetuneConfig.model_json_schema(), parts)
+
+
+def _key_table(root: dict[str, Any], parts: Sequence[str]) -> str:
     rows = []
-    for part, key, schema in _keys(RunConfig.model_json_schema()):
+    for part, key, schema in _keys(root):
         if part in parts:
             default = "required" if "default" not in schema else f"`{_plain(schema['default'])}`"
             default = "unset" if schema.get("default", "") is None else default
@@ -121,11 +131,22 @@ def sizes() -> str:
     return _table(["size", "layers", "hidden", "heads", "head dim", "FFN"], rows)
 
 
-def columns() -> str:
-    """Return a table of the columns of `report.csv`."""
+FINETUNING = (
+    "trainable_parameters",
+    "examples_per_s",
+    "st_samples_per_param_s",
+    "energy_j_per_sample",
+    "padding_share",
+)
+"""Columns that fine-tunings alone fill, on the page of these."""
+
+
+def columns(part: str = "") -> str:
+    """Return a table of the columns of `report.csv`; `part`: those that 'finetuning' alone fills, or all others."""
     rows = [
         [f"`{name}`", column.unit, column.description, column.better or "", column.known_as]
         for name, column in COLUMNS.items()
+        if (name in FINETUNING) == (part == "finetuning")
     ]
     return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
 
@@ -187,6 +208,7 @@ def interval(name: str, *key: str) -> str:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "keys": keys,
+    "tuning_keys": tuning_keys,
     "parameters": parameters,
     "planned": planned,
     "sizes": sizes,

@@ -12,6 +12,7 @@ import typer
 
 from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
+from efficientbench.cli.finetune import finetune
 from efficientbench.cli.generate import generate
 from efficientbench.cli.launch import launch
 from efficientbench.cli.options import (
@@ -42,6 +43,8 @@ _TRAIN_MODULES = {
     *("fsspec", "huggingface_hub", "megatron", "pyarrow", "pynvml", "safetensors"),
     *("tensorboard", "tiktoken", "tokenizers", "torch", "transformers"),
 }
+# What the extra `finetune` adds to these.
+_FINETUNE_MODULES = {"accelerate", "datasets", "deepspeed", "peft", "trl"}
 
 
 def _print_version(asked: bool) -> None:
@@ -180,10 +183,11 @@ def import_(
 def scripts(
     check: Annotated[bool, typer.Option("--check", help="write nothing; fail if any is out of date")] = False,
 ) -> None:
-    """Write the run_*.sh of every run in the matrix."""
+    """Write the run_*.sh of every run in the matrix, and of every fine-tuning."""
     from efficientbench.config.scripts import check_scripts, write_scripts
+    from efficientbench.finetuning.load import tuning_scripts
 
-    check_scripts() if check else write_scripts()
+    (check_scripts if check else write_scripts)(further=tuning_scripts())
 
 
 @app.command()
@@ -212,6 +216,7 @@ def profile(
 app.command("list")(list_runs)
 app.command("keys")(list_keys)
 app.command()(evaluate)
+app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
 app.command("check-variant")(check_variant)
@@ -223,10 +228,12 @@ def run_command() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _TRAIN_MODULES:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _TRAIN_MODULES | _FINETUNE_MODULES:
             raise
+        extra = "train,finetune" if missing in _FINETUNE_MODULES else "train"
         print(
-            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[train]'",
+            f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
+from efficientbench.finetuning.load import named_tunings, resolve_tuning
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.selection import Request, chosen_combinations
@@ -28,6 +30,8 @@ class Machines:
 class NamedRun:
     """One run of the script, as its command line names it."""
 
+    command: ClassVar[str] = "run"
+    """Of `efficientbench`."""
     name: str
     overrides: tuple[str, ...] = ()
     smoke: bool = False
@@ -36,7 +40,7 @@ class NamedRun:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line after `efficientbench run`."""
+        """The command line after `efficientbench` and its command."""
         options = ["--smoke"] if self.smoke else []
         options += ["--repeat", str(self.repeat)] if self.repeat is not None else []
         # The script runs in the folder where it was written: relative paths stay valid.
@@ -53,12 +57,31 @@ class NamedRun:
         return config.name
 
 
+@dataclass(frozen=True)
+class NamedTuning(NamedRun):
+    """One fine-tuning of the script."""
+
+    command: ClassVar[str] = "finetune"
+
+    def check(self, machines: Machines) -> str:
+        config = resolve_tuning(self.name, self.smoke, self.overrides)
+        try:
+            config.accumulation(machines.nodes * (machines.devices_per_node or config.cpu_ranks))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return config.name
+
+
 def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
     """Return every run that the request chooses; `name`: of this run of the matrix alone.
 
     Raises:
         ConfigError: a run's configuration is refused, or the request chooses nothing.
     """
+    if name in named_tunings():
+        if request.axes:
+            raise ConfigError(f"--set: {name} is a fine-tuning: name its keys as key=value")
+        return [NamedTuning(str(name), request.overrides, request.smoke, request.repeat)]
     found = chosen_combinations(request, name)
     problems = {" ".join([each.name, *each.overrides]): each.refused for each in found if each.refused}
     _refuse(problems, len(found))
@@ -70,7 +93,7 @@ def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting) 
     run, *others = runs
     if others:
         raise ConfigError(f"torchrun starts one run, and {len(runs)} are named: --to slurm makes an array of them")
-    return torchrun_script(run.check(machines), run.arguments, machines.nodes, meeting, Path.cwd())
+    return torchrun_script(run.check(machines), run.arguments, machines.nodes, meeting, Path.cwd(), run.command)
 
 
 def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]) -> str:
@@ -84,7 +107,7 @@ def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]
     _refuse(problems, len(runs))
     name = names[0] if len(names) == 1 else f"{len(names)}_runs"
     arguments = [run.arguments for run in runs]
-    return slurm_script(name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd())
+    return slurm_script(name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd(), runs[0].command)
 
 
 def _refuse(problems: Mapping[str, str], runs: int) -> None:

@@ -58,18 +58,18 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             problems.append(unknown_key(key, keys))
         else:
             try:
-                values[key] = _parse(key, text, keys[key])
+                values[key] = parse(key, text, keys[key])
             except (yaml.YAMLError, RecursionError):
                 problems.append(f"{key}: {_shown(text)} is not a list or a mapping as YAML writes them")
     layer: Overlay = {}
     for key, value in values.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        layer = _merged(layer, value)
+        layer = merged(layer, value)
     tree = _laid_over(tree, layer)
     if tree.get("training", {}).get("optimizer") == "muon":
         # Muon updates whole matrices, of which that optimizer would give ranks parts.
-        tree = _merged({"parallel": {"distributed_optimizer": False}}, tree)
+        tree = merged({"parallel": {"distributed_optimizer": False}}, tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -89,7 +89,7 @@ def _with_kinds(tree: Overlay, overrides: Sequence[str]) -> Overlay:
         for kind in [text.removeprefix(key) for text in overrides if text.startswith(key)][-1:]:
             if named_kind(tree, section) not in (None, kind):
                 tree = {**tree, "model": {**tree["model"], section: {}}}
-            tree = _merged(tree, {"model": {section: {"kind": kind}}})
+            tree = merged(tree, {"model": {section: {"kind": kind}}})
     load_named(tree)
     return tree
 
@@ -133,23 +133,24 @@ def _named(run: RunName, matrix: Matrix, smoke: Smoke | None) -> Overlay:
     return tree
 
 
-def _merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
+    """Return `base` with the keys of `top` laid over it, section by section."""
+    tree = dict(base)
     for key, value in top.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key] if both else {}, value) if isinstance(value, Mapping) else value
-    return merged
+        both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
+        tree[key] = merged(tree[key] if both else {}, value) if isinstance(value, Mapping) else value
+    return tree
 
 
 def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
     """Return `tree` with the values of `layer`; of keys that set the same thing, one there replaces any other one."""
     for keys in (LENGTHS, BATCHES):
         if any(layer.get("training", {}).get(key) is not None for key in keys):
-            tree = _merged(tree, {"training": dict.fromkeys(keys)})
-    return _merged(tree, layer)
+            tree = merged(tree, {"training": dict.fromkeys(keys)})
+    return merged(tree, layer)
 
 
-def _parse(key: str, text: str, field: FieldInfo) -> object:
+def parse(key: str, text: str, field: FieldInfo) -> object:
     """Parse the text of an override of `key`, which is `field`.
 
     Numbers and booleans stay text, which the schema reads by the field's type: YAML's guesses (`010` is 8, `1:30` is

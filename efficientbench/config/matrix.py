@@ -122,11 +122,11 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 
     Raises ConfigError: the file is missing or no matrix.
     """
-    matrix: Matrix = _load(path, Matrix)
+    matrix: Matrix = load_yaml(path, Matrix)
     if path == MATRIX:
         matrix = matrix.model_copy(update={"beside": (_chat(),)})
     else:
-        ours: Matrix = _load(MATRIX, Matrix)
+        ours: Matrix = load_yaml(MATRIX, Matrix)
         shared = {"sizes": {**ours.sizes, **matrix.sizes}, "variants": {**ours.variants, **matrix.variants}}
         matrix = matrix.model_copy(update=shared)
     return _checked(matrix, path)
@@ -135,7 +135,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
 @lru_cache(maxsize=1)
 def _chat() -> Matrix:
     """Return the runs of chat.yaml: once, since every configuration is looked up beside them."""
-    return _checked(_load(CHAT, Matrix), CHAT)
+    return _checked(load_yaml(CHAT, Matrix), CHAT)
 
 
 def _checked(matrix: Matrix, path: Path) -> Matrix:
@@ -160,10 +160,11 @@ def load_smoke(path: Path = EXPERIMENTS / "smoke.yaml") -> Smoke:
 
     Raises ConfigError: the file is missing or has another form.
     """
-    return _load(path, Smoke)
+    return load_yaml(path, Smoke)
 
 
-def _load(path: Path, form: type[Any]) -> Any:
+def load_yaml(path: Path, form: type[Any]) -> Any:
+    """Read a YAML file of the experiments' folder. Raises ConfigError: it is missing, or not of that form."""
     try:
         # Not the loader in C, which ends the process where brackets nest deeply.
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
@@ -19,24 +20,27 @@ exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/run_named.sh" {name}
 """
 
 
-def write_scripts(folder: Path = EXPERIMENTS) -> None:
-    """Write every script below `folder`, and remove those of runs that the matrix no longer has."""
-    scripts = _scripts(folder)
+def write_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -> None:  # noqa: B006, only read
+    """Write every script below `folder`, and remove those of runs that the matrix no longer has.
+
+    `further`: path below `folder` → text of the scripts of runs that are not of the matrix.
+    """
+    scripts = _scripts(folder, further)
     for path, text in scripts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
-    for path in _present(folder) - scripts.keys():
+    for path in _present(folder, further) - scripts.keys():
         path.unlink()
 
 
-def check_scripts(folder: Path = EXPERIMENTS) -> None:
+def check_scripts(folder: Path = EXPERIMENTS, further: Mapping[str, str] = {}) -> None:  # noqa: B006, only read
     """Check that `write_scripts` would change no script below `folder`.
 
     Raises ConfigError: it would; the message names every such script.
     """
-    scripts = _scripts(folder)
-    problems = [f"{path} is of no run in the matrix" for path in sorted(_present(folder) - scripts.keys())]
+    scripts = _scripts(folder, further)
+    problems = [f"{path} is of no run in the matrix" for path in sorted(_present(folder, further) - scripts.keys())]
     for path, text in scripts.items():
         if not path.is_file():
             problems.append(f"{path} is missing")
@@ -48,9 +52,9 @@ def check_scripts(folder: Path = EXPERIMENTS) -> None:
         raise ConfigError(f"{'; '.join(problems)}: `efficientbench scripts` writes them anew")
 
 
-def _scripts(folder: Path) -> dict[Path, str]:
+def _scripts(folder: Path, further: Mapping[str, str]) -> dict[Path, str]:
     matrix = load_matrix()
-    return {
+    return {folder / name: text for name, text in further.items()} | {
         folder / run.suite / f"run_{run.name}.sh": TEMPLATE.format(
             name=run.name, suite=run.suite, file=(MATRIX if matrix.of(run) is matrix else CHAT).name
         )
@@ -58,6 +62,6 @@ def _scripts(folder: Path) -> dict[Path, str]:
     }
 
 
-def _present(folder: Path) -> set[Path]:
-    suites = {run.suite for run in load_matrix().all_runs}
+def _present(folder: Path, further: Mapping[str, str]) -> set[Path]:
+    suites = {run.suite for run in load_matrix().all_runs} | {str(Path(name).parent) for name in further}
     return {path for suite in suites for path in (folder / suite).glob("run_*.sh")}

@@ -87,7 +87,7 @@ def run(config: RunConfig, mode: str, folder: OutputFolder | None = None, fresh:
     # The first node's process holds the folder for all nodes.
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
-            with _connected(cluster, device, folder) as link:
+            with connected(cluster, device, folder) as link:
                 corpora = prepare_corpora(plan.config)
                 check_tokenizer(plan.config, corpora)
                 plan = counted(plan, corpora)
@@ -124,7 +124,7 @@ def plan_on(config: RunConfig, device: Hardware, nodes: int) -> Plan:
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster | None, device: Device, folder: OutputFolder) -> Iterator[NodeLink]:
+def connected(cluster: Cluster | None, device: Device, folder: OutputFolder) -> Iterator[NodeLink]:
     """Wait for all nodes, check that they reach each other as the ranks will, and yield the link between them.
 
     The environment variables that HCCL then needs are set here; the ranks inherit them.

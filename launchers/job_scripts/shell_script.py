@@ -21,10 +21,10 @@ def array(name: str, elements: Sequence[str], indent: str = "") -> str:
     return "\n".join([f"{indent}{name}=(", *(f"{indent}    {shlex.quote(each)}" for each in elements), f"{indent})"])
 
 
-def beginning(folder: Path, exports: dict[str, str] | None = None) -> str:
+def beginning(folder: Path, exports: dict[str, str] | None = None, command: str = "run") -> str:
     """Return the first lines of every script, which change to `folder` and set up the Python environment.
 
-    In `folder` relative paths mean what they meant when the script was written.
+    In `folder` relative paths mean what they meant when the script was written. `command`: that the script calls.
     """
     lines = ["set -euo pipefail", f"cd -- {shlex.quote(str(folder))}"]
     if not (Path(__file__).resolve().parents[2] / "setup.py").exists():
@@ -32,7 +32,8 @@ def beginning(folder: Path, exports: dict[str, str] | None = None) -> str:
         lines.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (exports or {}).items()]
     job = shlex.quote(str(JOB_SCRIPT))
-    return "\n".join([*lines, "# shellcheck source=/dev/null", f"source {job}", "bootstrap"])
+    setup = "bootstrap finetune" if command == "finetune" else "bootstrap"
+    return "\n".join([*lines, "# shellcheck source=/dev/null", f"source {job}", setup])
 
 
 def check(script: str) -> None:

@@ -15,7 +15,7 @@ TEMPLATE = """\
 # Trains {name}. Written by `efficientbench launch`; submit it with sbatch.
 {beginning}
 {arguments}
-job_slurm efficientbench run "${{arguments[@]}}"
+job_slurm efficientbench {command} "${{arguments[@]}}"
 """
 
 STOP_BEFORE_S = 120
@@ -42,23 +42,31 @@ def slurm_script(
     devices_per_node: int,
     options: Sequence[str],
     folder: Path,
+    command: str = "run",
 ) -> str:
     """Return the text of the script.
 
     Args:
         name: the job's, of letters, digits, `.`, `_` and `-`.
-        runs: the arguments of `efficientbench run` for each; several runs become an array with a task each.
+        runs: the arguments of the command for each; several runs become an array with a task each.
         nodes: of each run.
         devices_per_node: accelerators of a node; 0: none.
         options: further options of sbatch, as `key=value` or `key`; they replace ours.
         folder: where relative paths among the arguments begin.
+        command: of `efficientbench`.
 
     Raises:
         LaunchError: sbatch would not read an option as it stands.
     """
     chosen = _options(name, len(runs), nodes, devices_per_node, options)
     lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in chosen.items()]
-    return TEMPLATE.format(options="\n".join(lines), name=name, beginning=beginning(folder), arguments=_arguments(runs))
+    return TEMPLATE.format(
+        options="\n".join(lines),
+        name=name,
+        beginning=beginning(folder, command=command),
+        arguments=_arguments(runs),
+        command=command,
+    )
 
 
 def _options(name: str, runs: int, nodes: int, devices_per_node: int, given: Sequence[str]) -> dict[str, str]:

@@ -40,8 +40,8 @@ torchrun=(
 {rendezvous}
 )
 {arguments}
-job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench run "${{arguments[@]}}"
-"""
+job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench {command} "${{arguments[@]}}"
+"""  # noqa: E501
 
 MASTER = {
     "c10d": "the host that all nodes reach and one of them is",
@@ -73,15 +73,18 @@ class Meeting:
             raise LaunchError(f"--rendezvous-timeout: {self.timeout_s} s, and nodes need at least 1 s")
 
 
-def torchrun_script(name: str, arguments: Sequence[str], nodes: int, meeting: Meeting, folder: Path) -> str:
+def torchrun_script(
+    name: str, arguments: Sequence[str], nodes: int, meeting: Meeting, folder: Path, command: str = "run"
+) -> str:
     """Return the text of the script.
 
     Args:
         name: the run's, of letters, digits, `.`, `_` and `-`.
-        arguments: of `efficientbench run`.
+        arguments: of the command.
         nodes: how many.
         meeting: where and how they meet.
         folder: where relative paths among the arguments begin.
+        command: of `efficientbench`.
     """
     node_rank_meaning = "\n#   NODE_RANK    number of this node, from 0" if meeting.rendezvous == "static" else ""
     return TEMPLATE.format(
@@ -90,7 +93,8 @@ def torchrun_script(name: str, arguments: Sequence[str], nodes: int, meeting: Me
         master_meaning=MASTER[meeting.rendezvous],
         node_rank_meaning=node_rank_meaning,
         port=meeting.port,
-        beginning=beginning(folder, {RENDEZVOUS_TIMEOUT_NAME: str(meeting.timeout_s)}),
+        beginning=beginning(folder, {RENDEZVOUS_TIMEOUT_NAME: str(meeting.timeout_s)}, command),
+        command=command,
         training_port=TRAINING_PORT_NAME,
         node_count=nodes,
         rendezvous_id=shlex.quote(f"--rdzv-id={meeting.run_id or name}"),

@@ -31,6 +31,11 @@ def _device(record: RunRecord) -> str:
 
 
 def _tokens(record: RunRecord) -> str:
+    if record.finetuning:
+        # The order that a seed draws decides how long the examples of the same number of steps are.
+        return (
+            f"{record.steps_measured * record.global_batch_size:,} examples in {record.steps_measured:,} measured steps"
+        )
     # A whole percent, since seeds pack conversations in other orders.
     learned = record.supervised_tokens
     share = "" if learned in (None, record.tokens) else f", {learned / record.tokens:.0%} of them supervised,"
@@ -54,6 +59,7 @@ def _layout(record: RunRecord) -> str:
     if given["overlap"] and bucket_size is not None:
         given["bucket_size"] = bucket_size
     given["recompute"] = record.section("training").get("recompute")
+    given |= {f"zero.{name}": value for name, value in record.section("zero").items()}
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
@@ -68,6 +74,8 @@ def _optimizer(record: RunRecord) -> str:
 
 
 def _init(record: RunRecord) -> str:
+    if record.finetuning:
+        return f"the base model {record.config.get('model')}"
     init = record.section("init")
     if init.get("run") is None:
         return "random weights"

@@ -25,8 +25,8 @@ from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, Quality
 from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
-_PLACES = ("output", "data.cache")
-_SEED = "training.seed"
+_PLACES = ("output", "data.cache", "cache")
+_SEEDS = ("training.seed", "curriculum.seed")
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -79,7 +79,7 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        groups.setdefault(_identity(record, without=(*_PLACES, _SEED)), []).append(record)
+        groups.setdefault(_identity(record, without=(*_PLACES, *_SEEDS)), []).append(record)
     return [Group(_one_of_each_seed(group)) for group in groups.values()]
 
 
@@ -116,7 +116,7 @@ def model_identity(record: RunRecord) -> str:
     One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
     tell that two runs built and computed the same.
     """
-    return _identity(record, without=(*_PLACES, _SEED, *_NAMES))
+    return _identity(record, without=(*_PLACES, *_SEEDS, *_NAMES))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
@@ -129,7 +129,8 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
         "data": [(source.fingerprint, source.weight) for source in record.data or ()],
         "model": [record.parameters, record.parameters_active, record.flops_per_token],
         "status": record.status,
-        "tokens": [record.tokens, record.steps_measured],
+        # Each seed of a fine-tuning draws examples of other lengths.
+        "tokens": [None if record.finetuning else record.tokens, record.steps_measured],
         "formulas": record.formula_id,
         "energy_scope": record.energy_scope,
     }

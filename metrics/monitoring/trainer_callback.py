@@ -63,6 +63,7 @@ class EfficiencyCallback(TrainerCallback):
             barrier=dist.barrier if _is_distributed() else None,
             warmup_steps=self._warmup_steps,
             rank=args.process_index,
+            steps_before=state.global_step,
         )
         self._tokens_seen = state.num_input_tokens_seen
         self._monitor.start()

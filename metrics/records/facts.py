@@ -99,6 +99,17 @@ class Validation:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What a fine-tuning trained, and what its measured steps read."""
+
+    trainable_parameters: int
+    samples: int
+    """Examples of the measured steps."""
+    padded_tokens: int
+    """Tokens of the same steps with those that fill short examples up to the longest of their micro-batch."""
+
+
+@dataclass(frozen=True)
 class Measured:
     """A run as the formulas of its figures read it. A part that is missing raises MetricsError with the reason."""
 
@@ -109,6 +120,8 @@ class Measured:
     """Number of a step → event between it and the step before, such as an evaluation."""
     reading: Reading | None
     """None: the training loop did not say what it read."""
+    tuned: Tuning | None = None
+    """None: the run is no fine-tuning."""
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""
@@ -208,6 +221,13 @@ class Measured:
         """Return tokens and UTF-8 bytes of the validation text."""
         names, unknown = ("validation_tokens", "validation_bytes"), "the validation text's size in bytes is not known"
         return [self.learned(name, unknown, like="validation_bytes") for name in names]
+
+    @property
+    def tuning(self) -> Tuning:
+        """Return what a fine-tuning trained and read."""
+        if self.tuned is None:
+            raise MetricsError("the run is no fine-tuning")
+        return self.tuned
 
     @property
     def text(self) -> Reading:

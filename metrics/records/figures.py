@@ -221,3 +221,16 @@ class Metrics(BaseModel):
         lambda m: m.throughput(1) * m.supervised_tokens / m.run.tokens, better="higher")
     energy_j_per_supervised_token: float | None = figure("J/token", "energy over the supervised tokens",
         lambda m: definitions.energy_per_token(m.measured("energy_j"), m.supervised_tokens), better="lower")
+    trainable_parameters: int | None = figure("", "parameters that a fine-tuning trains",
+        lambda m: m.tuning.trainable_parameters)
+    examples_per_s: float | None = figure("examples/s", "examples of a fine-tuning over step time, all devices",
+        lambda m: m.throughput(1) * m.tuning.samples / m.run.tokens, better="higher", compared="examples/s")
+    st_samples_per_param_s: float | None = figure("samples / parameter / s",
+        "ST: a fine-tuning's examples over P over step time; as TT, since its equation could not be read",
+        lambda m: m.throughput(m.of_model("parameters")) * m.tuning.samples / m.run.tokens, better="higher",
+        compared="ST")
+    energy_j_per_sample: float | None = figure("J/sample", "energy over the examples of a fine-tuning",
+        lambda m: definitions.energy_per_token(m.measured("energy_j"), m.tuning.samples), better="lower",
+        compared="J/sample")
+    padding_share: float | None = figure("", "share of padding in what a fine-tuning's micro-batches hold",
+        lambda m: m.tuning and m.step_times_s and 1 - m.run.tokens / m.tuning.padded_tokens, better="lower")

@@ -132,6 +132,8 @@ class RunRecord(Metrics, Identity):
     validation_text: str | None = None
     """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
     None where it is not known."""
+    finetuning: dict[str, Any] = {}
+    """Of a fine-tuning: its curriculum, its examples, the saved numbers, and held-out losses by level; else empty."""
     config: dict[str, Any] = {}
     """The resolved configuration."""
     environment: dict[str, Any] = {}

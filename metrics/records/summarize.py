@@ -10,7 +10,7 @@ from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
-from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Validation, finite
+from efficientbench.metrics.records.facts import Measured, Quality, Reading, RunFacts, Tuning, Validation, finite
 from efficientbench.metrics.records.figures import Metrics
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
@@ -38,9 +38,10 @@ def summarize(
     quality: Quality,
     interruptions: Mapping[int, str] | None = None,
     reading: Reading | None = None,
+    tuned: Tuning | None = None,
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons; the arguments are those of `Measured`."""
-    measured = Measured(run, facts, quality, interruptions or {}, reading)
+    measured = Measured(run, facts, quality, interruptions or {}, reading, tuned)
     values: dict[str, Any] = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
     unavailable = {}
     for name in Metrics.model_fields:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from rich.console import Console
@@ -33,6 +33,8 @@ class _Layout:
     setting_of: Callable[[RunRecord], str]
     ranks_across_sizes: bool
     """Whether its rows are alternatives to each other whatever their size."""
+    further: Mapping[str, Callable[[RunRecord], str]] = field(default_factory=dict)
+    """Title → cell of columns after those of all tables."""
 
 
 def _top_k(record: RunRecord) -> str:
@@ -60,6 +62,26 @@ _LAYOUTS = (
         "Context Length",
         lambda record: f"{record.seq_len:,}",
         False,
+    ),
+    _Layout(
+        "Parameter-efficient fine-tuning",
+        {
+            "lora": "LoRA",
+            "lora_plus": "LoRA+",
+            "rslora": "RSLoRA",
+            "dora": "DoRA",
+            "pissa": "PiSSA",
+            "freeze": "Freeze",
+            "full": "Full",
+        },
+        "Trainable",
+        lambda record: number(record.trainable_parameters, ",d"),
+        False,
+        {
+            "ST (Samples/param/s)": lambda record: number(record.st_samples_per_param_s, ".2e"),
+            "samples/s": lambda record: number(record.examples_per_s, ",.2f"),
+            "J/sample": lambda record: number(record.energy_j_per_sample, ".4g"),
+        },
     ),
     _Layout("Mixture of experts", {"dense": "Dense Model", "moe": "MoE Model"}, "Top K", _top_k, True),
 )
@@ -93,6 +115,7 @@ def _table(layout: _Layout, records: Sequence[RunRecord]) -> Table:
     header = (
         *("Method", "Parameters", layout.setting, "PPL", "AMU (GB)", "PCU", "AL (s/iter)", "TT (Tokens/param/s)"),
         *("AEC (W)", "GPU Hours", "J/token", "rank by J/token", "rank by AEC"),
+        *layout.further,
     )
     return Table(
         header, rows, (0, 1), layout.title, _notes(rows, sentences, all_ranked) if all_ranked else (NO_ENERGY,)
@@ -116,6 +139,7 @@ def _row(layout: _Layout, record: RunRecord, ranked: Ranked | None) -> tuple[str
         number(record.energy_j_per_token, ".4g"),
         _place(ranked.by_token, ranked.tied_by_token) if ranked else ABSENT,
         _place(ranked.by_power, ranked.tied_by_power) if ranked else ABSENT,
+        *(cell(record) for cell in layout.further.values()),
     )
 
 

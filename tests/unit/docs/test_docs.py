@@ -19,11 +19,12 @@ from efficientbench.cli.app import app
 from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.cli import app as data_app
+from efficientbench.finetuning.load import named_tunings, resolve_tuning, settable_keys
 
 FRONT_PAGES = sorted(ROOT.glob("README*.md"))
 PAGES = [*FRONT_PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ("data_tools", "docs", "efficientbench", "examples", "experiments", "launchers", "metrics", "tests")
-TAKE_A_RUN = ("run", "plan", "profile", "launch")
+TAKE_A_RUN = ("run", "plan", "profile", "launch", "finetune")
 STANDS_FOR = {"NAME": "gqa_1.5B", "TYPE": "cpu"}
 """What a placeholder of the pages stands for."""
 
@@ -93,12 +94,13 @@ def keys() -> set[str]:
     return found
 
 
-KEYS = keys()
+KEYS = keys() | settable_keys().keys()
 
 
 def check_run(name: str, words: Sequence[str], smoke: bool) -> None:
     """Resolve a run's configuration from the `key=value` in a command, without variants that the reader has written."""
-    resolve(name, smoke, [word for word in words if "=" in word and word != "key=value" and ":VARIANT" not in word])
+    given = [word for word in words if "=" in word and word != "key=value" and ":VARIANT" not in word]
+    (resolve_tuning if name in named_tunings() else resolve)(name, smoke, given)
 
 
 @each_page
@@ -126,7 +128,7 @@ def test_commands_parse(page: Path) -> None:
         first, rest = words[0], words[1:]
         if first == "efficientbench":
             parsed = parse(app, rest)
-            if rest[0] in TAKE_A_RUN and parsed.get("name"):
+            if rest[0] in TAKE_A_RUN and parsed.get("name") not in (None, "merge", "effect"):
                 check_run(parsed["name"], parsed["arguments"] or [], parsed["smoke"])
             axes = parsed["axes"] or [] if rest[0] in ("sweep", "launch") and len(rest) > 1 else []
             for word in axes:

@@ -150,6 +150,14 @@ def test_without_a_fitting_python_the_found_ones_are_named(
     assert done.stderr == f"error: Python 3.10, 3.11 or 3.12 is needed; found on PATH: {told}\n"
 
 
+def test_fine_tuning_is_refused_on_python_3_10_in_one_line(clone: Path, tools: Path) -> None:
+    executable(tools / "python3", '#!/bin/bash\n[[ "$1" == -c ]] && echo 3.10.12\n')
+    done = bootstrap(clone, clean_environment(str(tools)), "finetune")
+    told = f"error: fine-tuning needs Python 3.11 or 3.12, as TRL does; {tools / 'python3'} is 3.10.12\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    assert not (clone / ".venv").exists()
+
+
 def test_an_active_environment_with_the_package_is_used_as_it_is(clone: Path, tools: Path) -> None:
     (tools / "python3").symlink_to(sys.executable)
     executable(tools / "efficientbench", "#!/bin/bash\n")
@@ -187,7 +195,7 @@ def test_somebody_elses_venv_is_left_alone(clone: Path, tools: Path) -> None:
 
 def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
     done = bootstrap(clone, clean_environment(str(tools)), "devel")
-    assert (done.returncode, done.stderr) == (2, "error: bootstrap: unknown extra 'devel': dev, gpu or npu\n")
+    assert (done.returncode, done.stderr) == (2, "error: bootstrap: unknown extra 'devel': dev, finetune, gpu or npu\n")
 
 
 @pytest.mark.proof

@@ -47,7 +47,7 @@ def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str])
 
 TRAINER = (
     SimpleNamespace(include_num_input_tokens_seen="no", process_index=0),
-    SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True),
+    SimpleNamespace(num_input_tokens_seen=0, is_world_process_zero=True, global_step=0),
     SimpleNamespace(should_evaluate=False, should_save=False),
 )
 """What a Trainer passes to its callbacks."""

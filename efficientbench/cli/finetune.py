@@ -1,0 +1,105 @@
+"""The command `efficientbench finetune`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from efficientbench.cli.options import MODES, Arguments
+
+MERGE, EFFECT = "merge", "effect"
+
+
+def finetune(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, or effect: see below"),
+    ],
+    arguments: Arguments = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="PATH", help="examples: JSON, JSONL, parquet, or the hub's owner/name"),
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", metavar="N", min=1, help="N runs with consecutive seeds; complete ones stay"),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="print memory, traffic and layouts that fit; touches no device")
+    ] = False,
+    world: Annotated[int, typer.Option("--world", metavar="N", min=1, help="of --plan: ranks of all nodes")] = 16,
+    devices_per_node: Annotated[
+        int, typer.Option("--devices-per-node", metavar="N", min=1, help="of --plan: accelerators in a node")
+    ] = 8,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="of --plan: a row of metrics/hardware.yaml, like 'H100 SXM'"),
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option("--memory-gb", metavar="GB", help="of --plan: a device's memory; the row's, or 64")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start at step 1, whatever an earlier attempt has left")
+    ] = False,
+) -> None:
+    """Fine-tune a transformers model by LoRA or in full on DeepSpeed's ZeRO, measure it, and save what it learned.
+
+    `efficientbench finetune merge RUN DIR` writes a run's adapter and its base as one model.
+    `efficientbench finetune effect FOLDER` compares the runs of a folder that differ in curriculum.order and seed.
+    """
+    given = list(arguments or [])
+    if name == EFFECT:
+        if len(given) != 1:
+            raise typer.BadParameter("effect takes a folder of runs: efficientbench finetune effect FOLDER")
+        from rich.console import Console
+
+        from efficientbench.finetuning.effect_table import print_effects
+
+        print_effects(Path(given[0]), Console(width=160))
+        return
+    if plan:
+        from rich.console import Console
+
+        from efficientbench.finetuning.load import resolve_tuning
+        from efficientbench.finetuning.plan_table import print_tuning_plan
+        from efficientbench.finetuning.request import plan_request
+
+        config = resolve_tuning(name, smoke, _overrides(given, data))
+        request = plan_request(config, world, devices_per_node, device, memory_gb)
+        print_tuning_plan(request, Console(width=160))
+        return
+    _check_python()
+    if name == MERGE:
+        if len(given) != 2:
+            raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
+        from efficientbench.finetuning.saved import merge
+
+        print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
+        return
+    from efficientbench.finetuning.load import resolve_tuning
+
+    modes = [each for each in given if each in MODES]
+    config = resolve_tuning(name, smoke, _overrides(given, data))
+    from efficientbench.finetuning.repeat import run_repeats
+    from efficientbench.finetuning.run import finetune as run_tuning
+
+    mode = modes[-1] if modes else MODES[0]
+    if repeat is not None:
+        raise typer.Exit(run_repeats(config, mode, repeat, fresh))
+    raise typer.Exit(run_tuning(config, mode, fresh=fresh))
+
+
+def _overrides(given: list[str], data: str | None) -> list[str]:
+    return [each for each in given if each not in MODES] + ([f"data.path={data}"] if data else [])
+
+
+def _check_python() -> None:
+    from efficientbench.config.errors import ConfigError
+
+    if sys.version_info < (3, 11):
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise ConfigError(f"fine-tuning needs Python 3.11 or 3.12, as TRL does; this is {version}")

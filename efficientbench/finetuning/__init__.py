@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of transformers models: methods, curriculum, costs."""

@@ -1,0 +1,98 @@
+"""The base model of a fine-tuning: a folder, the hub's, or a tiny Qwen2 that is made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.files import complete_folder, exclusive_lock
+from efficientbench.finetuning.base_model_shape import TINY_SHAPE
+from efficientbench.finetuning.config import TINY
+from efficientbench.finetuning.examples import CHATML
+from efficientbench.finetuning.rows import Row, read_rows
+
+SEED = 1234
+
+
+def find_model(model: str, cache: Path) -> str:
+    """Return what transformers loads the model by, and make the tiny one where it is asked for.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    if model == TINY:
+        folder = cache.absolute() / "tiny_qwen2"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Nodes that share the folder come here at once.
+        with exclusive_lock(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                make_tiny(folder)
+        return str(folder)
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model: {model} is neither a folder with a model nor one that the hub gives: {first}"
+        ) from None
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def load_tokenizer(model: str) -> Any:
+    """Return the model's tokenizer, with a chat template and a token for padding.
+
+    Raises ConfigError: the model has none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"model: {model} has no tokenizer: {first}") from None
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = CHATML
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def make_tiny(folder: Path) -> None:
+    """Write a Qwen2 of random weights, with a tokenizer that is trained on Python's manual."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM, logging
+
+    logging.disable_progress_bar()
+    tokenizer = _train_tokenizer(read_rows(None, "difficulty", ("one",)))
+    shape = {key: value for key, value in TINY_SHAPE.items() if key != "model_type"}
+    config = Qwen2Config(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = Qwen2ForCausalLM(config)
+    with complete_folder(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+
+
+def _train_tokenizer(rows: Sequence[Row]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY_SHAPE["vocab_size"],
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator((message["content"] for row in rows for message in row.messages), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained, eos_token=special[2], pad_token=special[0], chat_template=CHATML
+    )

@@ -1,0 +1,175 @@
+"""FinetuneConfig: everything that decides what a fine-tuning computes and measures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from efficientbench.config.part import (
+    Fraction,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Seconds,
+    require,
+)
+from efficientbench.config.schema import Label
+from efficientbench.finetuning.curriculum_config import CurriculumConfig
+from efficientbench.finetuning.methods import AdapterConfig, Method
+
+TINY = "tiny"
+"""The model that is made on the spot."""
+
+
+class ExamplesConfig(Part):
+    """Examples to learn from; by default some from the manual that Python carries."""
+
+    path: str | None = Field(
+        default=None,
+        description="JSON, JSONL or parquet file, or a dataset of the Hugging Face hub as owner/name; rows are "
+        "{instruction, input, output}, {prompt, completion} or {messages}; unset: Python's manual",
+    )
+    validation: str | None = Field(
+        default=None, description="examples that are held out, as `path`; unset: `validation_share` of `path`"
+    )
+    validation_share: Fraction = Field(
+        default=0.05, description="share of the examples that is held out where `validation` is unset"
+    )
+    validation_seed: NonNegativeInt = Field(default=42, description="of what is held out, the same in all repeats")
+    validation_examples: PositiveInt = Field(default=1000, description="most examples that are held out")
+    max_length: PositiveInt = Field(default=2048, description="most tokens of an example, prompt included")
+    too_long: Literal["error", "drop", "truncate"] = Field(
+        default="drop",
+        description="what happens to longer examples; truncate cuts the end of the answer, and drops an example "
+        "whose prompt leaves no answer",
+    )
+
+
+class TuningConfig(Part):
+    """Length, batch and optimizer."""
+
+    epochs: PositiveFloat = Field(default=3.0, description="how often the examples are read; see `steps`")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; unset: as many as `epochs` need")
+    micro_batch_size: PositiveInt = Field(default=1, description="examples of one forward and backward on a rank")
+    global_batch_size: PositiveInt = Field(default=128, description="examples of an optimizer step on all ranks")
+    learning_rate: PositiveFloat = Field(default=2e-5, description="largest learning rate; falls by a cosine to 0")
+    warmup_steps: NonNegativeInt | None = Field(
+        default=None, description="steps in which the rate rises from 0; unset: 100, or a tenth of the steps if fewer"
+    )
+    weight_decay: NonNegativeFloat = Field(default=0.01, description="of AdamW")
+    clip: NonNegativeFloat = Field(default=1.0, description="largest norm of the gradients; 0: any")
+    dtype: Literal["fp32", "bf16"] = Field(default="bf16", description="of the weights and the products")
+    recompute: bool = Field(
+        default=True, description="compute each layer's activations again in the backward pass instead of keeping them"
+    )
+    seed: NonNegativeInt = Field(default=42, description="of new weights")
+    validate_every_steps: NonNegativeInt = Field(
+        default=100, description="steps between losses of held-out examples; 0: only before and after the training"
+    )
+    timeout_s: Seconds = Field(default=1800.0, description="seconds after which a collective that waits ends the run")
+
+
+_STAGES = ("0", "2", "3")
+
+
+class ZeroConfig(Part):
+    """DeepSpeed's ZeRO: what of a model's state the ranks share out among themselves."""
+
+    # The command line gives text.
+    stage: Annotated[Literal[0, 2, 3], BeforeValidator(lambda given: int(given) if given in _STAGES else given)] = (
+        Field(
+            default=3,
+            description="3: weights, gradients and optimizer states; 2: all but weights; 0: nothing (torch's DDP)",
+        )
+    )
+    offload: Literal["none", "optimizer", "all"] = Field(
+        default="none", description="what lies in host memory: optimizer states, or with all the weights as well"
+    )
+    hpz: PositiveInt = Field(
+        default=1, description="ranks, those of a node, that keep a second copy of the weights for the backward pass"
+    )
+    persistence_threshold: NonNegativeInt | None = Field(
+        default=None, description="tensors of fewer numbers stay whole on each rank; unset: 10 × hidden size"
+    )
+
+    @model_validator(mode="after")
+    def _weights_are_shared_out(self) -> ZeroConfig:
+        """Check that what takes weights apart has them."""
+        require(
+            (
+                self.offload != "all" or self.stage == 3,
+                f"offload=all needs stage=3, not {self.stage}: weights stay whole",
+            ),
+            (self.hpz == 1 or self.stage == 3, f"hpz={self.hpz} needs stage=3, not {self.stage}: weights stay whole"),
+        )
+        return self
+
+
+class TuningMeasurementConfig(Part):
+    """Sensors, and the window of measured steps."""
+
+    warmup_steps: NonNegativeInt = Field(default=5, description="steps before the measured window")
+    peak_flops: PositiveFloat | None = Field(
+        default=None, description="dense peak FLOP/s of one device; unset: as in the table of known devices"
+    )
+
+
+class SavingConfig(Part):
+    """Checkpoints to resume from."""
+
+    interval: PositiveInt = Field(default=500, description="steps between checkpoints")
+    keep: PositiveInt = Field(default=2, description="newest checkpoints to keep")
+
+
+class FinetuneConfig(Part):
+    """The complete configuration of one fine-tuning."""
+
+    method: Method = Field(description="what is trained")
+    size: Name = Field(description="name of the size in finetuning.yaml")
+    smoke: bool = Field(default=False, description="whether a tiny model stands in for the named one")
+    label: Label | None = Field(default=None, description="text that is part of the folder's name")
+    device: str = Field(default="auto", description="device type: cuda, npu or cpu; auto: the first that can be used")
+    cpu_ranks: PositiveInt = Field(
+        default=1, description="ranks on each node where its processors train; an accelerator has one each"
+    )
+    output: str = Field(default="output/finetuning", description="folder in which the run has its own folder")
+    cache: str = Field(default="output/data", description="folder for the tiny model and the scores of examples")
+    model: str = Field(description="folder or hub id of the base model; tiny: a small Qwen2 that is made on the spot")
+    adapter: AdapterConfig = AdapterConfig()
+    data: ExamplesConfig = ExamplesConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    training: TuningConfig = TuningConfig()
+    zero: ZeroConfig = ZeroConfig()
+    measurement: TuningMeasurementConfig = TuningMeasurementConfig()
+    checkpoint: SavingConfig = SavingConfig()
+
+    @property
+    def name(self) -> str:
+        """Name of the run and of its folder: `<method>_<size>[_smoke][__<label>]`."""
+        label = f"__{self.label}" if self.label else ""
+        return f"{self.method}_{self.size}{'_smoke' if self.smoke else ''}{label}"
+
+    def accumulation(self, world: int) -> int:
+        """Return the micro-batches of a step on each of `world` ranks.
+
+        Raises ValueError: the global batch cannot be divided so; the message names the nearest that can.
+        """
+        at_once, batch = self.training.micro_batch_size * world, self.training.global_batch_size
+        if batch % at_once:
+            near = max(1, round(batch / at_once)) * at_once
+            raise ValueError(
+                f"training.global_batch_size: {batch} is no multiple of micro-batch {self.training.micro_batch_size} × "
+                f"{world} ranks; the nearest that is: {near}"
+            )
+        return batch // at_once
+
+    def warmup(self, steps: int) -> int:
+        """Return the steps in which the learning rate rises. Raises ValueError: the run has no more than these."""
+        asked = self.training.warmup_steps
+        if asked is not None and asked >= steps:
+            raise ValueError(f"training.warmup_steps: {asked} is not below the {steps} steps of the run")
+        return min(100, steps // 10) if asked is None else asked

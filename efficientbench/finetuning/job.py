@@ -1,0 +1,46 @@
+"""What the ranks of a fine-tuning are given, as a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from efficientbench.finetuning.choice import CurriculumRecord
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.files import write_whole
+from efficientbench.metrics.foreign import read_whole
+from efficientbench.metrics.records.record_parts import DataSource
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    """One fine-tuning, ready to start."""
+
+    config: FinetuneConfig
+    output: Path
+    nodes: int
+    world: int
+    """Ranks of all nodes."""
+    model: str
+    """What transformers loads the base by."""
+    examples: Path
+    """File of `write_examples`, of this node."""
+    fingerprint: str
+    """SHA-256 of examples and order: the same on all nodes, or the run stops."""
+    steps: int
+    warmup: int
+    curriculum: CurriculumRecord
+    data: DataSource
+    resume: Path | None = None
+    """The checkpoint to resume from; the first node's job decides for all."""
+
+    def write(self, path: Path) -> None:
+        """Write the job as JSON. Raises MetricsError where the file cannot be written."""
+        write_whole(path, TypeAdapter(TuningJob).dump_json(self, indent=2).decode())
+
+    @classmethod
+    def read(cls, path: Path) -> TuningJob:
+        """Read what `write` wrote. Raises OSError, and ValueError for a file of another form."""
+        return TypeAdapter(cls).validate_json(read_whole(path))

@@ -1,0 +1,152 @@
+"""The configuration of a named fine-tuning: defaults < size < method < smoke < key=value overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import yaml
+from pydantic import BeforeValidator, ValidationError
+from pydantic.fields import FieldInfo
+
+from efficientbench.config.errors import ConfigError, nearest
+from efficientbench.config.load import merged, parse, unknown_key
+from efficientbench.config.matrix import EXPERIMENTS, Overlay, load_yaml
+from efficientbench.config.part import Name, Part
+from efficientbench.finetuning.config import FinetuneConfig
+
+RUNS = EXPERIMENTS / "finetuning.yaml"
+SUITE = "finetuning"
+"""Folder of the runs' scripts."""
+
+SCRIPT = """\
+#!/usr/bin/env bash
+# Fine-tunes, measures and reports {name}. Written by `efficientbench scripts` from experiments/finetuning.yaml.
+#
+#   bash experiments/{suite}/run_{name}.sh [dsw|dlc] [--smoke] [--data PATH] [--repeat N] [key=value ...]
+set -euo pipefail
+exec bash "$(dirname "${{BASH_SOURCE[0]}}")/../../launchers/finetune_named.sh" {name} "$@"
+"""
+
+WORDS = {
+    "use_curriculum": "curriculum.use",
+    "curriculum": "curriculum.use",
+    "curriculum_seed": "curriculum.seed",
+    "lora_r": "adapter.r",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "target_modules": "adapter.targets",
+    "lora_target_modules": "adapter.targets",
+    "cutoff_len": "data.max_length",
+    "micro_batch_size": "training.micro_batch_size",
+    "batch_size": "training.global_batch_size",
+    "num_epochs": "training.epochs",
+    "learning_rate": "training.learning_rate",
+    "base_model": "model",
+    "data_path": "data.path",
+    "output_dir": "output",
+}
+"""Words of other recipes → our keys."""
+_USES = {"true": "auto", "false": "off"}
+_DECIDED = ("method", "size", "smoke")
+
+
+class _Runs(Part):
+    sizes: dict[Name, Overlay]
+    methods: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]]
+    smoke: Overlay
+
+
+class TuningName(NamedTuple):
+    """One named fine-tuning."""
+
+    method: str
+    size: str
+
+    @property
+    def name(self) -> str:
+        """Name of the run: `<method>_<size>`."""
+        return f"{self.method}_{self.size}"
+
+
+def named_tunings(path: Path = RUNS) -> dict[str, TuningName]:
+    """Return every run of finetuning.yaml by its name, in the order of the file."""
+    runs: _Runs = load_yaml(path, _Runs)
+    found = [TuningName(method, size) for method in runs.methods for size in runs.sizes]
+    return {each.name: each for each in found}
+
+
+def tuning_scripts() -> dict[str, str]:
+    """Return path below experiments/ → text of the script of every run."""
+    return {f"{SUITE}/run_{name}.sh": SCRIPT.format(name=name, suite=SUITE) for name in named_tunings()}
+
+
+def resolve_tuning(name: str, smoke: bool = False, overrides: Sequence[str] = ()) -> FinetuneConfig:
+    """Return the configuration of the fine-tuning called `name`; a later override replaces an earlier one.
+
+    Raises ConfigError: the message has all mistakes.
+    """
+    runs: _Runs = load_yaml(RUNS, _Runs)
+    tunings = named_tunings()
+    if name not in tunings:
+        near = nearest(name, tunings)
+        sizes = f"<method>_<size>, of {', '.join(runs.methods)} and {', '.join(runs.sizes)}"
+        raise ConfigError(f"there is no fine-tuning called {name[:80]!r}: {f'did you mean {near}?' if near else sizes}")
+    run, keys = tunings[name], settable_keys()
+    tree: dict[str, Any] = {"method": run.method, "size": run.size, "smoke": smoke}
+    for layer in (runs.sizes[run.size], runs.methods[run.method], runs.smoke if smoke else {}):
+        tree = merged(tree, layer)
+    problems = []
+    for override in overrides:
+        word, separator, text = override.partition("=")
+        key = word if word in keys else WORDS.get(word, word)
+        if not separator:
+            problems.append(f"{override[:80]!r}: an override is written key=value, like training.steps=100")
+        elif key not in keys:
+            problems.append(unknown_key(key, keys))
+        else:
+            try:
+                value: Any = _value(key, text, keys[key])
+            except (yaml.YAMLError, RecursionError):
+                problems.append(f"{key}: {text[:80]!r} is not a list or a mapping as YAML writes them")
+                continue
+            if key == "training.epochs":
+                # Both set the length of a run, and that of the command line counts.
+                tree.get("training", {}).pop("steps", None)
+            for part in reversed(key.split(".")):
+                value = {part: value}
+            tree = merged(tree, value)
+    try:
+        config = FinetuneConfig.model_validate(tree)
+    except ValidationError as error:
+        problems += [
+            f"{'.'.join(map(str, each['loc'])) or 'the configuration'}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors(include_url=False)
+        ]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def settable_keys() -> dict[str, FieldInfo]:
+    """Return every dotted key that an override may set, with its field."""
+    return {key: field for key, field in _leaves(FinetuneConfig, "") if key not in _DECIDED}
+
+
+def _leaves(part: type[Part], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in part.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Part):
+            yield from _leaves(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _value(key: str, text: str, field: FieldInfo) -> object:
+    if key == "curriculum.use":
+        return _USES.get(text.lower(), text)
+    # The recipe's lists come with brackets, and as words with commas.
+    if key == "adapter.targets" and not text.startswith("["):
+        return [name.strip() for name in text.split(",")]
+    return parse(key, text, field)

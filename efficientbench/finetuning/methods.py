@@ -1,0 +1,59 @@
+"""The methods of fine-tuning: what each trains, and the arguments that PEFT takes for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from efficientbench.config.part import Fraction, Part, PositiveFloat, PositiveInt
+
+Method = Literal["lora", "lora_plus", "rslora", "dora", "pissa", "freeze", "full"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+WITH_ADAPTER = ("lora", "lora_plus", "rslora", "dora", "pissa")
+"""Methods that leave the base model's weights as they are and train low-rank matrices beside them."""
+
+_OF_METHOD: dict[str, dict[str, Any]] = {
+    # Scale alpha / √r instead of alpha / r (arXiv 2312.03732).
+    "rslora": {"use_rslora": True},
+    # The length of each weight column is learned apart from its direction (arXiv 2402.09353).
+    "dora": {"use_dora": True},
+    # The matrices begin as the weight's largest singular vectors, which leave the base (arXiv 2404.02948).
+    "pissa": {"init_lora_weights": "pissa"},
+}
+
+
+class AdapterConfig(Part):
+    """What a method adds to the base model, or trains of it."""
+
+    r: PositiveInt = Field(default=64, description="rank of the low-rank matrices")
+    alpha: PositiveFloat = Field(
+        default=128.0, description="numerator of their scale, alpha / r; with rslora alpha / √r"
+    )
+    dropout: Fraction = Field(default=0.05, description="share of an adapter's inputs that training sets to 0")
+    targets: tuple[str, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="names of the linear layers that get an adapter",
+    )
+    lora_plus_ratio: PositiveFloat = Field(
+        default=16.0, description="lora_plus: learning rate of B over that of A (arXiv 2402.12354)"
+    )
+    freeze_layers: PositiveInt = Field(
+        default=2, description="freeze: the last decoder layers, which alone are trained"
+    )
+
+
+def peft_arguments(method: Method, adapter: AdapterConfig) -> dict[str, Any] | None:
+    """Return the arguments of PEFT's LoraConfig; None for a method without an adapter."""
+    if method not in WITH_ADAPTER:
+        return None
+    return {
+        "task_type": "CAUSAL_LM",
+        "r": adapter.r,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": sorted(adapter.targets),
+        **_OF_METHOD.get(method, {}),
+    }

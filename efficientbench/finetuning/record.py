@@ -1,0 +1,275 @@
+"""The record of a fine-tuning."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.devices.base import Device
+from efficientbench.finetuning.cost import Trained, TuningFlops, tuning_flops
+from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.shapes import shape_of
+from efficientbench.metrics.definitions import FORMULAS, percentiles, ratio_standard_error
+from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.monitoring.aggregate import longest
+from efficientbench.metrics.monitoring.measurement import RunMeasurement
+from efficientbench.metrics.records.environment import collect_environment, sensor_states
+from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
+from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.record_parts import Window
+from efficientbench.metrics.records.summarize import nothing_measured, quality_curve, summarize
+
+if TYPE_CHECKING:
+    from efficientbench.finetuning.examples import Examples
+    from efficientbench.finetuning.trainer import Tuner
+
+PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
+"""Packages whose versions a record keeps."""
+MAXIMUM_DISTURBANCES = 500
+
+
+class Recording:
+    """Takes the time of a run from its beginning, and writes its record at the end."""
+
+    def __init__(self, job: TuningJob, device: Device) -> None:
+        self._job, self._device = job, device
+        self._started_at, self._begin_s = datetime.now(timezone.utc), time.monotonic()
+
+    def failed(self, reason: str) -> RunRecord:
+        """Return the record of a run that failed: what was run, and for every figure `reason` in its place."""
+        summary = nothing_measured(reason)
+        missing = {"parameters": reason, "parameters_active": reason, "flops_per_token": reason}
+        return RunRecord(
+            **identity(self._job, self._device, None, None),
+            **summary.values,
+            **self._times("failed"),
+            unavailable=summary.unavailable | missing,
+            data=[self._job.data],
+            environment=collect_environment(PACKAGES, Path(__file__).parent),
+        )
+
+    def write(
+        self,
+        trainer: Tuner,
+        run: RunMeasurement,
+        train: Examples,
+        held_out: Examples,
+        order: np.ndarray,
+        levels: np.ndarray,
+        saved_numbers: int | None,
+    ) -> None:
+        """Write the record of a run that has ended; all ranks call it, and the first one writes.
+
+        Args:
+            trainer: after its training.
+            run: what was measured.
+            train: examples that `order` numbers.
+            held_out: examples whose loss was measured.
+            order: of the whole run.
+            levels: of the held-out examples; -1: none.
+            saved_numbers: that the verified files hold; None: the run was stopped.
+        """
+        if trainer.args.process_index:
+            return
+        job, config = self._job, self._job.config
+        parameters, trained = _parameters(trainer.model)
+        # Of all examples, so that repeats, which draw others, have one cost of a token.
+        mean_length = max(1, round(float(train.lengths.mean())))
+        flops = _flops(job, mean_length)
+        facts = _facts(job, self._device, parameters, flops)
+        read = _Read(train, order, config.training.micro_batch_size, job.steps)
+        quality, validations = _quality(trainer, run, held_out, read)
+        tuned = Tuning(
+            trained, len(run.step_numbers) * config.training.global_batch_size, read.padded(run.step_numbers)
+        )
+        summary = summarize(run, facts, quality, tuned=tuned)
+        missing = (
+            {} if flops is not None else {"flops_per_token": "the costs of this model's architecture are not known"}
+        )
+        record = RunRecord(
+            **identity(job, self._device, parameters, None if flops is None else flops.training),
+            **summary.values,
+            **self._times("stopped" if saved_numbers is None else "completed"),
+            unavailable=summary.unavailable | missing,
+            step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
+            data=[job.data],
+            samples=run.samples,
+            sample_intervals_s=run.sample_intervals_s,
+            energy_doubt=run.energy_doubt,
+            timelines=list(run.timelines),
+            windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
+            disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
+            quality_curve=quality_curve(run, validations),
+            resumed_after_steps=[] if job.resume is None else [int(job.resume.name.rpartition("-")[2])],
+            finetuning=_finetuning(job, trainer, levels, mean_length, read, saved_numbers),
+            environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": sensor_states(run.sensors)},
+        )
+        write_record(record, job.output / "record.json")
+
+    def _times(self, status: str) -> dict[str, Any]:
+        started_at = self._started_at.isoformat(timespec="seconds")
+        return {"status": status, "started_at": started_at, "duration_s": time.monotonic() - self._begin_s}
+
+
+class _Read:
+    """What each step reads, which follows from the order."""
+
+    def __init__(self, train: Examples, order: np.ndarray, micro: int, steps: int) -> None:
+        lengths = train.lengths[order].reshape(steps, -1)
+        # A micro-batch is `micro` examples in a row, filled up to its longest.
+        longest_each = lengths.reshape(steps, -1, micro).max(2)
+        self._tokens, self._padded = lengths.sum(1), longest_each.sum(1) * micro
+        self._supervised = train.supervised[order].reshape(steps, -1).sum(1)
+
+    def tokens(self, steps: Sequence[int]) -> int:
+        """Tokens of steps that count from 1."""
+        return int(self._tokens[np.array(steps, np.int64) - 1].sum())
+
+    def padded(self, steps: Sequence[int]) -> int:
+        """Tokens of steps with the padding."""
+        return int(self._padded[np.array(steps, np.int64) - 1].sum())
+
+    def supervised(self, steps: Sequence[int]) -> int:
+        """Tokens of steps that are learned."""
+        return int(self._supervised[np.array(steps, np.int64) - 1].sum())
+
+
+def identity(job: TuningJob, device: Device, parameters: int | None, flops: float | None) -> dict[str, Any]:
+    """Return what was run, on which devices and by which formulas, by the record's field names."""
+    config = job.config
+    shares_host = device.memory_capacity_bytes() is None
+    label = f"__{config.label}" if config.label else ""
+    return {
+        "run": f"{config.method}_{config.size}{label}",
+        "variant": config.method,
+        "size": config.size,
+        "smoke": config.smoke,
+        "seed": config.training.seed,
+        "parameters": parameters,
+        "parameters_active": parameters,
+        "flops_per_token": flops,
+        "devices": job.nodes if shares_host else job.world,
+        "device_name": device.names()[0],
+        "dtype": config.training.dtype,
+        "seq_len": config.data.max_length,
+        "micro_batch_size": config.training.micro_batch_size,
+        "global_batch_size": config.training.global_batch_size,
+        "dp": job.world,
+        "formula_id": FORMULAS,
+        "config": config.model_dump(mode="json"),
+        "paths": {"steps": "steps.jsonl", "log": "log", "checkpoint": "checkpoint"},
+    }
+
+
+def _parameters(model: Any) -> tuple[int, int]:
+    """Return the base's parameters, and those that are trained, whole also under ZeRO-3."""
+    from efficientbench.finetuning.saved import whole_shape
+
+    sizes = [(name, math.prod(whole_shape(each)), each.requires_grad) for name, each in model.named_parameters()]
+    base = sum(size for name, size, _ in sizes if "lora_" not in name)
+    return base, sum(size for _, size, trained in sizes if trained)
+
+
+def _flops(job: TuningJob, length: int) -> TuningFlops | None:
+    """Return the FLOPs of a token at the examples' mean length; None where the architecture's are not known."""
+    config, adapter = job.config, job.config.adapter
+    try:
+        shape = shape_of(job.model)
+    except ConfigError:
+        return None
+    trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
+    return tuning_flops(shape, trained, length, config.training.recompute)
+
+
+def _facts(job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None) -> RunFacts:
+    peak, source = job.config.measurement.peak_flops, "configuration (measurement.peak_flops)"
+    if peak is None:
+        peak, source = peak_flops(device.names()[0], job.config.training.dtype)
+    devices = job.nodes if device.memory_capacity_bytes() is None else job.world
+    training = None if flops is None else flops.training
+    hardware = None if flops is None else flops.training + flops.recomputed
+    return RunFacts(parameters, parameters, devices, training, None, hardware, peak, source)
+
+
+def _quality(trainer: Tuner, run: RunMeasurement, held_out: Examples, read: _Read) -> tuple[Quality, list[Validation]]:
+    """Return what was learned, and each held-out loss after the first step."""
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    pauses = _ends_of_windows(trainer, run.step_numbers)
+    validations = []
+    for step, pairs in sorted(trainer.held_out_losses.items()):
+        if not step:
+            continue
+        measured = [number for number in run.step_numbers if number <= step]
+        validations.append(
+            Validation(
+                step=step,
+                tokens=read.tokens(range(1, step + 1)),
+                measured_tokens=read.tokens(measured),
+                loss=float(pairs[:, 0].sum() / pairs[:, 1].sum()),
+                loss_se=_standard_error(pairs),
+                windows=sum(end <= step for end in pauses),
+                loss_se_values=len(pairs),
+            )
+        )
+    last = validations[-1] if validations else None
+    quality = Quality(
+        train_loss=math.fsum(losses[-10:]) / len(losses[-10:]) if losses else None,
+        validation_loss=last.loss if last else None,
+        validation_loss_se=last.loss_se if last else None,
+        validation_loss_se_values=len(held_out) if last else None,
+        validation_tokens=int(held_out.supervised.sum()),
+        validation_text=held_out.fingerprint,
+        supervised_tokens=read.supervised(run.step_numbers),
+        reasons={"validation_bytes": "the size of the held-out answers in bytes is not counted"},
+    )
+    return quality, validations
+
+
+def _ends_of_windows(trainer: Tuner, measured: Sequence[int]) -> list[int]:
+    """Return after which steps a measured interval ended: the monitor pauses for held-out losses and checkpoints."""
+    args, last = trainer.args, trainer.state.global_step
+    pauses = {step for step in range(1, last + 1) if step % args.eval_steps == 0 or step % args.save_steps == 0} | {
+        last
+    }
+    ends, begin = [], 0
+    for pause in sorted(pauses):
+        if any(begin < step <= pause for step in measured):
+            ends.append(pause)
+        begin = pause
+    return ends
+
+
+def _standard_error(pairs: np.ndarray) -> float | None:
+    """Return the standard error of the mean loss of a token; `pairs`: sum of losses and tokens of each example."""
+    return ratio_standard_error((pairs[:, 0] / pairs[:, 1]).tolist(), pairs[:, 1].tolist())
+
+
+def _finetuning(
+    job: TuningJob, trainer: Tuner, levels: np.ndarray, mean_length: int, read: _Read, saved_numbers: int | None
+) -> dict[str, Any]:
+    """Return what only a fine-tuning's record has."""
+    names = job.config.curriculum.levels
+    curve = []
+    for step, pairs in sorted(trainer.held_out_losses.items()):
+        parts = {name: pairs[levels == number] for number, name in enumerate(names)}
+        by_level = {name: float(part[:, 0].sum() / part[:, 1].sum()) for name, part in parts.items() if len(part)}
+        loss = float(pairs[:, 0].sum() / pairs[:, 1].sum())
+        supervised = read.supervised(range(1, step + 1))
+        curve.append({"step": step, "supervised_tokens": supervised, "loss": loss, "by_level": by_level})
+    return {
+        "method": job.config.method,
+        "base_model": job.model,
+        "steps": job.steps,
+        "mean_length": mean_length,
+        "curriculum": asdict(job.curriculum),
+        "saved_numbers": saved_numbers,
+        "held_out": curve,
+    }

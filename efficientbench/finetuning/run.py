@@ -1,0 +1,207 @@
+"""Run one fine-tuning from its examples to its record: model, examples, folder, nodes, ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.devices.base import Device
+from efficientbench.devices.registry import find_device
+from efficientbench.finetuning.base_model import find_model
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.examples import write_examples
+from efficientbench.finetuning.job import TuningJob
+from efficientbench.finetuning.prepare import Prepared, prepare
+from efficientbench.finetuning.record import Recording
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.launchers.network.interfaces import check_interfaces
+from efficientbench.launchers.network.node_link import NodeLink
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.launch import launch
+from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import read_record, write_record
+from efficientbench.metrics.report.headline import print_results
+from efficientbench.running.errors import USERS_MISTAKES
+from efficientbench.running.failures import NO_RECORD, users_mistake, write_failure
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.run import connected
+
+
+def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = None, fresh: bool = False) -> int:
+    """Train, measure and record `config`; return the exit code.
+
+    A run that an earlier attempt did not finish resumes from its newest checkpoint.
+
+    Args:
+        config: the run.
+        mode: `dsw`: this machine alone; `dlc`: the nodes that the environment variables describe.
+        folder: where the run writes; None: the folder of its name.
+        fresh: start at step 1, whatever checkpoint there is.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: for the user, before anything trains.
+    """
+    cluster = Cluster.from_environment(os.environ) if mode == "dlc" else None
+    check_interfaces(os.environ, cluster)
+    device = find_device(config.device)
+    for name, value in device.environment(1).items():
+        os.environ.setdefault(name, value)
+    if device.type == "cpu":
+        # DeepSpeed would warn that it finds no accelerator, in this process as well.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    device.check(config.training.dtype)
+    nodes, node = (cluster.nodes, cluster.node_rank) if cluster is not None else (1, 0)
+    ranks = config.cpu_ranks if device.memory_capacity_bytes() is None else device.count()
+    model = find_model(config.model, Path(config.cache))
+    prepared = prepare(config, model, nodes * ranks)
+    folder = folder or OutputFolder(Path(config.output).absolute() / config.name)
+    with folder.claimed() if node == 0 else contextlib.nullcontext():
+        try:
+            with connected(cluster, device, folder) as link:
+                job = prepare_job(config, prepared, model, nodes, ranks, folder, link, fresh)
+                if node == 0:
+                    _announce(job, prepared, device)
+                exit_code = _launch_ranks(job, device, cluster, link, ranks)
+                if node == 0 and not exit_code:
+                    _print_summary(folder)
+                return exit_code
+        except USERS_MISTAKES as error:
+            if node == 0:
+                write_failure(folder, users_mistake(error))
+            raise
+
+
+def prepare_job(
+    config: FinetuneConfig,
+    prepared: Prepared,
+    model: str,
+    nodes: int,
+    ranks: int,
+    folder: OutputFolder,
+    link: NodeLink,
+    fresh: bool,
+) -> TuningJob:
+    """Make the folder ready, write this node's examples and job, and return the job."""
+    first = link.node == 0
+    resume = None
+    if first:
+        resume = None if fresh else _resumable(folder, config, prepared)
+        if resume is None:
+            folder.set_aside()
+    else:
+        link.wait_for("prepared", [0])
+        # The first node has decided where all begin.
+        resume = TuningJob.read(folder.config).resume
+    suffix = "" if first else f"_node{link.node}"
+    examples = folder.path / f"examples{suffix}.npz"
+    job = TuningJob(
+        config,
+        folder.path,
+        nodes,
+        nodes * ranks,
+        model,
+        examples,
+        prepared.fingerprint,
+        prepared.steps,
+        prepared.warmup,
+        prepared.order.record,
+        prepared.data,
+        resume,
+    )
+    try:
+        write_examples(examples, prepared.train, prepared.held_out, prepared.order.order, prepared.held_out_levels)
+    except OSError as error:
+        raise folder.unwritable(error) from None
+    job.write(folder.path / f"config{suffix}.json")
+    if first:
+        link.send("prepared")
+    return job
+
+
+def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared) -> Path | None:
+    """Return the newest whole checkpoint of an attempt at this run that did not reach its end; None: there is none.
+
+    Raises ConfigError: the attempt was at another run.
+    """
+    found = {}
+    for path in (folder.path / "checkpoint").glob("checkpoint-*"):
+        # Written last: one without it was cut short.
+        if (path / "trainer_state.json").is_file() and path.name.rpartition("-")[2].isdigit():
+            found[int(path.name.rpartition("-")[2])] = path
+    with contextlib.suppress(MetricsError):
+        if folder.record.is_file() and read_record(folder.record).status == "completed":
+            return None
+    if not found:
+        return None
+    newest = found[max(found)]
+    try:
+        earlier = TuningJob.read(folder.config)
+    except (OSError, ValueError):
+        earlier = None
+    same = earlier is not None and (earlier.config, earlier.fingerprint) == (config, prepared.fingerprint)
+    if not same:
+        raise ConfigError(
+            f"{folder.path} holds checkpoints of another configuration or of other examples: --fresh begins anew, "
+            "label=NAME takes another folder"
+        )
+    return newest
+
+
+def _announce(job: TuningJob, prepared: Prepared, device: Device) -> None:
+    config, record = job.config, prepared.order.record
+    print(
+        f"{config.name}: {job.model}, {len(prepared.train):,} examples, {len(prepared.held_out):,} held out, "
+        f"{job.steps:,} steps of {config.training.global_batch_size}, {config.training.dtype}\n"
+        f"{job.world} rank{'s' if job.world > 1 else ''} on {device.names()[0]}, ZeRO-{config.zero.stage}; "
+        f"order: {record.used}"
+    )
+    if prepared.data.too_long:
+        treated = f"data.too_long={config.data.too_long}"
+        print(f"{prepared.data.too_long:,} examples of more than {config.data.max_length:,} tokens ({treated})")
+    for warning in prepared.order.warnings:
+        print(f"warning: {warning}")
+    if job.resume is not None:
+        print(f"goes on from {job.resume}")
+    print(end="", flush=True)
+
+
+def _launch_ranks(job: TuningJob, device: Device, cluster: Cluster | None, link: NodeLink, ranks: int) -> int:
+    """Run this node's ranks to their end; return the exit code of the whole run."""
+    folder, recording = OutputFolder(job.output), Recording(job, device)
+
+    def write_files(failure: Failure) -> None:
+        if link.node:
+            return
+        write_failure(folder, failure)
+        if failure.kind not in NO_RECORD and not folder.record.exists():
+            reason = f"the run failed ({failure.kind.replace('_', ' ')}): {failure.reason}"
+            with contextlib.suppress(MetricsError):
+                write_record(recording.failed(reason), folder.record)
+
+    job_file = folder.config if link.node == 0 else folder.path / f"config_node{link.node}.json"
+    return launch(
+        module_command("efficientbench.finetuning.rank", str(job_file)),
+        ranks,
+        cluster,
+        folder.log,
+        on_failure=write_files,
+        link=link,
+    )
+
+
+def _print_summary(folder: OutputFolder) -> None:
+    console = Console()
+    console.print()
+    record = read_record(folder.record)
+    print_results([record], console)
+    held_out = record.finetuning["held_out"]
+    console.print(f"held-out loss {held_out[0]['loss']:.4f} before, {held_out[-1]['loss']:.4f} after", highlight=False)
+    for name in ("adapter", "model"):
+        if (folder.path / name).is_dir():
+            console.print(f"{name:<12} {folder.path / name}", highlight=False, soft_wrap=True)
+    console.print(f"record       {folder.record}", highlight=False, soft_wrap=True)

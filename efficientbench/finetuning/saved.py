@@ -1,0 +1,121 @@
+"""What a fine-tuning leaves: adapters or whole models, read again and checked before a run counts as complete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.files import complete_folder
+from efficientbench.training.errors import TrainingError
+
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def whole_shape(parameter: Any) -> tuple[int, ...]:
+    """Return a parameter's shape, also where ZeRO-3 has left this rank only a part of it."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def verify(folder: Path, expected: Shapes, may_miss: frozenset[str] = frozenset()) -> int:
+    """Read all saved tensors, compare them with what was trained, and return how many numbers they hold.
+
+    Args:
+        folder: with .safetensors files.
+        expected: name → shape of each tensor.
+        may_miss: names that the format leaves out, such as an output layer that is the embedding.
+
+    Raises:
+        TrainingError: a tensor is missing, has another shape, or holds a number that is not finite; or matrices B are
+            all zero, so that nothing was learned.
+    """
+    found, problems, moved, numbers = set(), [], False, 0
+    # B begins at zero; without an adapter any tensor shows that something was written.
+    watched = "lora_B" if any("lora_B" in name for name in expected) else ""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118, safetensors' file is no mapping
+                tensor = file.get_tensor(name)
+                found.add(name)
+                numbers += tensor.numel()
+                shape = tuple(tensor.shape)
+                if name not in expected:
+                    problems.append(f"{name} is of no trained tensor")
+                elif shape != expected[name]:
+                    problems.append(f"{name} has the shape {shape} instead of {expected[name]}")
+                elif not bool(torch.isfinite(tensor).all()):
+                    problems.append(f"{name} holds numbers that are not finite")
+                moved = moved or (watched in name and bool(tensor.any()))
+    problems += [f"{name} is missing" for name in expected if name not in found and name not in may_miss]
+    if not problems and not moved:
+        problems = [f"all of {watched or 'its tensors'} is zero: nothing was learned"]
+    if problems:
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise TrainingError(f"{folder}: what was saved is not what was trained: {'; '.join(problems[:3])}{more}")
+    return numbers
+
+
+def as_plain_lora(folder: Path, initial: Mapping[str, torch.Tensor]) -> None:
+    """Rewrite a PiSSA adapter as LoRA of twice the rank on the base model's own weights.
+
+    PiSSA trains W − s·B₀A₀ + s·BA. On the base's W the same is the adapter [B, −B₀] [A; A₀] with the scale s.
+
+    Args:
+        folder: of the adapter, on rank 0.
+        initial: A₀ and B₀ by the names that the file has.
+    """
+    trained = load_file(folder / ADAPTER)
+    both = {}
+    for name, tensor in trained.items():
+        first = initial[name].to(tensor.dtype)
+        is_b = "lora_B" in name
+        both[name] = torch.cat([tensor, -first if is_b else first], dim=1 if is_b else 0).contiguous()
+    config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config |= {"r": 2 * config["r"], "lora_alpha": 2 * config["lora_alpha"], "init_lora_weights": True}
+    save_file(both, folder / ADAPTER, metadata={"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def doubled(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter after `as_plain_lora`."""
+    return {
+        name: (shape[0], 2 * shape[1]) if "lora_B" in name else (2 * shape[0], shape[1])
+        for name, shape in shapes.items()
+    }
+
+
+def merge(run: Path, folder: Path) -> int:
+    """Write a run's adapter and its base as one model; return how many numbers it holds.
+
+    Raises:
+        ConfigError: the run has no adapter, its base is gone, or `folder` holds something.
+    """
+    adapter = run / "adapter" if (run / "adapter").is_dir() else run
+    if not (adapter / ADAPTER).is_file():
+        raise ConfigError(f"{run}: has no adapter/{ADAPTER}: name the folder of a fine-tuning with an adapter")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is not empty: name a new folder")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    logging.disable_progress_bar()
+    base = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{adapter}: its base model {base} cannot be loaded: {error}") from None
+    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    tied = frozenset(merged.all_tied_weights_keys)
+    shapes = {name: tuple(tensor.shape) for name, tensor in merged.state_dict().items()}
+    with complete_folder(folder) as partial:
+        merged.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(adapter).save_pretrained(partial)
+        return verify(partial, shapes, tied)

@@ -1,0 +1,129 @@
+"""TRL's SFTTrainer with an order of examples that is decided beforehand, and held-out losses by example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft.optimizers import create_loraplus_optimizer
+from torch.utils.data import Sampler
+from transformers import PrinterCallback, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from efficientbench.finetuning.examples import Examples
+
+
+class GivenOrder(Sampler[int]):
+    """Examples in an order that is the same on all ranks; accelerate gives each rank its part of every batch."""
+
+    def __init__(self, order: np.ndarray) -> None:
+        self._order = order.tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class Tuner(SFTTrainer):
+    """One training from the first step to the last: one order, one optimizer, one schedule."""
+
+    def __init__(
+        self,
+        model: Any,
+        args: SFTConfig,
+        tokenizer: Any,
+        callbacks: Sequence[TrainerCallback],
+        train: Examples,
+        held_out: Examples,
+        order: np.ndarray,
+        lora_plus_ratio: float | None,
+    ) -> None:
+        """Build it; all ranks must do so together.
+
+        Args:
+            model: as the method trains it, with its adapter.
+            args: with `max_steps`, since the order is as long as these.
+            tokenizer: of the model.
+            callbacks: beside the Trainer's own.
+            train: examples that `order` numbers.
+            held_out: examples whose loss is measured.
+            order: numbers of examples, [steps · batch].
+            lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
+        """
+        self.optimizer: Any
+        self.control: Any
+        self._order, self._lora_plus_ratio = order, lora_plus_ratio
+        self._held_out = held_out.rows()
+        self.held_out_losses: dict[int, np.ndarray] = {}
+        """Steps before it → each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
+        super().__init__(
+            model,
+            args=args,
+            train_dataset=Dataset.from_list(train.rows()),
+            eval_dataset=Dataset.from_list(self._held_out),
+            processing_class=tokenizer,
+            callbacks=[_LossBefore(self), *callbacks],
+        )
+        # It would print every step's figures as a dictionary.
+        self.remove_callback(PrinterCallback)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> GivenOrder:
+        return GivenOrder(self._order)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Return the optimizer; of LoRA+ with two learning rates."""
+        if self.optimizer is None and self._lora_plus_ratio is not None:
+            self.optimizer = create_loraplus_optimizer(
+                self.model,
+                torch.optim.AdamW,
+                lr=self.args.learning_rate,
+                loraplus_lr_ratio=self._lora_plus_ratio,
+                loraplus_weight_decay=self.args.weight_decay,
+            )
+        return super().create_optimizer(model)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Measure the held-out loss as a mean over tokens; all ranks must call this together."""
+        losses = self._losses()
+        self.held_out_losses[self.state.global_step] = losses
+        metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
+        self.log(dict(metrics))
+        # Else the Trainer would ask for it once more at the end of the epoch.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _losses(self) -> np.ndarray:
+        """Return every held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
+        model, world, rank = self.model_wrapped, self.args.world_size, self.args.process_index
+        model.eval()
+        count, micro = len(self._held_out), self.args.per_device_eval_batch_size
+        # Each rank has as many, since under ZeRO-3 every forward is a collective; the surplus is dropped below.
+        each = -(-count // world)
+        mine = [self._held_out[(rank * each + place) % count] for place in range(each)]
+        found = []
+        for begin in range(0, each, micro):
+            batch = self._prepare_inputs(self.data_collator(mine[begin : begin + micro]))
+            outputs = model(**batch, use_cache=False, fused_lm_head=True)
+            sums = [-outputs.log_probs.float().sum(1), outputs.label_mask.float().sum(1)]
+            found.append(torch.stack(sums, 1))
+        gathered: torch.Tensor = self.accelerator.gather(torch.cat(found))
+        return gathered[:count].cpu().numpy().astype(np.float64)
+
+
+class _LossBefore(TrainerCallback):
+    """Measures the held-out loss before the first step."""
+
+    def __init__(self, trainer: Tuner) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.global_step:
+            self._trainer.evaluate()

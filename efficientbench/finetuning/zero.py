@@ -1,0 +1,77 @@
+"""DeepSpeed's configuration of a run, and what accelerate needs so that DeepSpeed trains on CPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.methods import WITH_ADAPTER
+
+
+def deepspeed_config(config: FinetuneConfig, device_type: str) -> dict[str, Any] | None:
+    """Return DeepSpeed's JSON; None where torch's DDP trains.
+
+    Sizes that follow from the run are 'auto', which transformers fills in, so that each has one source. Optimizer and
+    schedule are the Trainer's: a section for them here would replace them without a word.
+    """
+    zero = config.zero
+    if zero.stage == 0:
+        return None
+    threshold = "auto" if zero.persistence_threshold is None else zero.persistence_threshold
+    section: dict[str, Any] = {
+        "stage": zero.stage,
+        # Not measured on NPUs.
+        "overlap_comm": device_type == "cuda",
+        "contiguous_gradients": True,
+        "reduce_bucket_size": "auto",
+    }
+    if zero.stage == 3:
+        section |= {
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": threshold,
+            "zero_hpz_partition_size": zero.hpz,
+            # An adapter is gathered alone.
+            "stage3_gather_16bit_weights_on_model_save": config.method not in WITH_ADAPTER,
+        }
+    if zero.offload != "none":
+        section["offload_optimizer"] = {"device": "cpu"}
+    if zero.offload == "all":
+        section["offload_param"] = {"device": "cpu"}
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        # The Trainer's AdamW is torch's own.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": section,
+    }
+
+
+def allow_cpu_ranks() -> None:
+    """Let DeepSpeed train on CPUs in this process, by gloo.
+
+    accelerate turns DeepSpeed on only where it is not told to use the CPU, and then finds no backend for one: it would
+    run every rank alone. Where it finds none for a launched rank, its answer becomes gloo.
+    """
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    # A GPU that is there would be taken.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import deepspeed.ops
+    from accelerate.state import DistributedType, PartialState
+
+    # Else each first run compiles DeepSpeed's shared-memory collectives, for a minute; gloo serves as well.
+    deepspeed.ops.__compatible_ops__ = {}
+    original = PartialState._prepare_backend
+
+    def prepare_backend(
+        state: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, DistributedType]:
+        found, kind = original(state, cpu, sagemaker_dp, backend)
+        if kind is DistributedType.NO and "LOCAL_RANK" in os.environ:
+            return "gloo", DistributedType.MULTI_CPU
+        return found, kind
+
+    PartialState._prepare_backend = prepare_backend

@@ -1,0 +1,65 @@
+"""What the process of a rank sets up before its work, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from efficientbench.launchers.files import no_link
+
+logger = logging.getLogger(__name__)
+
+
+def end(exit_code: int) -> NoReturn:
+    """End this process without the interpreter's own end.
+
+    Threads of the collectives' backend run on. One that touches a Python object while the interpreter ends is unwound
+    through C++ code that allows no unwinding, and a run that is complete would end by SIGABRT.
+    """
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def set_up_logging(path: Path) -> None:
+    """Append this process's log, warnings and, on SIGUSR1 or a fatal signal, all threads' stacks to a file."""
+    # On a full disk, logging would print a traceback for each line over the one message that matters.
+    logging.raiseExceptions = False
+    log = open(path, "a", encoding="utf-8", opener=no_link)  # noqa: SIM115, held until this process ends
+    logging.basicConfig(
+        stream=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    # Where a library ends the process by a signal, the threads' stacks are all that tells why.
+    faulthandler.enable(file=log)
+    # The launcher sends SIGUSR1 when a run hangs: every thread's stack goes to the log, also from a native call.
+    faulthandler.register(signal.SIGUSR1, file=log)
+    # Megatron logs at length what it would do with Transformer Engine and Apex.
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="megatron")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    logging.captureWarnings(True)
+    # A traceback of a library's thread would be printed over the progress bar.
+    threading.excepthook = lambda failed: logger.error("thread %s failed: %s", failed.thread, failed.exc_value)
+
+
+def note_signals() -> list[int]:
+    """Return a list to which each stop signal is appended as it arrives."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return received

@@ -1,0 +1,215 @@
+"""Fine-tunings of a tiny Qwen2 on two ranks: equal under ZeRO-3 and without, saved whole, resumed exactly, recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import ROOT, efficientbench, environment, free_port, interrupted, record, started, until
+
+from efficientbench.finetuning.examples import Examples, read_examples
+from efficientbench.finetuning.methods import METHODS, WITH_ADAPTER
+
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11"),
+]
+
+STEPS = "training.steps=4,training.validate_every_steps=0,checkpoint.interval=2,data.validation_examples=24"
+RELATIVE = 1e-5
+"""Bound of what float32 losses may differ by."""
+
+
+def name_of(method: str, stage: int, *more: str) -> str:
+    return ",".join([f"{method}_tiny", f"zero.stage={stage}", *more, STEPS])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all runs."""
+    output = tmp_path_factory.mktemp("tuned")
+    runs = [name_of(method, stage) for method in METHODS for stage in (0, 3)]
+    runs += [name_of(method, 3, "training.recompute=true") for method in ("lora", "freeze")]
+    runs += [name_of("lora", stage, "training.dtype=bf16") for stage in (0, 3)]
+    runs += [f"{name_of('lora', 3)},from=2", f"{name_of('full', 3)},from=2"]
+    runs.append(f"{name_of('lora', 3, 'label=diverged')},diverged")
+    command = [sys.executable, "-m", "support.tuned_in_forks", str(output / "cache"), str(output), *runs]
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    done = subprocess.run(
+        command, env=environment(PYTHONPATH=path), capture_output=True, text=True, check=False, timeout=500
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    (output / "said.txt").write_text(done.stdout + done.stderr)
+    return output
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return [line for line in found if line["kind"] == kind]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder, "step")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_under_zero_3_are_those_of_ddp(tuned: Path, method: str) -> None:
+    plain, sharded = (losses(tuned / name_of(method, stage)) for stage in (0, 3))
+    assert len(plain) == 4
+    assert [line["step"] for line in lines(tuned / name_of(method, 0), "evaluation")] == [0, 4]
+    assert sharded[:4] == pytest.approx(plain, rel=RELATIVE)
+    # The learning rate is not 0: a run that learns nothing would be equal, too.
+    assert len({round(loss, 4) for loss in plain}) == 4
+
+
+@pytest.mark.parametrize("method", ["lora", "freeze"])
+def test_recomputed_layers_change_no_loss(tuned: Path, method: str) -> None:
+    recomputed = losses(tuned / name_of(method, 3, "training.recompute=true"))
+    assert recomputed == pytest.approx(losses(tuned / name_of(method, 3))[:4], rel=RELATIVE)
+
+
+def test_losses_in_bf16_are_those_of_ddp_within_its_precision(tuned: Path) -> None:
+    plain, sharded = (losses(tuned / name_of("lora", stage, "training.dtype=bf16")) for stage in (0, 3))
+    # Eight bits of mantissa: 2^-8 of a loss, as far apart as two roundings may be.
+    assert sharded == pytest.approx(plain, rel=2**-8)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_resumed_run_has_the_losses_of_one_that_never_stopped(tuned: Path, method: str) -> None:
+    found = lines(tuned / name_of(method, 3), "step")
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 3, 4]
+    for whole, again in zip(found[2:4], found[4:], strict=True):
+        assert (again["loss"], again["grad_norm"]) == pytest.approx((whole["loss"], whole["grad_norm"]), rel=1e-6)
+        assert (again["learning_rate"], again["tokens_trained"]) == (whole["learning_rate"], whole["tokens_trained"])
+    assert record(tuned / name_of(method, 3))["resumed_after_steps"] == [2]
+
+
+def test_ranks_with_other_examples_stop_before_the_first_step(tuned: Path) -> None:
+    said = (tuned / "said.txt").read_text()
+    assert said.count("TrainingError: rank 1 has other examples or another order than rank 0") == 2
+    assert not (tuned / name_of("lora", 3, "label=diverged") / "steps.jsonl").exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_saved_has_the_held_out_loss_of_the_run(tuned: Path, method: str) -> None:
+    """On one process, with transformers and PEFT alone, from the file that anybody would load."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder = tuned / name_of(method, 3)
+    _, held_out, _, _ = read_examples(folder / "examples.npz")
+    base = AutoModelForCausalLM.from_pretrained(tuned / "cache" / "tiny_qwen2")
+    before = plain_loss(base, held_out)
+    if method in WITH_ADAPTER:
+        model = PeftModel.from_pretrained(base, folder / "adapter")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    curve = record(folder)["finetuning"]["held_out"]
+    # A resumed run measures nothing before its first step.
+    if method not in ("lora", "full"):
+        assert curve[0]["loss"] == pytest.approx(before, rel=RELATIVE)
+    assert plain_loss(model, held_out) == pytest.approx(curve[-1]["loss"], rel=RELATIVE)
+    assert abs(curve[-1]["loss"] - before) > 20 * RELATIVE * before
+
+
+def plain_loss(model: Any, held_out: Examples) -> float:
+    """Mean loss of the learned tokens, from whole logits."""
+    import torch
+
+    total, count = 0.0, 0
+    for number in range(len(held_out)):
+        ids, learned = held_out[number]
+        tokens, marks = torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(learned)
+        with torch.no_grad():
+            logits = model.eval()(tokens[None]).logits[0, :-1].double()
+        each = torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none")
+        total, count = total + float(each[marks[1:]].sum()), count + int(marks[1:].sum())
+    return total / count
+
+
+def test_a_record_has_what_was_trained_and_read(tuned: Path) -> None:
+    folder = tuned / name_of("dora", 3)
+    content = record(folder)
+    train, _, order, _ = read_examples(folder / "examples.npz")
+    # Rank 8 beside 7 layers of 4 decoder layers, and DoRA's length of each of their outputs.
+    shapes = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 128), (64, 128), (128, 64)]
+    trained = 4 * sum(8 * (inputs + outputs) + outputs for inputs, outputs in shapes)
+    assert (content["trainable_parameters"], content["finetuning"]["saved_numbers"]) == (trained, trained)
+    lengths = train.lengths[order].reshape(4, 4, 2)
+    assert content["steps_measured"] == 2
+    assert content["tokens"] == lengths[2:].sum()
+    assert content["supervised_tokens"] == train.supervised[order].reshape(4, 8)[2:].sum()
+    assert content["padding_share"] == pytest.approx(1 - lengths[2:].sum() / (2 * lengths[2:].max(2).sum()))
+    assert content["examples_per_s"] == pytest.approx(16 / (2 * content["al_s"]))
+    assert content["st_samples_per_param_s"] == pytest.approx(content["examples_per_s"] / content["parameters"])
+    assert content["perplexity"] == pytest.approx(math.exp(content["validation_loss"]))
+    assert (content["variant"], content["status"], content["dp"], content["devices"]) == ("dora", "completed", 2, 1)
+
+
+def test_a_tiny_qwen_trains_on_the_spot_and_is_reported(tmp_path: Path) -> None:
+    places = (f"output={tmp_path}", f"cache={tmp_path / 'cache'}", "device=cpu")
+    done = efficientbench("finetune", "lora_32B", "--smoke", *places, expect=0, stderr="")
+    folder = tmp_path / "lora_32B_smoke"
+    content = record(folder)
+    assert (content["run"], content["smoke"], content["status"]) == ("lora_32B", True, "completed")
+    found = losses(folder)
+    assert len(found) == 20
+    assert np.mean(found[-5:]) < np.mean(found[:5]) - 0.1
+    assert content["finetuning"]["curriculum"]["used"] == "staged"
+    assert set(content["finetuning"]["held_out"][-1]["by_level"]) == {"explain", "reasoning", "topology"}
+    assert "held-out loss" in done.stdout
+    told = efficientbench("report", str(tmp_path), "--paper", expect=0).stdout
+    assert "LoRA" in told
+    assert "Parameter-efficient fine-tuning" in (tmp_path / "paper.md").read_text()
+    efficientbench("finetune", "merge", str(folder), str(tmp_path / "whole"), expect=0)
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+
+
+def test_two_nodes_train_as_one_does(tmp_path: Path) -> None:
+    words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", *STEPS.split(","))
+    efficientbench(*words, f"output={tmp_path / 'one'}", expect=0)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    node = (*words, "dlc", "cpu_ranks=1", f"output={tmp_path / 'two'}")
+    with started(*node, **place, RANK="1") as second:
+        first = efficientbench(*node, **place, RANK="0")
+        _, told = second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + told
+    assert losses(tmp_path / "two" / "lora_tiny") == pytest.approx(losses(tmp_path / "one" / "lora_tiny"), rel=RELATIVE)
+
+
+def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = ("finetune", "lora_tiny", "device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
+    folder = tmp_path / "lora_tiny"
+    steps = ("training.steps=3000", "checkpoint.interval=3000", "data.validation_examples=8")
+    assert interrupted(folder, (*words, *steps), signal.SIGTERM, after=3) == 143
+    content = record(folder)
+    assert (content["status"], content["finetuning"]["saved_numbers"]) == ("stopped", None)
+    (checkpoint,) = (folder / "checkpoint").glob("checkpoint-*")
+    done = efficientbench(*words, "training.steps=4", expect=2)
+    assert "holds checkpoints of another configuration" in done.stderr
+    with started(*words, *steps) as again:
+        until(lambda: len(losses(folder)) > int(checkpoint.name.rpartition("-")[2]) + 1, "a further step")
+        again.send_signal(signal.SIGTERM)
+        stdout, stderr = again.communicate(timeout=120)
+    assert (again.returncode, f"goes on from {checkpoint}" in stdout) == (143, True), stderr
+    found = [line["step"] for line in lines(folder, "step")]
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_a_mistake_is_told_in_one_line_before_anything_trains(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instruction": "a", "output": "b"}\n{"instruction": "a", "ouput": "b"}\n')
+    places = ("device=cpu", f"cache={tmp_path / 'cache'}", f"output={tmp_path}")
+    done = efficientbench("finetune", "lora_tiny", "--data", str(rows), *places, expect=2)
+    assert done.stderr.startswith(f"error: {rows}:2: has the keys instruction, ouput; ")
+    done = efficientbench("finetune", "lora_tiny", "--smoke", f"model={tmp_path}", *places, expect=2)
+    assert done.stderr.startswith(f"error: model: {tmp_path} is neither a folder with a model")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lora_tiny").exists()

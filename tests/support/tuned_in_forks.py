@@ -1,0 +1,100 @@
+"""Fine-tunings of two ranks each, forked from one process that has imported the libraries, which takes longest.
+
+    python -m support.tuned_in_forks CACHE OUTPUT NAME[,key=value...] ...
+
+Each trains in OUTPUT/<what is named>. `from=STEP` trains it again there, from that step's checkpoint. `diverged` gives
+rank 1 other examples, of which both ranks must find out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+# Before DeepSpeed is imported, which looks for accelerators.
+os.environ |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+
+import deepspeed  # noqa: E402, F401
+import peft  # noqa: E402, F401
+import trl  # noqa: E402
+
+from efficientbench.devices.registry import find_device  # noqa: E402
+from efficientbench.finetuning.base_model import find_model  # noqa: E402
+from efficientbench.finetuning.job import TuningJob  # noqa: E402
+from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
+from efficientbench.finetuning.prepare import prepare  # noqa: E402
+from efficientbench.finetuning.rows import read_rows  # noqa: E402
+from efficientbench.finetuning.run import prepare_job  # noqa: E402
+from efficientbench.launchers.network.node_link import NodeLink  # noqa: E402
+from efficientbench.running.output_folder import OutputFolder  # noqa: E402
+
+_ = trl.SFTTrainer
+
+
+def train(jobs: list[TuningJob], expected: list[int]) -> None:
+    """Run the job of each rank; raises where one ends with another exit code than expected."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    pids = [_forked(job, rank) for rank, job in enumerate(jobs)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    if codes != expected:
+        raise SystemExit(f"{jobs[0].output.name}: the ranks ended with {codes}")
+
+
+def _forked(job: TuningJob, rank: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        from efficientbench.finetuning.rank import tune_rank
+
+        stopped = tune_rank(job, rank, lambda: False)
+        code = int(stopped)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(cache: str, output: Path, runs: list[str]) -> None:
+    """Train each run on a few examples, which are read and tokenized fast."""
+    output.mkdir(parents=True, exist_ok=True)
+    few = [{"messages": row.messages} for row in read_rows(None, "difficulty", ("one",))[:160]]
+    (output / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
+    for run in runs:
+        name, *overrides = run.split(",")
+        words = [word for word in overrides if not word.startswith("from=") and word != "diverged"]
+        begins = [word.removeprefix("from=") for word in overrides if word.startswith("from=")]
+        folder = OutputFolder(output / ",".join([name, *words]))
+        config = resolve_tuning(
+            name, overrides=[*words, f"cache={cache}", "device=cpu", f"data.path={output / 'rows.jsonl'}"]
+        )
+        if begins:
+            resume = folder.path / "checkpoint" / f"checkpoint-{begins[0]}"
+            job = replace(TuningJob.read(folder.config), resume=resume)
+            train([job, job], [0, 0])
+            continue
+        model = find_model(config.model, Path(cache))
+        prepared = prepare(config, model, 2)
+        folder.log.mkdir(parents=True, exist_ok=True)
+        assert find_device(config.device).type == "cpu"
+        job = prepare_job(config, prepared, model, 1, 2, folder, NodeLink(0, 1, {}), fresh=True)
+        if "diverged" in overrides:
+            train([job, replace(job, fingerprint="0" * 64)], [1, 1])
+        else:
+            train([job, job], [0, 0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

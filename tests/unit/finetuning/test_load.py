@@ -1,0 +1,83 @@
+"""The configuration of a named fine-tuning."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from efficientbench.cli.app import app
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.scripts import check_scripts
+from efficientbench.finetuning.load import named_tunings, resolve_tuning, tuning_scripts
+
+
+def test_every_method_has_every_size() -> None:
+    assert len(named_tunings()) == 7 * 6
+    config = resolve_tuning("lora_32B")
+    assert (config.model, config.adapter.r, config.adapter.alpha) == ("Qwen/Qwen2.5-32B-Instruct", 64, 128)
+    assert (config.training.learning_rate, config.data.max_length, config.zero.stage) == (2e-5, 2048, 3)
+    assert resolve_tuning("rslora_qwen3_32B").model == "Qwen/Qwen3-32B"
+    assert {resolve_tuning(name, smoke=True).model for name in named_tunings()} == {"tiny"}
+
+
+def test_scripts_are_current() -> None:
+    check_scripts(further=tuning_scripts())
+
+
+def test_the_words_of_the_recipe_are_taken() -> None:
+    words = (
+        "use_curriculum=False",
+        "curriculum_seed=7",
+        "lora_r=4",
+        "lora_alpha=8",
+        "lora_dropout=0.1",
+        "cutoff_len=512",
+    )
+    words += ("target_modules=[q_proj,v_proj]", "micro_batch_size=2", "num_epochs=2")
+    config = resolve_tuning("lora_tiny", overrides=words)
+    assert (config.curriculum.use, config.curriculum.seed) == ("off", 7)
+    assert (config.adapter.r, config.adapter.alpha, config.adapter.dropout) == (4, 8, 0.1)
+    assert config.adapter.targets == ("q_proj", "v_proj")
+    # The size has steps of its own, which epochs take the place of.
+    assert (config.training.micro_batch_size, config.training.epochs, config.training.steps) == (2, 2, None)
+    assert config.data.max_length == 512
+    assert resolve_tuning("lora_tiny", overrides=["curriculum=required"]).curriculum.use == "required"
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "told"),
+    [
+        ("lora_33B", "", "there is no fine-tuning called 'lora_33B': did you mean lora_32B?"),
+        ("lora_tiny", "training.step=3", "training.step: unknown key; did you mean training.steps"),
+        ("lora_tiny", "zero.stage=1", "zero.stage: "),
+        ("lora_tiny", "curriculum=maybe", "curriculum.use: "),
+        ("lora_tiny", "steps", "an override is written key=value"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key(name: str, override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=r".") as caught:
+        resolve_tuning(name, overrides=[override] if override else [])
+    assert told in str(caught.value)
+
+
+def test_a_batch_that_cannot_be_divided_names_the_nearest() -> None:
+    config = resolve_tuning("lora_32B", overrides=["training.global_batch_size=100"])
+    assert resolve_tuning("lora_32B").accumulation(16) == 8
+    with pytest.raises(ValueError, match="the nearest that is: 96"):
+        config.accumulation(16)
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
+    config = resolve_tuning("lora_32B")
+    assert (config.warmup(176), config.warmup(5000)) == (17, 100)
+    with pytest.raises(ValueError, match="200 is not below the 176 steps"):
+        resolve_tuning("lora_32B", overrides=["training.warmup_steps=200"]).warmup(176)
+
+
+def test_python_3_10_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("efficientbench.cli.finetune.sys", SimpleNamespace(version_info=(3, 10, 14)))
+    done = CliRunner().invoke(app, ["finetune", "lora_tiny", "--smoke"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == "fine-tuning needs Python 3.11 or 3.12, as TRL does; this is 3.10.14"

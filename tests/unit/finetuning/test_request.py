@@ -1,0 +1,29 @@
+"""`finetune --plan` from the command line, with the figures of the design's model."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from efficientbench.cli.app import app
+from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.load import resolve_tuning
+from efficientbench.finetuning.plan import asked
+from efficientbench.finetuning.request import plan_request
+
+
+def test_the_plan_of_32_billion_parameters_on_two_nodes() -> None:
+    plan = asked(plan_request(resolve_tuning("lora_32B"), 16, 8, None, None))
+    shape, trained = plan.request.shape, plan.request.trained
+    assert (shape.parameters, trained.parameters(shape)) == (32_763_876_352, 536_870_912)
+    assert plan.flops.training / 1e9 == pytest.approx(135.2, abs=0.05)
+    assert (plan.layout.micro, plan.layout.accumulation, plan.request.memory_bytes) == (1, 8, 64e9)
+    done = CliRunner().invoke(app, ["finetune", "lora_32B", "--plan", "--device", "H100 SXM"])
+    assert done.exit_code == 0, done.output
+    for figure in ("32,763,876,352", "536,870,912", "4.10", "fits in 80 GB"):
+        assert figure in done.output
+
+
+def test_a_batch_that_cannot_be_divided_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the nearest that is: 126"):
+        plan_request(resolve_tuning("lora_32B"), 18, 9, None, None)
