@@ -58,6 +58,9 @@ def sweep(
             help="out of memory: again with a smaller micro-batch at the same global batch, marked in the record",
         ),
     ] = False,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="measure generation with each trained model, on one of its devices")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the plan with estimates of time, memory and energy; run nothing")
     ] = False,
@@ -80,6 +83,7 @@ def sweep(
         smoke=smoke,
         repeat=repeat,
         retry_smaller=retry_smaller,
+        generate=generate,
     )
     raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run))
 

@@ -11,7 +11,10 @@ from datetime import datetime, timezone
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.launchers.processes.failure import Failure
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.failures import write_failure
+from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
@@ -34,6 +37,8 @@ class _Attempt:
     state: State
     child: Child
     claims: tuple[Claim, Claim]
+    generating: bool
+    """Whether it measures generation with the trained model; else it trains."""
     timed_out: bool = False
     kill_at_s: float | None = None
     """Monotonic time at which it is killed; None unless it was asked to stop."""
@@ -139,16 +144,18 @@ class Scheduler:
             self._start(task, state, (claim, place))
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        environment = slot_environment(self._machine, claims[1].places, self._jobs, task.ranks, os.environ)
+        generating = task.generates and is_trained(task, self._machine, self._retry_smaller)
+        arguments, ranks = (task.generation_arguments, 1) if generating else (task.arguments, task.ranks)
+        environment = slot_environment(self._machine, claims[1].places, self._jobs, ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
         try:
-            child = Child(task.arguments, environment, self._queue.log(task.id), kept_open)
+            child = Child(arguments, environment, self._queue.log(task.id), kept_open)
         except OSError as error:
             raise ConfigError(f"{task.id} cannot be started: {error}") from None
         state = replace(
             state,
             state="running",
-            command=["efficientbench", *task.arguments],
+            command=["efficientbench", *arguments],
             attempts=state.attempts + 1,
             kind=None,
             reason=None,
@@ -158,7 +165,7 @@ class Scheduler:
             host=self._host,
             pid=child.pid,
         )
-        self._running.append(_Attempt(task, state, child, claims))
+        self._running.append(_Attempt(task, state, child, claims, generating))
         self._queue.write(state)
         self._display.started(state)
 
@@ -199,12 +206,18 @@ class Scheduler:
             attempt.child.kill()
 
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
-        """Write how a run ended; or start it again, where a smaller micro-batch may fit."""
+        """Write how a run ended; or start what follows: generation, or training with a smaller micro-batch."""
+        goes_on = exit_code == 0 and not attempt.generating and attempt.kill_at_s is None
+        if goes_on and attempt.task.generates and is_trained(attempt.task, self._machine, self._retry_smaller):
+            self._display.print(f"{attempt.task.id}: trained; generation is measured")
+            self._start(attempt.task, attempt.state, attempt.claims)
+            return
         failure = self._failure(attempt, exit_code)
         stopped = failure is not None and failure.kind == "stopped"
         if failure is not None and not stopped:
             write_failure(attempt.task.folder, failure)
-        retried = self._retry_smaller and failure is not None and failure.kind == "out_of_memory"
+        out_of_memory = failure is not None and failure.kind == "out_of_memory"
+        retried = self._retry_smaller and out_of_memory and not attempt.generating
         again = smaller(attempt.task, self._machine) if retried else None
         if again is not None:
             self._display.print(f"{again.id}: out of memory; again with {' '.join(again.arguments[-2:-1])}")
@@ -230,9 +243,10 @@ class Scheduler:
             return None
         if attempt.kill_at_s is not None and not attempt.timed_out:
             return STOPPED
-        step = last_step(task.folder, child.begin_time_s)
+        step = None if attempt.generating else last_step(task.folder, child.begin_time_s)
         if attempt.timed_out:
             after = f" after step {step[0]}" if step else ", before the first step"
+            after = " while generation was measured" if attempt.generating else after
             reason = f"the time limit of {self._time_limit_s:g} s was reached{after}"
             return Failure("time_limit", reason, step=step[0] if step else None)
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
@@ -245,6 +259,20 @@ class Scheduler:
 
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
+    """Return whether the task's folder holds the complete record of its configuration, and what else it asks for."""
+    return is_trained(task, machine, smaller_too) and (not task.generates or has_generated(task.folder))
+
+
+def has_generated(folder: OutputFolder) -> bool:
+    """Return whether generation was measured to its end in a run's folder, and not in vain."""
+    try:
+        made = read_generation(folder.generation)
+    except MetricsError:
+        return False
+    return made.status == "completed" and any(row.failure is None for row in made.rows)
+
+
+def is_trained(task: Task, machine: Machine, smaller_too: bool) -> bool:
     """Return whether the task's folder holds the complete record of its configuration."""
     if task.config is None:
         return False

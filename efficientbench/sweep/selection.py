@@ -49,6 +49,8 @@ class Request:
     repeat: int | None = None
     retry_smaller: bool = False
     """Whether a run that is out of memory is tried again with a smaller micro-batch."""
+    generate: bool = False
+    """Whether generation with each trained model is measured too."""
 
 
 @dataclass(frozen=True)

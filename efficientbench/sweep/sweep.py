@@ -24,7 +24,7 @@ from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, s
 from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Scheduler, is_complete
+from efficientbench.sweep.scheduler import Scheduler, is_complete, is_trained
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import Task, build_tasks
 
@@ -66,10 +66,16 @@ def sweep(
     queue = Queue(suite)
     if dry_run:
         states = [_next_state(task, queue.read(task.id), machine, request, retry_failed) for task in tasks]
+        trained = [is_trained(task, machine, request.retry_smaller) for task in tasks]
+        states = [
+            "trained" if each and state == "queued" else state for each, state in zip(trained, states, strict=True)
+        ]
         records, cores = _records(suite), usable_cores()
         estimates = [estimate(task.plan, machine, records, cores) if task.plan else None for task in tasks]
         most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
         print_dry_run(tasks, states, estimates, max(1, most))
+        if request.generate:
+            print("generation with each trained model: time and energy are not estimated")
         return 0
     queue.make()
     if request.repeat is not None:
@@ -192,6 +198,7 @@ def _report(suite: Path) -> None:
     """Write and print the suite's report; print only the failures where no run has a record yet."""
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import load_failures, print_failures
+    from efficientbench.metrics.report.generation import beside, print_generation
     from efficientbench.metrics.report.headline import print_results
 
     try:
@@ -201,6 +208,7 @@ def _report(suite: Path) -> None:
         print(f"no report: {error}", file=sys.stderr)
         return
     print_results(made.records, Console())
+    print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)

@@ -38,12 +38,23 @@ class Task:
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
     """The micro-batch that the user wrote, where a smaller one takes its place."""
+    generates: bool = field(default=False, kw_only=True)
+    """Whether generation with the trained model is measured too."""
 
     @property
     def configuration(self) -> str:
         """A hash, equal for tasks that compute the same."""
         content = settings(self.config.model_dump(mode="json")) if self.config else {"arguments": self.arguments}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def generation_arguments(self) -> tuple[str, ...]:
+        """The command line that measures generation, after `efficientbench`."""
+        model = self.config.model if self.config else None
+        kinds = {part: getattr(model, part).kind for part in ("attention", "position")} if model else {}
+        # Code from outside is loaded where the command line names it, not because a folder does.
+        outside = (f"model.{part}.kind={kind}" for part, kind in kinds.items() if ":" in kind)
+        return "generate", str(self.folder.path), "--measure", *outside
 
     @property
     def ranks(self) -> int:
@@ -112,12 +123,14 @@ def _tasks(request: Request, combination: Combination, machine: Machine, jobs: i
     smoke = ("--smoke",) if request.smoke else ()
     arguments = ("run", combination.name, *matrix, *smoke, *combination.labelled)
     if request.repeat is None:
-        return [_planned(Task(config.name, arguments, OutputFolder.of(config), config), refused, machine, jobs)]
+        task = Task(config.name, arguments, OutputFolder.of(config), config, generates=request.generate)
+        return [_planned(task, refused, machine, jobs)]
     tasks = []
     for seed in range(config.training.seed, config.training.seed + request.repeat):
         seeded = with_seed(config, seed)
         own = (*arguments, "--repeat", "1", f"training.seed={seed}")
-        task = Task(f"{config.name}__seed_{seed}", own, OutputFolder.of_repeat(seeded), seeded)
+        folder = OutputFolder.of_repeat(seeded)
+        task = Task(f"{config.name}__seed_{seed}", own, folder, seeded, generates=request.generate)
         tasks.append(_planned(task, refused, machine, jobs))
     return tasks
 
