@@ -6,11 +6,14 @@ What this proves and what it does not stands in `tests/support/simulated_npu/tor
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.command_line import ROOT, TINY, Finished, efficientbench, losses, record
+
+from efficientbench.metrics.records.generation import read_generation
 
 SIMULATED = ROOT / "tests" / "support" / "simulated_npu"
 # float32 sums in another order, over six steps.
@@ -81,3 +84,22 @@ def test_what_a_chip_cannot_is_told_before_anything_starts(
     assert (run.done.returncode, run.folder.exists()) == (2, False)
     assert reason in run.done.stderr
     assert "Traceback" not in run.done.stderr
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend310P3"])
+def test_prompts_continue_as_on_the_cpu(chip: str, train: Callable[..., Finished], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train().folder, folder)
+    npu = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]),
+        "SIMULATED_NPU": chip,
+        "SIMULATED_NPUS": "1",
+    }
+    words = ("generate", str(folder), "--prompt", "def main(", "--max-new-tokens", "24")
+    expected = efficientbench(*words, expect=0).stdout
+    assert efficientbench(*words, expect=0, **npu).stdout == expected
+    sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1", "--max-new-tokens", "3", "--repeats", "2")
+    efficientbench("generate", str(folder), *sizes, expect=0, **npu)
+    measured = read_generation(folder / "generation.json")
+    assert (measured.device_name, [row.failure for row in measured.rows]) == (chip, [None])
