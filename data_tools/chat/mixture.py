@@ -76,7 +76,8 @@ def read_mixture(path: Path) -> Mixture:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DataError(f"{path}:{line}: not YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    # ValueError: a whole number of more digits than Python reads.
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise DataError(f"{path}: not YAML: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: a mixture has the keys seed and tasks")

@@ -59,4 +59,5 @@ def plain_number(key: str, text: str) -> str:
     scale = ({"": 1} | (_SECONDS if key.endswith("_s") else _SCALES)).get(unit)
     if scale is None:
         return text
-    return f"{Decimal(number) * scale:f}".removesuffix(".0")
+    value = Decimal(number) * scale
+    return f"{value:.0f}" if value == value.to_integral_value() else f"{value:f}"

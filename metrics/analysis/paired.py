@@ -88,7 +88,9 @@ def read_items(path: Path) -> dict[str, Item]:
         try:
             item = parse_json(line)
             items[str(item["item"])] = item
-        except (ValueError, TypeError, KeyError):
+            if path.stem == LOSS and (int(item["tokens"]) < 1 or not math.isfinite(float(item["loss_sum"]))):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise MetricsError(f"{path}, line {number}: it is no result of an item") from None
     return items
 

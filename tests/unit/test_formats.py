@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cells import write_tokens
 from support.configs import tiny
+from support.generated import generation, row
 from support.synthetic_runs import gpu_run
 from support.text_files import TEXTS, read_documents, write_kind
 
@@ -27,6 +28,7 @@ from efficientbench.config.budget import plan_budget
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout
 from efficientbench.config.matrix import MATRIX, load_matrix
+from efficientbench.data_tools.chat.mixture import read_mixture
 from efficientbench.data_tools.download.download_record import Record, load_record
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import remembered_sha256
@@ -36,9 +38,13 @@ from efficientbench.data_tools.splitting import split_documents
 from efficientbench.data_tools.tokenize import tokenize_files
 from efficientbench.data_tools.tokenizer import load_tokenizer, train_tokenizer
 from efficientbench.data_tools.verify import verify_pair
+from efficientbench.evaluation.results import ResultFile, write_summary
+from efficientbench.evaluation.task import ItemResult, Summary
 from efficientbench.launchers.processes.failure import Failure, read_failure
 from efficientbench.launchers.processes.heartbeat import Beat, read_beat
+from efficientbench.metrics.analysis.paired import pair_evaluations
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.generation import read_generation, write_generation
 from efficientbench.metrics.records.record import write_record
 from efficientbench.metrics.records.steplog import StepLog, read_steps
 from efficientbench.metrics.records.tensorboard import TensorBoardLog, cut_scalars
@@ -94,7 +100,8 @@ def pair(folder: Path) -> dict[str, Format]:
 
 def texts(folder: Path) -> dict[str, Format]:
     """Text in every kind of file."""
-    formats = {}
+    (folder / "mixture.yaml").write_text("seed: 1\ntasks:\n  - {task: gsm8k, path: /a/b, rows: 3, epochs: 2}\n")
+    formats = {"mixture": Format(folder / "mixture.yaml", lambda: read_mixture(folder / "mixture.yaml"))}
     for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "parquet"):
         path = write_kind(folder, kind, TEXTS[:20])
         formats[kind] = Format(path, lambda path=path: read_documents(path))  # type: ignore[misc]
@@ -131,6 +138,38 @@ def caches(folder: Path) -> dict[str, Format]:
     return formats
 
 
+def evaluations(folder: Path) -> dict[str, Format]:
+    """What `evaluate` and `generate --measure` write."""
+    header = {"task": "passkey", "step": 4, "settings": {"limit": 2}}
+    results = [ItemResult(f"a/{number}", "0" * 64, 3, True, (0.5, None), {"length": 9}) for number in range(4)]
+    documents = [ItemResult(f"{n}", "0" * 64, None, None, None, {"loss_sum": 3.5, "tokens": 7}) for n in range(4)]
+    for name, items in (("core", results), ("loss", documents)):
+        with ResultFile(folder / "evaluation" / f"{name}.jsonl", header) as file:
+            file.append(items)
+    parts = {"trained_tokens": 8, "grid": [{"length": 8, "depth": 0.5, "items": 2, "right": 1}], "ranges": []}
+    summary = Summary({"accuracy": 0.5, "beyond": None}, {"beyond": "no such length"}, parts)
+    write_summary(folder / "evaluation" / "passkey.json", header, 4, summary)
+    generation_path = folder / "generation.json"
+    write_generation(generation("gqa", rows=[row("gqa", 128, 8)]), generation_path)
+
+    def gone_on(path: Path) -> object:
+        before = path.read_bytes()
+        try:
+            with ResultFile(path, header) as file:
+                return dict(file.results)
+        finally:
+            path.write_bytes(before)
+
+    found = {"evaluation": Format(folder / "evaluation" / "passkey.json", lambda: build_report(folder))}
+    for name in ("core", "loss"):
+        path = folder / "evaluation" / f"{name}.jsonl"
+        found[f"items of {name}"] = Format(path, lambda: pair_evaluations(folder, folder))
+        found[f"items of {name} to go on with"] = Format(path, lambda path=path: gone_on(path))  # type: ignore[misc]
+    found["generation"] = Format(generation_path, lambda: read_generation(generation_path))
+    found["reported generation"] = Format(generation_path, lambda: build_report(folder))
+    return found
+
+
 def runs(folder: Path) -> dict[str, Format]:
     """What a run and its launcher write."""
     checkpoint = folder / "checkpoint"
@@ -163,6 +202,7 @@ def runs(folder: Path) -> dict[str, Format]:
     formats["reported failure"] = Format(
         folder / "reported" / "failure.json", lambda: load_failures(folder / "reported")
     )
+    formats |= evaluations(folder / "reported")
     config = tiny("gqa_1.5B")
     layout, budget = Layout.of(config, 1, 1, oversubscribe=True), plan_budget(config, 1000)
     Job(config, layout, budget, (), folder).write(folder / "config.json")
@@ -239,7 +279,8 @@ NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "plan.json", "jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"),
     *("split", "download record", "checkpoint", "checkpoint's files", "steps", "last step", "failure", "heartbeat"),
     *("queue", "trace", "record", "matrix", "hashes", "remembered checksums", "reported failure", "job", "order"),
-    *("readings", "scalars"),
+    *("readings", "scalars", "mixture", "evaluation", "generation", "reported generation"),
+    *("items of core", "items of loss", "items of core to go on with", "items of loss to go on with"),
 )
 
 

@@ -17,6 +17,7 @@ from efficientbench.sweep.selection import parse_axes, select
     [
         ("training.tokens", "10B", "10000000000"),
         ("training.tokens", "1.5B", "1500000000"),
+        ("training.tokens", "1.25B", "1250000000"),
         ("training.tokens", "1e9", "1000000000"),
         ("training.tokens", "500M", "500000000"),
         ("training.tokens", "20x", "20x"),

@@ -119,3 +119,11 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{}\n" + '{"item": "torn')
     with pytest.raises(MetricsError, match=r"mmlu\.jsonl, line 3: it is no result of an item"):
         pair_evaluations(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("item", ['{"item": "0", "loss_sum": 2.5}', '{"item": "0", "loss_sum": 1e999, "tokens": 3}'])
+def test_a_document_without_its_loss_is_told(item: str, tmp_path: Path) -> None:
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "loss.jsonl").write_text("{}\n" + f"{item}\n" * 2)
+    with pytest.raises(MetricsError, match=r"loss\.jsonl, line 2: it is no result of an item"):
+        pair_evaluations(tmp_path, tmp_path)

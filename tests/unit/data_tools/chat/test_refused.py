@@ -78,6 +78,7 @@ def test_a_bad_row_is_named_and_leaves_nothing(
 
 BAD_MIXTURES = [
     ("tasks: [", r"mixture\.yaml:1: not YAML"),
+    ("9" * 5000, r"mixture\.yaml: not YAML: Exceeds the limit"),
     ("5", r"mixture\.yaml: a mixture has the keys seed and tasks"),
     ("seed: 1", r"mixture\.yaml: tasks: Field required"),
     ("tasks: []", r"mixture\.yaml: tasks: List should have at least 1 item"),
