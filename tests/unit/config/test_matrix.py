@@ -10,6 +10,7 @@ import pytest
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import CHAT, EXPERIMENTS, load_matrix, load_smoke
+from efficientbench.training.schedule import learning_rate
 
 SIZES = ("0.5B", "1.5B", "3B")
 
@@ -61,9 +62,11 @@ def test_the_stages_train_as_their_names_say() -> None:
     assert resolve("base_d20").training.tokens == "20x"
     assert (mid.epochs, mid.steps, mid.objective, mid.lr_scale) == (1, None, "pretrain", 1.0)
     assert (sft.epochs, sft.steps, sft.objective, sft.lr_scale) == (1, None, "sft", 0.02)
-    for stage in (mid, sft):
-        assert (stage.learning_rate, stage.min_learning_rate) == (base.learning_rate, 0)
-        assert (stage.lr_schedule, stage.lr_warmup_fraction) == ("linear", 0)
+    # nanochat's mid-training keeps its rates for four fifths of the steps; its SFT lowers them from the first step on.
+    for stage, shares in ((mid, (1, 1, 0.5, 0)), (sft, (0.5, 0.2, 0.1, 0))):
+        assert (stage.learning_rate, stage.lr_warmup_fraction) == (base.learning_rate, 0)
+        rates = [learning_rate(stage, step, 100) / (stage.lr_scale * base.learning_rate) for step in (50, 80, 90, 100)]
+        assert rates == pytest.approx(shares)
     assert resolve("sft_d12", overrides=["training.steps=70"]).training.epochs is None
     # What is laid over a length replaces it, whichever key it has.
     smoke = [resolve(name, smoke=True).training for name in ("base_d20", "mid_d20", "sft_d20")]

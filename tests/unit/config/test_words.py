@@ -109,7 +109,13 @@ def test_part_of_a_name_lists_the_runs() -> None:
 
 def test_a_sweep_takes_sizes_of_no_suite() -> None:
     matrix = load_matrix()
-    assert [run.name for run in select(matrix, ["mha", "gqa"], ["0.5B", "7B"])] == ["gqa_0.5B", "mha_0.5B", "mha_7B"]
+    names = [run.name for run in select(matrix, ["gqa", "mha"], ["0.5B", "7B"])]
+    assert names == ["gqa_0.5B", "gqa_7B", "mha_0.5B", "mha_7B"]
+    assert [run.name for run in select(matrix, ["dense"], ["1.5B", "1.5Bx2"])] == ["dense_1.5B", "dense_1.5Bx2"]
     assert [run.name for run in select(matrix, ["mla_7B"])] == ["mla_7B"]
     with pytest.raises(ConfigError, match="mha is in no suite: name its sizes by --sizes"):
         select(matrix, ["mha"])
+    # Nothing that is named is left out in silence.
+    for only, sizes, lacking in (((), ("0.5B", "7B"), "7B"), (("moe",), ("0.5Bx8", "3B"), "3B")):
+        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; theirs are "):
+            select(matrix, only, sizes)
