@@ -100,6 +100,36 @@ def test_a_wrong_matrix_is_refused(text: str, message: str, tmp_path: Path) -> N
         load_matrix(path)
 
 
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ("5", "training: 5 does not fit: input should be a valid dictionary"),
+        ("[steps]", "training: ['steps'] does not fit"),
+        ("{global_batch_tokens: .inf}", "training.global_batch_tokens: inf does not fit"),
+        ("{global_batch_tokens: 4096, global_batch_size: [1]}", "training.global_batch_size: [1] does not fit"),
+    ],
+)
+def test_a_wrong_section_of_a_matrix_is_told_by_its_key(training: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("v_0.5B", matrix_file=_of_one_variant(tmp_path, training))
+    (problem,) = caught.value.problems
+    assert message in problem
+
+
+def test_an_empty_section_of_a_matrix_sets_nothing(tmp_path: Path) -> None:
+    file = _of_one_variant(tmp_path, "")
+    for overrides in ([], ["training.steps=100"]):
+        training = resolve("v_0.5B", overrides=overrides, matrix_file=file).training
+        assert training == resolve("gqa_0.5B", overrides=overrides).training
+        assert training.micro_batch_size == 4  # the size's
+
+
+def _of_one_variant(folder: Path, training: str) -> Path:
+    path, suites = folder / "mine.yaml", "{mine: [{variants: [v], sizes: [0.5B]}]}"
+    path.write_text(f"variants: {{v: {{training: {training}}}}}\nsuites: {suites}\n")
+    return path
+
+
 def test_a_missing_matrix_says_where_the_package_works(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="works from a clone of its repository"):
         load_matrix(EXPERIMENTS / "gone.yaml")

@@ -17,12 +17,16 @@ from efficientbench.sweep.selection import parse_axes, select
     [
         ("training.tokens", "10B", "10000000000"),
         ("training.tokens", "1.5B", "1500000000"),
+        ("training.tokens", "1.25B", "1250000000"),
+        ("training.global_batch_tokens", "524.288k", "524288"),
         ("training.tokens", "1e9", "1000000000"),
         ("training.tokens", "500M", "500000000"),
         ("training.tokens", "20x", "20x"),
         ("training.seq_len", "64k", "64000"),
         ("faults.hang_limit_s", "2h", "7200"),
         ("faults.hang_limit_s", "1.5min", "90"),
+        ("faults.hang_limit_s", "30m", "1800"),
+        ("faults.hang_limit_s", "0.25h", "900"),
         ("measurement.sample_interval_s", "100ms", "0.100"),
         ("faults.hang_limit_s", "2M", "2M"),
         ("training.learning_rate", "3e-4", "3e-4"),
@@ -68,13 +72,15 @@ def test_a_global_batch_in_tokens() -> None:
         (["total_batch_size=4096", "gbs=3"], "4,096 is 2 sequences, and global_batch_size 3: set one of them"),
         (["total_batch_size=0"], "training.global_batch_tokens: '0' does not fit"),
         (["total_batch_size=x"], "training.global_batch_tokens: 'x' does not fit"),
+        (["total_batch_size=inf"], "training.global_batch_tokens: 'inf' does not fit"),
         (["depth=12"], "depth: is decided by the run's name, as in nanochat_d12"),
     ],
 )
 def test_a_wrong_batch(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve("gqa_1.5B", overrides=overrides)
-    assert message in str(caught.value)
+    (problem,) = caught.value.problems
+    assert message in problem
 
 
 @pytest.mark.parametrize(
