@@ -91,6 +91,13 @@ class Matrix(Part):
         """The runs of `suites`, then those of `further`, then those of the matrices beside this one."""
         return (*_runs(self.suites | self.further), *(run for other in self.beside for run in other.all_runs))
 
+    @property
+    def other_runs(self) -> tuple[RunName, ...]:
+        """The runs of no suite: each variant in the sizes in which none has it."""
+        named = {run.name for run in self.all_runs}
+        found = (RunName(variant, size, OTHER) for variant in self.variants for size in self.sizes)
+        return tuple(run for run in found if run.name not in named)
+
     def in_no_suite(self, name: str) -> bool:
         """Return whether `name` is a variant in a size that no suite has together."""
         variant, _, size = name.rpartition("_")
