@@ -25,7 +25,8 @@ from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, Quality
 from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
-_PLACES = ("output", "data.cache", "cache")
+_SAME = ("output", "data.cache", "cache", "training.global_batch_tokens")
+"""Keys of folders, and of the batch in another unit: they change nothing that is measured."""
 _SEEDS = ("training.seed", "curriculum.seed")
 _INTERVALS = ("al_s", "al_s_p50")
 
@@ -79,7 +80,7 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        groups.setdefault(_identity(record, without=(*_PLACES, *_SEEDS)), []).append(record)
+        groups.setdefault(_identity(record, without=(*_SAME, *_SEEDS)), []).append(record)
     return [Group(_one_of_each_seed(group)) for group in groups.values()]
 
 
@@ -116,7 +117,7 @@ def model_identity(record: RunRecord) -> str:
     One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
     tell that two runs built and computed the same.
     """
-    return _identity(record, without=(*_PLACES, *_SEEDS, *_NAMES))
+    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
