@@ -93,6 +93,18 @@ def test_sizes_beside_the_matrix_have_the_parameters_of_their_names(name: str, n
     assert config.model.attention.query_groups == config.model.heads
 
 
+@pytest.mark.parametrize("size", ["7B", "13B", "32B"])
+def test_a_size_for_a_cluster_has_a_batch_of_tokens(size: str) -> None:
+    def batch(*overrides: str, smoke: bool = False) -> tuple[int | None, int]:
+        training = resolve(f"gqa_{size}", smoke, overrides).training
+        return training.global_batch_tokens, training.global_batch_size
+
+    assert batch() == (4_194_304, 2048)
+    assert batch("seq_len=8192") == (4_194_304, 512)
+    assert batch("gbs=64") == (None, 64)
+    assert batch(smoke=True) == (None, 8)
+
+
 def test_every_variant_in_every_size() -> None:
     matrix = load_matrix()
     for variant in matrix.variants:
