@@ -8,7 +8,7 @@ from typing import Any
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
-from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, read_record
@@ -34,16 +34,11 @@ MAY_DIFFER = (
     *("training.micro_batch_size", "training.recheck_every"),
 )
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
-_BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
-"""What runs did that are older than these keys."""
 
 
 def settings(config: Mapping[str, Any], ignored: tuple[str, ...] = SAME) -> dict[str, Any]:
-    """Return a configuration's values by dotted key, without the keys that begin with one of `ignored`.
-
-    An older configuration has the values of its time for keys that it lacks.
-    """
-    return {key: value for key, value in (_BEFORE | flat(config)).items() if not key.startswith(ignored)}
+    """Return a configuration's values by dotted key, without the keys that begin with one of `ignored`."""
+    return {key: value for key, value in dotted(config).items() if not key.startswith(ignored)}
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

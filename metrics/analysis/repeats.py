@@ -28,6 +28,8 @@ _NAMES = ("variant", "size", "label")
 _SAME = ("output", "data.cache", "cache", "training.global_batch_tokens")
 """Keys of folders, and of the batch in another unit: they change nothing that is measured."""
 _SEEDS = ("training.seed", "curriculum.seed")
+_BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
+"""What runs did that are older than these keys."""
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -121,9 +123,10 @@ def model_identity(record: RunRecord) -> str:
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
-    config = flat(record.config)
+    config = dotted(record.config)
     content: dict[str, Any] = {
-        "config": {key: value for key, value in config.items() if key not in without},
+        # What is unset an older configuration may lack.
+        "config": {key: value for key, value in config.items() if key not in without and value is not None},
         "device": [record.device_name, record.devices],
         "layout": [record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size],
         "kernels": record.kernels,
@@ -138,6 +141,11 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
+
+
+def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's values by dotted key; a key that is newer than it has the value of what was done."""
+    return _BEFORE | flat(config)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
