@@ -125,10 +125,10 @@ def sizes() -> str:
     """Return a table of the backbone's sizes."""
     rows = []
     for size in ("50M", "125M", "350M", "0.5B", "1.5B", "3B", "7B", "13B", "32B"):
-        shape = resolve(f"gqa_{size}").model
-        shapes = (shape.layers, shape.hidden_size, shape.heads, shape.head_dim, shape.ffn_hidden_size)
-        rows.append([size, *(f"{value:,}" for value in shapes)])
-    return _table(["size", "layers", "hidden", "heads", "head dim", "FFN"], rows)
+        model = resolve(f"gqa_{size}").model
+        shape = (model.layers, model.hidden_size, model.heads, model.head_dim, model.ffn_hidden_size, model.vocab_size)
+        rows.append([size, *(f"{value:,}" for value in shape), "yes" if model.tied else "no"])
+    return _table(["size", "layers", "hidden", "heads", "head dim", "FFN", "vocabulary", "tied"], rows)
 
 
 FINETUNING = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from efficientbench.metrics.errors import MetricsError
 TABLE = Path(__file__).with_name("hardware.yaml")
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_MAKERS = frozenset({"nvidia", "geforce", "tesla"})
+"""Words of the drivers' names that tell no device from another."""
 _REMEDY = "give the device's dense peak in the configuration"
 
 
@@ -77,8 +80,8 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
     """Return the row of a device by its name in the table or as the driver reports it.
 
     Args:
-        name: such as 'H100 SXM', in any case, 'h200_sxm', words of a name that no other device has, or 'NVIDIA H100
-            80GB HBM3'.
+        name: such as 'H100 SXM', in any case, 'h200_sxm', words that name the chip of one row alone, or 'NVIDIA
+            H100 80GB HBM3'.
         dtype: of the matrix products, as for `peak_flops`.
         peak: dense FLOP/s to use instead of the table's.
 
@@ -88,10 +91,8 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
     row = _matching("devices", name) or _named(name)
     if row is None:
         names = [row["name"] for row in _table()["devices"]]
-        # Never another card: only names that begin with a word of this one.
-        same = [each for each in names if each.split()[0].lower() in _words(name)]
-        near = difflib.get_close_matches(name, same, n=1, cutoff=0.4)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        near = _near(name)
+        hint = f"; did you mean '{near}'?" if near else ""
         raise MetricsError(f"'{name}' is not in the table of devices ({', '.join(names)}){hint}")
     links = next(links for links in _table()["links"] if row["name"] in links["devices"])
     network = links["between_nodes_gb_s"]
@@ -108,20 +109,52 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
 
 
 def _words(name: str) -> list[str]:
-    return name.replace("_", " ").lower().split()
+    return [word for word in name.replace("_", " ").lower().split() if word not in _MAKERS]
+
+
+def _chip(words: Sequence[str]) -> str:
+    """Return the word that names the chip, which is the first with a digit; '' if there is none."""
+    return next((word for word in words if re.search(r"\d", word)), "")
 
 
 def _named(name: str) -> dict[str, Any] | None:
-    """Return the row with this name, in any case, or the only one whose name has all its words.
+    """Return the row with this name, in any case, or the only one that its words stand for.
 
-    Raises MetricsError: several rows have them.
+    Raises MetricsError: they stand for several rows.
     """
     words, rows = _words(name), _table()["devices"]
     found = [row for row in rows if _words(row["name"]) == words]
-    found = found or [row for row in rows if words and set(words) <= set(_words(row["name"]))]
+    found = found or [row for row in rows if _stand_for(words, _words(row["name"]))]
     if len(found) > 1:
         raise MetricsError(f"'{name}' is several devices: name one of {', '.join(row['name'] for row in found)}")
     return found[0] if found else None
+
+
+def _stand_for(words: Sequence[str], row: Sequence[str]) -> bool:
+    """Return whether words are a row's, and enough to tell it from cards that the table lacks.
+
+    Its chip must be named. After a mere number no word may be left out: an RTX 6000 is no RTX 6000 Ada.
+    """
+    chip = _chip(row)
+    further = row[row.index(chip) + 1 :] if chip.isdigit() else []
+    return {chip, *further} <= set(words) <= set(row)
+
+
+def _near(name: str) -> str | None:
+    """Return the name of the row that a mistyped one may mean; None rather than another card's.
+
+    The chip is the same, and every word is like one of the row's. A name that has all words of a row and more is that
+    of another card, as RTX 4090 Laptop is.
+    """
+    words, names = _words(name), [row["name"] for row in _table()["devices"]]
+    alike = [
+        each
+        for each in names
+        if _chip(words) == _chip(_words(each))
+        and not set(_words(each)) <= set(words)
+        and all(difflib.get_close_matches(word, _words(each)) for word in words)
+    ]
+    return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0)), None)
 
 
 def _matching(part: str, device_name: str) -> dict[str, Any] | None:

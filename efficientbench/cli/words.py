@@ -16,7 +16,7 @@ def list_runs(
     ] = None,
     matrix: MatrixFile = None,
 ) -> None:
-    """Print the runs that have names, with their suites and parameters.
+    """Print the runs of all suites with their parameters, or all runs that have one of the words.
 
     Examples: efficientbench list; efficientbench list gqa; efficientbench list 7B
     """
@@ -50,9 +50,13 @@ def _print_runs(words: list[str], matrix_file: Path | None) -> None:
     file = matrix_file or MATRIX
     matrix = load_matrix(file)
     table = plain_table("run", ("parameters", "active", "suite"))
-    for run in matrix.all_runs:
+    for run in (*matrix.all_runs, *(matrix.other_runs if words else ())):
         if any(word.lower() in f"{run.name} {run.suite}".lower() for word in words or [""]):
-            counted = known(partial(count_parameters, resolve(run.name, matrix_file=file).model))
+            try:
+                counted = known(partial(count_parameters, resolve(run.name, matrix_file=file).model))
+            except ConfigError:
+                # A variant and a size of a matrix of one's own need not fit: `run` says why.
+                counted = None
             figures = (f"{counted.total:,}", f"{counted.active:,}") if counted else ("n/a", "n/a")
             table.add_row(run.name, *figures, run.suite)
     if not table.row_count:

@@ -67,7 +67,7 @@ def resolve(name: str, smoke: bool = False, overrides: Sequence[str] = (), matri
             value = {part: value}
         layer = merged(layer, value)
     tree = _laid_over(tree, layer)
-    if tree.get("training", {}).get("optimizer") == "muon":
+    if _of_training(tree, "optimizer") == "muon":
         # Muon updates whole matrices, of which that optimizer would give ranks parts.
         tree = merged({"parallel": {"distributed_optimizer": False}}, tree)
     try:
@@ -145,9 +145,14 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> Overlay:
 def _laid_over(tree: Overlay, layer: Overlay) -> Overlay:
     """Return `tree` with the values of `layer`; of keys that set the same thing, one there replaces any other one."""
     for keys in (LENGTHS, BATCHES):
-        if any(layer.get("training", {}).get(key) is not None for key in keys):
+        if any(_of_training(layer, key) is not None for key in keys):
             tree = merged(tree, {"training": dict.fromkeys(keys)})
     return merged(tree, layer)
+
+
+def _of_training(layer: Overlay, key: str) -> object:
+    training = layer.get("training")
+    return training.get(key) if isinstance(training, Mapping) else None
 
 
 def parse(key: str, text: str, field: FieldInfo) -> object:

@@ -24,6 +24,17 @@ Overlay = dict[str, Any]
 """A part of a RunConfig as nested mappings. Resolving a run validates it."""
 
 
+def _filled(layer: object) -> object:
+    """Return a layer of a file without the sections under which it sets nothing."""
+    if isinstance(layer, dict):
+        return {key: value for key, value in layer.items() if value is not None}
+    return {} if layer is None else layer
+
+
+Layer = Annotated[Overlay, BeforeValidator(_filled)]
+"""The overlay of a size or a variant, which may be empty."""
+
+
 class RunName(NamedTuple):
     """One named run of a suite."""
 
@@ -47,8 +58,8 @@ class SuiteBlock(Part):
 class SmokeShapes(Part):
     """The changes of `--smoke` by size and by variant."""
 
-    sizes: dict[Name, Overlay] = {}
-    variants: dict[Name, Overlay] = {}
+    sizes: dict[Name, Layer] = {}
+    variants: dict[Name, Layer] = {}
 
 
 class Smoke(SmokeShapes):
@@ -60,8 +71,8 @@ class Smoke(SmokeShapes):
 class Matrix(Part):
     """The content of matrix.yaml."""
 
-    sizes: dict[Name, Overlay] = {}
-    variants: dict[Name, Annotated[Overlay, BeforeValidator(lambda value: value or {})]] = {}
+    sizes: dict[Name, Layer] = {}
+    variants: dict[Name, Layer] = {}
     smoke: SmokeShapes = SmokeShapes()
     """Beside those of smoke.yaml."""
     suites: dict[Name, tuple[SuiteBlock, ...]]
@@ -79,6 +90,13 @@ class Matrix(Part):
     def all_runs(self) -> tuple[RunName, ...]:
         """The runs of `suites`, then those of `further`, then those of the matrices beside this one."""
         return (*_runs(self.suites | self.further), *(run for other in self.beside for run in other.all_runs))
+
+    @property
+    def other_runs(self) -> tuple[RunName, ...]:
+        """The runs of no suite: each variant in the sizes in which none has it."""
+        named = {run.name for run in self.all_runs}
+        found = (RunName(variant, size, OTHER) for variant in self.variants for size in self.sizes)
+        return tuple(run for run in found if run.name not in named)
 
     def in_no_suite(self, name: str) -> bool:
         """Return whether `name` is a variant in a size that no suite has together."""

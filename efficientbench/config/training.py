@@ -165,25 +165,29 @@ class TrainingConfig(Part):
         """Count the sequences of a global batch that is given in tokens."""
         if not isinstance(given, dict) or given.get("global_batch_tokens") is None:
             return given
+        size = given.get("global_batch_size")
+        if size is None:
+            # A layer that sets the other key leaves this one empty.
+            given = {key: value for key, value in given.items() if key != "global_batch_size"}
         try:
             tokens = int(given["global_batch_tokens"])
             length = int(given.get("seq_len", cls.model_fields["seq_len"].default))
-        except (TypeError, ValueError):
+            size = None if size is None else int(size)
+        except (TypeError, ValueError, OverflowError):
             # The fields' own checks say what is wrong.
             return given
         if length < 1 or tokens < 1:
             return given
+        sequences = tokens // length
         if tokens % length:
-            near = max(tokens // length, 1) * length
+            near = max(sequences, 1) * length
             raise ValueError(
                 f"global_batch_tokens {tokens:,} is no whole number of sequences of {length:,} tokens: {near:,} is"
             )
-        size = given.get("global_batch_size")
-        sequences = tokens // length if size is None else int(size)
-        if sequences != tokens // length:
+        if size not in (None, sequences):
             raise ValueError(
-                f"global_batch_tokens {tokens:,} is {tokens // length:,} sequences, and global_batch_size "
-                f"{sequences:,}: set one of them"
+                f"global_batch_tokens {tokens:,} is {sequences:,} sequences, and global_batch_size {size:,}: set one "
+                "of them"
             )
         return {**given, "global_batch_size": sequences}
 

@@ -43,7 +43,14 @@ ALIASES = {
 """Name in other projects, and without its section → our key. `total_batch_size` is nanochat's, in tokens."""
 
 _SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-_SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400)}
+_SECONDS = {
+    "ms": Decimal("0.001"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+    "d": Decimal(86400),
+}
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)([A-Za-z]*)")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import DataConfig, RunConfig
-from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.metrics.analysis.repeats import dotted
 from efficientbench.metrics.definitions import FORMULAS
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, read_record
@@ -25,20 +25,20 @@ from efficientbench.training.checkpoints.manifest import (
 )
 from efficientbench.training.errors import CheckpointError
 
-PLACES = ("output", "data.cache")
-"""Keys that only name folders: two measurements that differ in these measure the same."""
-INITIALISED_PLACES = (*PLACES, "init.run")
+SAME = ("output", "data.cache", "training.global_batch_tokens")
+"""Keys of folders, and of the batch in another unit: two measurements that differ in these alone measure the same."""
+INITIALISED_SAME = (*SAME, "init.run")
 """The same of configurations from `initialised`, whose `init.sha256` says what lies in that folder."""
 MAY_DIFFER = (
-    *(*INITIALISED_PLACES, "parallel.", "checkpoint.", "faults."),
+    *(*INITIALISED_SAME, "parallel.", "checkpoint.", "faults."),
     *("training.micro_batch_size", "training.recheck_every"),
 )
 """Keys, or beginnings of keys, in which the attempts of a run may differ: none of them changes what is learned."""
 
 
-def settings(config: Mapping[str, Any], ignored: tuple[str, ...] = PLACES) -> dict[str, Any]:
+def settings(config: Mapping[str, Any], ignored: tuple[str, ...] = SAME) -> dict[str, Any]:
     """Return a configuration's values by dotted key, without the keys that begin with one of `ignored`."""
-    return {key: value for key, value in flat(config).items() if not key.startswith(ignored)}
+    return {key: value for key, value in dotted(config).items() if not key.startswith(ignored)}
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -65,7 +65,7 @@ def complete_record(
     except (MetricsError, ConfigError):
         return None
     contents = record.config, config.model_dump(mode="json")
-    recorded, wanted = (settings(content, INITIALISED_PLACES) for content in contents)
+    recorded, wanted = (settings(content, INITIALISED_SAME) for content in contents)
     wanted["training.micro_batch_size"] = micro_batch_size
     if wanted["kernels.fused"] is None:
         # The device chose it for the record, and would choose the same again.

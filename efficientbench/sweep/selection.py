@@ -128,10 +128,11 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     Without names they are those of `Matrix.suites`, without sizes those of every size.
 
     A name is that of a run, a variant or a suite, or the first argument of a suite's: `attention` for
-    `attention_variants`. A variant of no suite needs sizes.
+    `attention_variants`. A variant has the sizes of its suites, and any size of no suite that is named; one of no suite
+    needs sizes.
 
     Raises:
-        ConfigError: an unknown name or size, or no run that has both.
+        ConfigError: an unknown name or size, or a size that no chosen run has.
     """
     problems = [problem for name in only if (problem := _unknown_name(name, matrix, sizes))]
     known = dict.fromkeys([*matrix.sizes, *(run.size for run in matrix.all_runs)])
@@ -146,19 +147,22 @@ def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) 
     in_suites = {run: place for place, run in enumerate(matrix.all_runs)}
     chosen = sorted(named, key=lambda run: in_suites.get(run, len(in_suites))) if only else list(matrix.runs)
     left = [run for run in chosen if not sizes or run.size in sizes]
-    if not left:
+    lacking = [size for size in sizes if size not in {run.size for run in left}]
+    if lacking:
         there = ", ".join(dict.fromkeys(run.size for run in chosen))
-        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(sizes)}; theirs are {there}")
+        raise ConfigError(f"--sizes: no chosen run has the size {' or '.join(lacking)}; theirs are {there}")
     return left
 
 
 def _runs_called(name: str, matrix: Matrix, sizes: Sequence[str] = ()) -> list[RunName]:
-    exact = [run for run in matrix.all_runs if name in (run.name, run.variant, run.suite)]
-    if not exact and name in matrix.variants:
-        return [matrix.run(f"{name}_{size}") for size in sizes]
-    if not exact and matrix.in_no_suite(name):
+    found = [run for run in matrix.all_runs if name in (run.name, run.variant, run.suite)]
+    if name in matrix.variants:
+        # A variant of a suite is not taken in the size of another one, which may be of experts.
+        taken = {run.size for run in matrix.all_runs} if found else set()
+        found += [matrix.run(f"{name}_{size}") for size in sizes if size not in taken]
+    if not found and matrix.in_no_suite(name):
         return [matrix.run(name)]
-    return exact or [run for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")]
+    return found or [run for run in matrix.all_runs if name and run.suite.startswith(f"{name}_")]
 
 
 def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None:

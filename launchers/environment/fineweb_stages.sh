@@ -66,11 +66,16 @@ fineweb_read_arguments() { # script arguments...
         echo "error: --num-files and --devices are whole numbers above 0" >&2
         return 2
     fi
-    if $devices_given && [[ " ${fineweb_overrides[*]}" == *" parallel."* ]]; then
+    if $devices_given && _fineweb_has_layout; then
         echo "error: --devices and parallel.* keys both set the number of devices: give one of them; without" \
             "parallel.dp the run takes all" >&2
         return 2
     fi
+}
+
+# Whether the layout over devices is given, by parallel.* keys or their short names.
+_fineweb_has_layout() {
+    [[ " ${fineweb_overrides[*]}" =~ \ (parallel\.|(tp|pp|cp|ep|dp|sp)=) ]]
 }
 
 # Set up the Python environment and, on a machine with an NPU, CANN's.
@@ -171,7 +176,7 @@ fineweb_train() { # name
         overrides=("${FINEWEB_CPU_OVERRIDES[@]}")
     else
         fineweb_print "training: $1"
-        if [[ "$fineweb_mode" == dsw && " ${fineweb_overrides[*]}" != *" parallel."* ]]; then
+        if [[ "$fineweb_mode" == dsw ]] && ! _fineweb_has_layout; then
             if $fineweb_fewer && [[ "$count" -lt "$fineweb_devices" ]]; then
                 # The batch is shared out evenly, which 3 could not do.
                 fineweb_devices=$((count < 2 ? 1 : 2))

@@ -120,8 +120,8 @@ def compare(
 
 _COVERED = (
     *("variant", "size", "output", "model.", "parallel.", "data.", "training.seed", "training.dtype"),
-    *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.tokens"),
-    *("training.steps", "training.recompute"),
+    *("training.seq_len", "training.micro_batch_size", "training.global_batch_size", "training.global_batch_tokens"),
+    *("training.tokens", "training.steps", "training.epochs", "training.recompute", "training.optimizer"),
 )
 """Keys of the configuration that a condition covers, or that do not change the training."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from efficientbench.metrics.analysis.repeats import flat
+from efficientbench.metrics.analysis.repeats import dotted, flat
 from efficientbench.metrics.records.record import RunRecord
 
 
@@ -139,7 +139,7 @@ def _kernel(name: str | None, why: str | None) -> str:
 
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
     """Return key of the configuration → its two values, where these differ."""
-    first, second = flat(one.config), flat(other.config)
+    first, second = dotted(one.config), dotted(other.config)
     keys = dict.fromkeys([*first, *second])
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 

@@ -25,8 +25,11 @@ from efficientbench.metrics.records.record_parts import MOST_MISMATCHES, Quality
 from efficientbench.metrics.student import mean_confidence_interval
 
 _NAMES = ("variant", "size", "label")
-_PLACES = ("output", "data.cache", "cache")
+_SAME = ("output", "data.cache", "cache", "training.global_batch_tokens")
+"""Keys of folders, and of the batch in another unit: they change nothing that is measured."""
 _SEEDS = ("training.seed", "curriculum.seed")
+_BEFORE = {"training.optimizer": "adamw", "evaluation.core_every": 0, "evaluation.core_limit": 100}
+"""What runs did that are older than these keys."""
 _INTERVALS = ("al_s", "al_s_p50")
 
 
@@ -79,7 +82,7 @@ def group_repeats(records: Iterable[RunRecord]) -> list[Group]:
     """
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        groups.setdefault(_identity(record, without=(*_PLACES, *_SEEDS)), []).append(record)
+        groups.setdefault(_identity(record, without=(*_SAME, *_SEEDS)), []).append(record)
     return [Group(_one_of_each_seed(group)) for group in groups.values()]
 
 
@@ -116,13 +119,14 @@ def model_identity(record: RunRecord) -> str:
     One model has one configuration, and also the same parameters, FLOPs and kernels: a configuration alone does not
     tell that two runs built and computed the same.
     """
-    return _identity(record, without=(*_PLACES, *_SEEDS, *_NAMES))
+    return _identity(record, without=(*_SAME, *_SEEDS, *_NAMES))
 
 
 def _identity(record: RunRecord, without: Sequence[str]) -> str:
-    config = flat(record.config)
+    config = dotted(record.config)
     content: dict[str, Any] = {
-        "config": {key: value for key, value in config.items() if key not in without},
+        # What is unset an older configuration may lack.
+        "config": {key: value for key, value in config.items() if key not in without and value is not None},
         "device": [record.device_name, record.devices],
         "layout": [record.tp, record.pp, record.dp, record.ep, record.cp, record.micro_batch_size],
         "kernels": record.kernels,
@@ -137,6 +141,11 @@ def _identity(record: RunRecord, without: Sequence[str]) -> str:
     if "variant" not in without:
         content["run"] = [record.run, record.variant, record.size]
     return json.dumps(content, sort_keys=True)
+
+
+def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's values by dotted key; a key that is newer than it has the value of what was done."""
+    return _BEFORE | flat(config)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -67,6 +67,8 @@ class Cell:
                 f"training.matrix_learning_rate={self.rate}",
                 f"training.learning_rate={rate}",
                 f"training.min_learning_rate={rate / 10}",
+                # Else the comparison would be of decays too: each is in proportion to its optimizer's rate.
+                "training.weight_decay=0",
                 f"training.seed={self.seed}",
                 f"training.steps={self.steps}",
                 f"model.layers={LAYERS}",
@@ -104,8 +106,8 @@ def main() -> None:
     figures |= gains(losses, range(1, arguments.seeds + 1), arguments.steps)
     conditions = (
         f"GQA of {LAYERS} layers, width {WIDTH}, float32, one rank, {arguments.threads} threads; {arguments.steps} "
-        f"steps of {BATCH} × {SEQUENCE} tokens of the sample text; paired seeds; rates of AdamW "
-        f"{', '.join(f'{rate:g}' for rate in RATES['adamw'])}, of Muon "
+        f"steps of {BATCH} × {SEQUENCE} tokens of the sample text; no weight decay; paired seeds; rates of "
+        f"AdamW {', '.join(f'{rate:g}' for rate in RATES['adamw'])}, of Muon "
         f"{', '.join(f'{rate:g}' for rate in RATES['muon'])} with {OTHERS_RATE:g} for what AdamW updates beside it"
     )
     report(__file__, arguments, figures, conditions)
@@ -184,11 +186,16 @@ def gains(losses: Losses, seeds: range, steps: int) -> dict[str, Figure]:
         rate = min(by_rate, key=lambda rate: statistics.mean(by_rate[rate]))
         best[name] = by_rate[rate]
         for each, found in by_rate.items():
-            mark = ", its best" if each == rate else ""
+            mark = f", its best{_end(rate, RATES[name])}" if each == rate else ""
             what = f"{title} at {each:g}{mark}: held-out loss"
             figures[f"{name} {each:g}"] = _mean(what, found)
     pairs = [muon - adamw for muon, adamw in zip(best["muon"], best["adamw"], strict=True)]
     return figures | {"difference": _mean("loss of Muon minus AdamW's, each at its best rate", pairs)}
+
+
+def _end(rate: float, tried: tuple[float, ...]) -> str:
+    """Return what stands beside a best rate that is an end of those tried: a better one may lie beyond it."""
+    return {min(tried): ", the lowest tried", max(tried): ", the highest tried"}.get(rate, "")
 
 
 def _mean(what: str, values: list[float]) -> Figure:

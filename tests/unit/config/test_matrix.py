@@ -10,6 +10,7 @@ import pytest
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import CHAT, EXPERIMENTS, load_matrix, load_smoke
+from efficientbench.training.schedule import learning_rate
 
 SIZES = ("0.5B", "1.5B", "3B")
 
@@ -61,9 +62,11 @@ def test_the_stages_train_as_their_names_say() -> None:
     assert resolve("base_d20").training.tokens == "20x"
     assert (mid.epochs, mid.steps, mid.objective, mid.lr_scale) == (1, None, "pretrain", 1.0)
     assert (sft.epochs, sft.steps, sft.objective, sft.lr_scale) == (1, None, "sft", 0.02)
-    for stage in (mid, sft):
-        assert (stage.learning_rate, stage.min_learning_rate) == (base.learning_rate, 0)
-        assert (stage.lr_schedule, stage.lr_warmup_fraction) == ("linear", 0)
+    # nanochat's mid-training keeps its rates for four fifths of the steps; its SFT lowers them from the first step on.
+    for stage, shares in ((mid, (1, 1, 0.5, 0)), (sft, (0.5, 0.2, 0.1, 0))):
+        assert (stage.learning_rate, stage.lr_warmup_fraction) == (base.learning_rate, 0)
+        rates = [learning_rate(stage, step, 100) / (stage.lr_scale * base.learning_rate) for step in (50, 80, 90, 100)]
+        assert rates == pytest.approx(shares)
     assert resolve("sft_d12", overrides=["training.steps=70"]).training.epochs is None
     # What is laid over a length replaces it, whichever key it has.
     smoke = [resolve(name, smoke=True).training for name in ("base_d20", "mid_d20", "sft_d20")]
@@ -95,6 +98,36 @@ def test_a_wrong_matrix_is_refused(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_matrix(path)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ("5", "training: 5 does not fit: input should be a valid dictionary"),
+        ("[steps]", "training: ['steps'] does not fit"),
+        ("{global_batch_tokens: .inf}", "training.global_batch_tokens: inf does not fit"),
+        ("{global_batch_tokens: 4096, global_batch_size: [1]}", "training.global_batch_size: [1] does not fit"),
+    ],
+)
+def test_a_wrong_section_of_a_matrix_is_told_by_its_key(training: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("v_0.5B", matrix_file=_of_one_variant(tmp_path, training))
+    (problem,) = caught.value.problems
+    assert message in problem
+
+
+def test_an_empty_section_of_a_matrix_sets_nothing(tmp_path: Path) -> None:
+    file = _of_one_variant(tmp_path, "")
+    for overrides in ([], ["training.steps=100"]):
+        training = resolve("v_0.5B", overrides=overrides, matrix_file=file).training
+        assert training == resolve("gqa_0.5B", overrides=overrides).training
+        assert training.micro_batch_size == 4  # the size's
+
+
+def _of_one_variant(folder: Path, training: str) -> Path:
+    path, suites = folder / "mine.yaml", "{mine: [{variants: [v], sizes: [0.5B]}]}"
+    path.write_text(f"variants: {{v: {{training: {training}}}}}\nsuites: {suites}\n")
+    return path
 
 
 def test_a_missing_matrix_says_where_the_package_works(tmp_path: Path) -> None:

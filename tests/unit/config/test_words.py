@@ -18,12 +18,15 @@ from efficientbench.sweep.selection import parse_axes, select
         ("training.tokens", "10B", "10000000000"),
         ("training.tokens", "1.5B", "1500000000"),
         ("training.tokens", "1.25B", "1250000000"),
+        ("training.global_batch_tokens", "524.288k", "524288"),
         ("training.tokens", "1e9", "1000000000"),
         ("training.tokens", "500M", "500000000"),
         ("training.tokens", "20x", "20x"),
         ("training.seq_len", "64k", "64000"),
         ("faults.hang_limit_s", "2h", "7200"),
         ("faults.hang_limit_s", "1.5min", "90"),
+        ("faults.hang_limit_s", "30m", "1800"),
+        ("faults.hang_limit_s", "0.25h", "900"),
         ("measurement.sample_interval_s", "100ms", "0.100"),
         ("faults.hang_limit_s", "2M", "2M"),
         ("training.learning_rate", "3e-4", "3e-4"),
@@ -69,13 +72,15 @@ def test_a_global_batch_in_tokens() -> None:
         (["total_batch_size=4096", "gbs=3"], "4,096 is 2 sequences, and global_batch_size 3: set one of them"),
         (["total_batch_size=0"], "training.global_batch_tokens: '0' does not fit"),
         (["total_batch_size=x"], "training.global_batch_tokens: 'x' does not fit"),
+        (["total_batch_size=inf"], "training.global_batch_tokens: 'inf' does not fit"),
         (["depth=12"], "depth: is decided by the run's name, as in nanochat_d12"),
     ],
 )
 def test_a_wrong_batch(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve("gqa_1.5B", overrides=overrides)
-    assert message in str(caught.value)
+    (problem,) = caught.value.problems
+    assert message in problem
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,18 @@ def test_sizes_beside_the_matrix_have_the_parameters_of_their_names(name: str, n
     config = resolve(name)
     assert count_parameters(config.model).total == pytest.approx(named_size, rel=0.25)
     assert config.model.attention.query_groups == config.model.heads
+
+
+@pytest.mark.parametrize("size", ["7B", "13B", "32B"])
+def test_a_size_for_a_cluster_has_a_batch_of_tokens(size: str) -> None:
+    def batch(*overrides: str, smoke: bool = False) -> tuple[int | None, int]:
+        training = resolve(f"gqa_{size}", smoke, overrides).training
+        return training.global_batch_tokens, training.global_batch_size
+
+    assert batch() == (4_194_304, 2048)
+    assert batch("seq_len=8192") == (4_194_304, 512)
+    assert batch("gbs=64") == (None, 64)
+    assert batch(smoke=True) == (None, 8)
 
 
 def test_every_variant_in_every_size() -> None:
@@ -110,7 +127,13 @@ def test_part_of_a_name_lists_the_runs() -> None:
 
 def test_a_sweep_takes_sizes_of_no_suite() -> None:
     matrix = load_matrix()
-    assert [run.name for run in select(matrix, ["mha", "gqa"], ["0.5B", "7B"])] == ["gqa_0.5B", "mha_0.5B", "mha_7B"]
+    names = [run.name for run in select(matrix, ["gqa", "mha"], ["0.5B", "7B"])]
+    assert names == ["gqa_0.5B", "gqa_7B", "mha_0.5B", "mha_7B"]
+    assert [run.name for run in select(matrix, ["dense"], ["1.5B", "1.5Bx2"])] == ["dense_1.5B", "dense_1.5Bx2"]
     assert [run.name for run in select(matrix, ["mla_7B"])] == ["mla_7B"]
     with pytest.raises(ConfigError, match="mha is in no suite: name its sizes by --sizes"):
         select(matrix, ["mha"])
+    # Nothing that is named is left out in silence.
+    for only, sizes, lacking in (((), ("0.5B", "7B"), "7B"), (("moe",), ("0.5Bx8", "3B"), "3B")):
+        with pytest.raises(ConfigError, match=f"no chosen run has the size {lacking}; theirs are "):
+            select(matrix, only, sizes)

@@ -114,8 +114,10 @@ def test_devices(machine: Machine) -> None:
     _, _, calls = machine.run("train_with_fineweb.sh", "dlc", *data, device="npu 8")
     assert "base_d12 dlc " in calls[0]
     assert "parallel" not in calls[0]
-    _, _, calls = machine.run("train_with_fineweb.sh", *data, "parallel.tp=8", device="npu 8")
-    assert "parallel.dp" not in calls[0]
+    for layout in ("parallel.tp=8", "tp=8"):
+        _, _, calls = machine.run("train_with_fineweb.sh", *data, "training.steps=3", layout, device="npu 8")
+        assert "parallel.dp" not in calls[0]
+        assert calls[0].endswith(f" training.steps=3 {layout}")
     _, printed, calls = machine.run("train_with_fineweb.sh", *data, device="cpu 0")
     assert "shortened" in printed
     assert "training.steps=20" in calls[0]
@@ -167,6 +169,7 @@ def test_two_calls_at_once_prepare_once(machine: Machine) -> None:
         (["--devices", "four"], "whole numbers above 0"),
         (["--devices", "0"], "whole numbers above 0"),
         (["--devices", "4", "parallel.tp=2"], "--devices and parallel.* keys both set the number of devices"),
+        (["--devices", "4", "gbs=8", "tp=2"], "--devices and parallel.* keys both set the number of devices"),
         (["--data", "/no/such/text"], "--data /no/such/text is not there"),
     ],
 )

@@ -169,6 +169,32 @@ def test_a_comparison_names_what_differs_and_what_is_missing() -> None:
     assert compare(group_of(run_of()), group_of(run_of("rope", al_s=0.108))).identical
 
 
+def test_what_a_condition_covers_is_told_once() -> None:
+    first = run_of()
+    training = {**first.config["training"], "optimizer": "muon", "epochs": 1, "global_batch_tokens": 32_768}
+    second = run_of(config={**first.config, "training": training})
+    comparison = compare(group_of(first), group_of(second), ["optimizer"])
+    assert [difference.condition for difference in comparison.despite] == ["optimizer"]
+    assert comparison.other_changes == {}
+
+
+def test_a_batch_in_tokens_is_the_same_configuration() -> None:
+    first = run_of(seed=1)
+    training = {"seed": 2, "learning_rate": 0.1, "global_batch_tokens": 32_768}
+    assert len(group_repeats([first, run_of(seed=2, config={**first.config, "training": training})])) == 1
+
+
+def test_records_of_before_a_key_repeat_those_with_it() -> None:
+    """What the key chooses by default is what was done; what is unset by default was not there."""
+    old = run_of(seed=1)
+    training = {"seed": 2, "learning_rate": 0.1, "optimizer": "adamw", "epochs": None}
+    now = {**old.config, "training": training, "evaluation": {"core_every": 0, "core_data": None, "core_limit": 100}}
+    assert len(group_repeats([old, run_of(seed=2, config=now)])) == 1
+    assert compare(group_of(old), group_of(run_of(seed=2, config=now))).other_changes == {}
+    scored = {**now, "evaluation": {"core_every": 10, "core_data": "here", "core_limit": 100}}
+    assert len(group_repeats([old, run_of(seed=2, config=scored)])) == 2
+
+
 def curve(shift: float, watts: float = 50.0) -> list[QualityPoint]:
     """Loss falls by 1 with each doubling of the tokens, 1,000 tokens/s; four batches validate."""
     return [

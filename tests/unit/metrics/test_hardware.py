@@ -98,10 +98,12 @@ def test_rates_by_the_drivers_name_and_a_given_peak() -> None:
     assert (rates.in_node_bytes_s, rates.between_nodes_bytes_s) == (450e9, 50e9)
 
 
-@pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100"])
+@pytest.mark.parametrize("typed", ["h100 sxm", "H100_SXM", "sxm h100", "NVIDIA H100 SXM"])
 def test_rates_by_the_words_of_a_name(typed: str) -> None:
     assert device_rates(typed, "bf16") == device_rates("H100 SXM", "bf16")
     assert device_rates("l40s", "bf16").name == "L40S"
+    assert device_rates("tesla v100s", "fp16").name == "V100S PCIe"
+    assert device_rates("A6000", "bf16").name == "RTX A6000"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +115,22 @@ def test_rates_by_the_words_of_a_name(typed: str) -> None:
         ("A100", "bf16", "'A100' is several devices: name one of A100 80GB SXM, A100 80GB PCIe, A100 40GB"),
         ("A100 20GB", "bf16", r"RTX A6000.; did you mean 'A100 40GB'\?$"),
         ("A1000", "bf16", r"RTX A6000.$"),
+        ("RTX 6000", "bf16", r"did you mean 'RTX 6000 Ada'\?$"),
     ],
 )
 def test_rates_that_are_not_known_say_why(name: str, dtype: str, why: str) -> None:
     with pytest.raises(MetricsError, match=why):
         device_rates(name, dtype)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RTX 3080", "RTX 4090 Laptop", "RTX PRO 6000 Blackwell", "NVIDIA GeForce RTX 3090 Ti", "RTX A6000 Ada", "Ada"],
+)
+def test_another_card_is_neither_taken_nor_proposed(name: str) -> None:
+    with pytest.raises(MetricsError, match=f"'{name}' is not in the table of devices") as caught:
+        device_rates(name, "bf16")
+    assert "did you mean" not in str(caught.value)
 
 
 def test_bandwidth_of_memory_has_its_datasheet_or_a_reason() -> None:

@@ -18,6 +18,7 @@ from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.planning.plan import make_plan
 from efficientbench.planning.text_budget import text_budget
 from efficientbench.running.epochs import counted, epoch_steps
+from efficientbench.training.packing import WAITING
 
 SEQ_LEN, BATCH = 48, 8
 
@@ -45,21 +46,36 @@ def test_of_text_its_tokens_decide(corpus: Corpus) -> None:
         assert found == math.ceil(((tokens * epochs - 1) // SEQ_LEN) / BATCH)
 
 
+def sequences_by_hand(lengths: list[int]) -> int:
+    """Put each conversation, the longest first, into the first sequence with room: best fit where all of them wait."""
+    rests: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((place for place, rest in enumerate(rests) if rest >= length), len(rests))
+        rests += [SEQ_LEN + 1] * (place == len(rests))
+        rests[place] -= length
+    return len(rests)
+
+
+def test_packing_by_hand() -> None:
+    assert sequences_by_hand([10, 19, 24, 25, 30, 39, 49]) == 4
+    assert sequences_by_hand([25, 25, 24, 24, 1]) == 3
+
+
 def test_of_conversations_the_sequences_that_training_packs(corpus: Corpus) -> None:
     from efficientbench.training.conversations import Conversations, PackedConversations
 
-    lengths = training_lengths(corpus)
     split = split_documents([corpus.prefix], (9, 1, 0), VOCABULARY, corpus.prefix.parent / SPLITS)[0]
-    found = Conversations(corpus.prefix, SEQ_LEN)
-    one = len(PackedConversations(found, split.training, 1, 1234, 0)._rows)
-    two = len(PackedConversations(found, split.training, one + 1, 1234, 0)._rows)
-    words = ("training.objective=sft", "training.epochs=1")
-    assert epoch_steps(config_of(corpus, *words), [corpus]) == math.ceil(one / BATCH)
-    assert epoch_steps(config_of(corpus, *words, "training.epochs=2"), [corpus]) == math.ceil(two / BATCH)
-    # What does not fit is no part of an epoch, and the ends of sequences stay empty.
-    fitting = lengths[lengths <= SEQ_LEN + 1]
-    assert len(fitting) < len(lengths)
-    assert fitting.sum() / (SEQ_LEN + 1) <= one
+    lengths = training_lengths(corpus)
+    fitting = split.training[lengths <= SEQ_LEN + 1]
+    assert 0 < len(fitting) < len(lengths) <= WAITING
+    sequences = sequences_by_hand(lengths[lengths <= SEQ_LEN + 1].tolist())
+    packed = PackedConversations(Conversations(corpus.prefix, SEQ_LEN), split.training, 2 * sequences, 1234, 0)._rows
+    assert len(packed) == 2 * sequences
+    for epoch in (packed[:sequences], packed[sequences:]):
+        assert sorted(number for row in epoch for number in row) == sorted(fitting.tolist())
+    for epochs in (1, 2, 3):
+        config = config_of(corpus, "training.objective=sft", f"training.epochs={epochs}")
+        assert epoch_steps(config, [corpus]) == math.ceil(epochs * sequences / BATCH)
 
 
 def test_a_plan_has_no_length_before_its_text_is_counted(corpus: Corpus) -> None:

@@ -8,8 +8,9 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from support.configs import tiny
@@ -23,7 +24,7 @@ from efficientbench.running.failures import FailureFiles
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.resume import MAY_DIFFER, complete_record, differences, prepare_folder, settings
 from efficientbench.training.checkpoints import manifest
-from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint
+from efficientbench.training.checkpoints.manifest import Manifest, checkpoint_folder, fingerprint, read_manifest
 
 CONFIG = tiny("gqa_1.5B")
 TOKENS = ["of a text", "of another"]
@@ -214,6 +215,46 @@ def test_a_mistake_does_not_promise_that_the_same_command_goes_on(
     for kind, told in (("mistake", False), ("crash", True)):
         FailureFiles(folder).write(Failure(kind, "because"))
         assert ("the same command goes on" in capsys.readouterr().err) == told
+
+
+EARLIER = ("training.optimizer", "evaluation.core_every", "evaluation.core_limit")
+"""Keys that older configurations lack."""
+
+
+def without_keys(content: dict[str, Any]) -> dict[str, Any]:
+    return {
+        section: {key: value for key, value in keys.items() if f"{section}.{key}" not in EARLIER}
+        if isinstance(keys, dict)
+        else keys
+        for section, keys in content.items()
+    }
+
+
+@pytest.mark.parametrize(("override", "goes_on"), [((), True), (("training.optimizer=muon",), False)])
+def test_a_run_from_before_a_key_goes_on_and_stays_complete(
+    tmp_path: Path, override: tuple[str, ...], goes_on: bool
+) -> None:
+    newest = save(tmp_path, 4)
+    written = read_manifest(newest)
+    (newest / "manifest.json").unlink()
+    replace(written, config=without_keys(written.config)).write(newest)
+    config = tiny("gqa_1.5B", *override)
+    assert prepare_folder(OutputFolder(tmp_path), config, TOKENS, fresh=False) == (newest if goes_on else None)
+    old = without_keys(CONFIG.model_dump(mode="json"))
+    facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS, "config": old}
+    write_record(make_record(facts), tmp_path / "record.json")
+    size = config.training.micro_batch_size
+    assert (complete_record(OutputFolder(tmp_path), config, size, "a CPU") is not None) == goes_on
+
+
+def test_a_batch_in_tokens_is_the_same_run(folder: OutputFolder) -> None:
+    training = CONFIG.training
+    in_tokens = tiny("gqa_1.5B", f"total_batch_size={training.global_batch_size * training.seq_len}")
+    newest = checkpoint_folder(folder.path, 4)
+    assert prepare_folder(folder, in_tokens, TOKENS, fresh=False) == newest
+    facts = {"status": "completed", "device_name": "a CPU", "formula_id": FORMULAS}
+    write_record(make_record({**facts, "config": CONFIG.model_dump(mode="json")}), folder.record)
+    assert complete_record(folder, in_tokens, training.micro_batch_size, "a CPU") is not None
 
 
 def test_what_may_differ() -> None:
