@@ -37,7 +37,7 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.life_cost import compare_lives, load_generated
+    from efficientbench.metrics.analysis.life_cost import OF_GENERATION, compare_lives, load_generated
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.report.comparison import print_comparison
@@ -45,13 +45,14 @@ def compare(
     from efficientbench.metrics.report.lives import print_lives
 
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
+    of_training = [name for name in allowed if served_tokens is None or name not in OF_GENERATION]
     groups = load_group(first), load_group(second)
-    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
+    comparison = compare_groups(*groups, of_training, target_loss, load_neighbours(first, second))
     sides = []
     if served_tokens is not None:
         sides = [(group, load_generated(folder)) for group, folder in zip(groups, (first, second), strict=True)]
     print_comparison(comparison, Console())
     print_evaluations(pair_evaluations(first, second), Console())
     if served_tokens is not None:
-        engine = sides[0][1][0].engine
+        engine = " against ".join(dict.fromkeys(record.engine for _, made in sides for record in made))
         print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
