@@ -20,7 +20,7 @@ ABSENT = "n/a"
 
 _COLUMNS = (
     *("prompt", "batch", "prefill TFLOP", "ms", "tokens/s"),
-    *("a token GFLOP", "weights MB", "cache MB", "ms", "tokens/s", "set by"),
+    *("step GFLOP", "weights MB", "cache MB", "ms", "tokens/s", "set by"),
 )
 
 

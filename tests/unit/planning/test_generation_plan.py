@@ -69,6 +69,8 @@ def test_the_command_plans_the_whole_matrix() -> None:
     words = ["plan", "--all", "--generate", "--device", "H200 SXM", "--prompt-tokens", "4096", "--batch", "4"]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
+    # The FLOPs of a step, which has a token of each row.
+    assert "step GFLOP" in done.output
     for name in ("gqa_0.5B", "mla_3B", "nsa_1.5B", "moe_1.5Bx8"):
         assert sum(line.startswith(f"{name} ") for line in done.output.splitlines()) == 2
     assert "no figures of vLLM's or SGLang's" in done.output
