@@ -144,7 +144,7 @@ def _energy(group: Group, made: Sequence[GenerationRecord], combination: Combina
     """Return the joules of a life."""
     rows = _rows(made, combination)
     doubts = [each.energy_doubt for each in group.records]
-    doubts += [phase.energy_doubt for row in rows for phase in (row.prefill, row.decode) if phase is not None]
+    doubts += [phase.energy_doubt for row in rows for phase in row.phases.values()]
     doubt = next(filter(None, doubts), None)
     if doubt is not None:
         raise MetricsError(f"{group.name}: {doubt}")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.generated import failed_row, generation, row
+from support.generated import failed_row, generation, phase, row
 from support.synthetic_runs import gpu_run
 
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.records.generation import GenerationRecord, write_generation
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.report.build import build_report
@@ -67,6 +68,16 @@ def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
     assert "gqa_1.5B, prompt 16,384, batch 64: not measured: out of memory: 40 would fit" in notes
     assert "n/a prefill J/token, decode J/token, AEC, W: no sensor of energy" in notes
     assert f"n/a training (gqa_1.5B): {NO_TRAINING}" in notes
+
+
+def test_doubts_and_other_users_are_told() -> None:
+    decode = phase(0.05, 8, joules=3.0, energy_doubt="counted 3 J, and polled power gives 9 J")
+    prefill = phase(0.05, 1024, joules=0.1, disturbances=[Disturbance("GPU-0", 0.0, 1.0, "process 7")])
+    record = generation("gqa", rows=[row("gqa", 128, 8, decode=decode, prefill=prefill)])
+    notes = generation_notes(beside([record, generation("mqa")], []))
+    assert "gqa_1.5B, prompt 128, batch 8, decode: counted 3 J, and polled power gives 9 J." in notes
+    assert "Another process used a device of gqa_1.5B meanwhile." in notes
+    assert not any("Another process" in note for note in generation_notes(beside([generation("mqa")], [])))
 
 
 def test_all_reports_hold_generation(tmp_path: Path) -> None:
