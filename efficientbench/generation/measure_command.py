@@ -24,7 +24,7 @@ from efficientbench.generation.memory import batch_that_fits, too_large, usable_
 from efficientbench.generation.opened import in_one_process, opened, with_random_weights
 from efficientbench.metrics.hardware import memory_bandwidth
 from efficientbench.metrics.records.environment import sensor_states
-from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow, write_generation
+from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, write_generation
 from efficientbench.planning import host_memory
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.identity import run_environment, subject
@@ -58,7 +58,8 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
     """Build what a command line names: the model of a run's folder, or one of a matrix with random weights.
 
     Raises:
-        ConfigError, CheckpointError, DataError, DeviceError: as `opened` and `resolve`.
+        ConfigError: a name with several ranks; and as `opened` and `resolve`.
+        CheckpointError, DataError, DeviceError: as these.
     """
     if Path(run).is_dir() or len(Path(run).parts) > 1:
         if smoke:
@@ -72,8 +73,18 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
     config = resolve(run, smoke, arguments, matrix)
+    _check_ranks(config)
     with with_random_weights(config) as model:
         yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
+
+
+def _check_ranks(config: RunConfig) -> None:
+    for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
+        size = getattr(config.parallel, axis)
+        if size is not None and size > 1:
+            raise ConfigError(
+                f"parallel.{axis}={size}: generation is measured in one process on one device: set parallel.{axis}=1"
+            )
 
 
 def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
@@ -89,8 +100,8 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
         for case in cases:
             book.add(*_row(setting, case))
     except KeyboardInterrupt:
-        book.write("stopped")
-        print_results(book.record("stopped"))
+        if book.rows:
+            print_results(book.record("stopped"))
         return INTERRUPTED
     book.write("completed")
     print_results(book.record("completed"))
@@ -122,7 +133,16 @@ class _Book:
         self.environment: dict[str, Any] = run_environment(found.config, setting.device)
 
     def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
-        """Add a row, and write the record: a kill loses nothing that was measured."""
+        """Add a row, and write the record: a kill loses nothing that was measured. The first moves an earlier record.
+
+        Raises ConfigError: the folder cannot be written.
+        """
+        if not self.rows:
+            folder = self.found.folder
+            try:
+                folder.set_aside((GENERATION_NAME,))
+            except OSError as error:
+                raise folder.unwritable(error) from None
         self.rows.append(row)
         if measured is not None:
             self.environment["sensors"] = sensor_states(measured.sensors)

@@ -19,6 +19,7 @@ from efficientbench.generation.case import Case
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.measure_command import Target, measure_run, target
 from efficientbench.generation.memory import batch_that_fits, too_large
+from efficientbench.generation.opened import in_one_process
 from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.output_folder import OutputFolder
 
@@ -123,6 +124,29 @@ def test_an_interruption_leaves_the_rows_so_far(found: Target, monkeypatch: pyte
     assert len(record.rows) == 1
 
 
+def test_measuring_again_keeps_what_was_measured_before(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    assert measure_run(found, CASES[:1], 1) == 0
+    first = found.folder.generation.read_text()
+    with monkeypatch.context() as stopped:
+
+        def interrupted(setting: Any, case: Case) -> Any:
+            raise KeyboardInterrupt
+
+        stopped.setattr(measuring, "measure", interrupted)
+        assert measure_run(found, CASES[:1], 1) == measure_command.INTERRUPTED
+    assert found.folder.generation.read_text() == first
+    assert measure_run(found, CASES[1:2], 1) == 0
+    assert [row.batch for row in read_generation(found.folder.generation).rows] == [2]
+    [kept] = found.folder.path.glob("previous/*/generation.json")
+    assert kept.read_text() == first
+
+
+def test_a_name_keeps_the_kernels_that_it_is_given() -> None:
+    config = in_one_process(tiny("gqa_1.5B", "kernels.attention=math", "kernels.fused=true", "device=cpu"))
+    assert (config.kernels.attention, config.kernels.fused) == ("math", False)
+
+
 def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
     cases = [
         (str(tmp_path), [], True, None, "is a folder, whose model has its size"),
@@ -130,6 +154,8 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
         ("gqa_0.5B", [], True, 3, "gets random weights: give a run's folder"),
         ("gqa_0.6B", [], False, None, "gqa_0.5B"),
         ("gqa_0.5B", ["training.dtyp=fp32"], False, None, "training.dtype"),
+        ("gqa_0.5B", ["parallel.tp=2"], False, None, "parallel.tp=2: generation is measured in one process"),
+        ("gqa_0.5B", ["parallel.dp=8"], False, None, "set parallel.dp=1"),
     ]
     for run, arguments, smoke, step, message in cases:
         with pytest.raises(ConfigError, match=message), target(run, arguments, smoke, step, MATRIX):
