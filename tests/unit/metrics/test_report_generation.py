@@ -121,6 +121,15 @@ def test_tensorboard_has_the_figures_over_the_context_beside_the_training(tmp_pa
     assert events.Scalars("tokens_per_s")
 
 
+def test_a_copied_folder_is_reported_beside_the_first(tmp_path: Path) -> None:
+    record = gpu_run("gqa", "1.5B")
+    for name in ("run", "copy"):
+        write_record(record, tmp_path / name / "record.json")
+        write_generation(of_run(record), tmp_path / name / "generation.json")
+    assert len(build_report(tmp_path).generations) == 2
+    assert len(list(tmp_path.glob("hparams/*/*.generation_*"))) == 2
+
+
 def test_generation_alone_is_reported_too(tmp_path: Path) -> None:
     for variant in VARIANTS:
         write_generation(generation(variant), tmp_path / variant / "generation.json")
