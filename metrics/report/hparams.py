@@ -104,7 +104,7 @@ def _write_run(record: RunRecord, folder: Path) -> None:
 
 
 def _write_generated(each: Generated, folder: Path, number: int) -> None:
-    """Write a file of scalars; `number` tells it from others of the same run and second, as a copied folder has them."""
+    """Write a file of scalars; `number` tells it from that of a copied folder, which began in the same second."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
