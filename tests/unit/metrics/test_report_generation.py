@@ -23,7 +23,8 @@ from efficientbench.metrics.report.generation import (
     print_generation,
 )
 from efficientbench.metrics.report.html.generation_plots import generation_figures
-from efficientbench.metrics.report.html.svg import numbered
+from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.html.svg import MOST_RUNS, numbered
 
 VARIANTS = ("gqa", "mqa", "mla", "nsa")
 
@@ -167,9 +168,26 @@ def test_a_single_point_is_drawn() -> None:
     assert figure.plot.count("<circle") == cache.plot.count("<circle") == 1
 
 
+def test_models_of_unlike_conditions_have_plots_of_their_own() -> None:
+    made = [generation("gqa"), generation("mqa"), generation("mla", dtype="fp16")]
+    figures = generation_figures(beside(made, []), [])
+    device, titles = (
+        "NVIDIA H100 80GB HBM3",
+        ("Decode tokens/s, batch 1", "Decode tokens/s, batch 8", "Cache of one sequence"),
+    )
+    wanted = [f"{title}, {device}, {dtype}" for dtype in ("bf16", "fp16") for title in titles]
+    assert [figure.title for figure in figures] == wanted
+    assert [figure.plot.count("<polyline") for figure in figures] == [2, 2, 2, 1, 1, 1]
+
+
+def test_the_page_says_where_it_leaves_models_out() -> None:
+    for count in (MOST_RUNS, MOST_RUNS + 1):
+        made = [generation("gqa", run=f"gqa_{number}", rows=[row("gqa", 128, 1)]) for number in range(count)]
+        told = f"The first {MOST_RUNS} of {count} runs; the table has all of them." in page([], [], generations=made)
+        assert told == (count > MOST_RUNS)
+
+
 def test_what_stands_in_a_record_stays_text() -> None:
     attack = "</script><script>alert(1)</script>"
     record = generation("gqa", run=attack, decode_path=attack, device_name=attack)
-    from efficientbench.metrics.report.html.page import page
-
-    assert attack not in page([], [], generations=[record])
+    assert attack not in page([], [], generations=[record, generation("mqa")])
