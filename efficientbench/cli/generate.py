@@ -63,8 +63,8 @@ def generate(
         str | None, typer.Option("--prompt-tokens", metavar="LIST", help="measured: lengths of prompts (128,2048)")
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row")
-    ] = 5,
+        int | None, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row (5)")
+    ] = None,
     smoke: Smoke = False,
     matrix: MatrixFile = None,
 ) -> None:
@@ -72,10 +72,14 @@ def generate(
     if measure:
         if prompt is not None or file is not None:
             raise typer.BadParameter("--measure: prompts are random tokens; leave --prompt and --file out")
+        if (temperature, top_k, top_p, seed) != (0.0, None, 1.0, 0):
+            raise typer.BadParameter(
+                "--measure: each token is the likeliest; leave --temperature, --top-k, --top-p and --seed out"
+            )
         sizes = (numbers("--prompt-tokens", prompt_tokens or "128,2048"), numbers("--batch", batch or "1,8"))
-        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats, smoke, step, matrix))
-    if prompt_tokens is not None or smoke or matrix is not None:
-        raise typer.BadParameter("--prompt-tokens, --smoke and --matrix are of --measure")
+        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, smoke, step, matrix))
+    if prompt_tokens is not None or repeats is not None or smoke or matrix is not None:
+        raise typer.BadParameter("--prompt-tokens, --repeats, --smoke and --matrix are of --measure")
     from efficientbench.config.registry import load_kinds
     from efficientbench.generation.command import generate_text, read_prompts
     from efficientbench.generation.sampling import Sampling

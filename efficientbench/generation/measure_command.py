@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
+from efficientbench.config.matrix import MATRIX
 from efficientbench.config.registry import load_kinds
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -64,6 +65,8 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
     if Path(run).is_dir() or len(Path(run).parts) > 1:
         if smoke:
             raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+        if matrix != MATRIX:
+            raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
         load_kinds(arguments)
         with opened(Path(run), step) as found:
             for problem in found.warnings:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import typer
 from support.configs import tiny
+from typer.testing import CliRunner
 
+from efficientbench.cli.app import app
 from efficientbench.cli.generate import numbers
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
@@ -23,6 +25,7 @@ from efficientbench.generation.opened import in_one_process
 from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.output_folder import OutputFolder
 
+SAMPLING = (["--temperature", "0.8"], ["--top-k", "5"], ["--top-p", "0.9"], ["--seed", "3"])
 CASES = [Case(4, 1, 3), Case(4, 2, 3), Case(8, 1, 3)]
 
 
@@ -160,3 +163,23 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
     for run, arguments, smoke, step, message in cases:
         with pytest.raises(ConfigError, match=message), target(run, arguments, smoke, step, MATRIX):
             pass
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((["--measure", *option], "each token is the likeliest; leave --temperature") for option in SAMPLING),
+        (["--repeats", "3"], "--prompt-tokens, --repeats, --smoke and --matrix are of --measure"),
+        (["--measure", "--prompt", "a"], "prompts are random tokens"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["generate", "gqa_0.5B", *words])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_matrix_is_not_for_a_folder(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    with pytest.raises(ConfigError, match="--matrix: .* is a folder"), target(str(tmp_path), [], False, None, mine):
+        pass
