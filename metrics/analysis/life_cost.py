@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from efficientbench.metrics.analysis.generation_sides import (
+    Combination,
+    Generating,
+    combination_of,
+    common_combinations,
+    text_of,
+)
 from efficientbench.metrics.analysis.overtaking import Amount, Life
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate
-from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, load_generations
+from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.student import t_quantile_95
 
 Unit = Literal["J", "device hours"]
 MANY = 10_000
 """Degrees of freedom of an interval that does not say how many values told it: its quantile is about the normal one."""
-
-Combination = tuple[int, int, int]
-"""Tokens of a prompt, batch, new tokens of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -37,87 +40,15 @@ class Lives:
     """Unit of the costs that are not known → why."""
 
 
-def compare_lives(
-    sides: Sequence[tuple[Group, Sequence[GenerationRecord]]], despite: Collection[str] = ()
-) -> list[Lives]:
+def compare_lives(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Lives]:
     """Return the costs of two models at every combination that was measured of both.
 
-    Args:
-        sides: of each model the repeats of its training, and its records of generation.
-        despite: conditions of the generation that may differ: device, dtype, engine, weights, formulas.
-
-    Raises:
-        MetricsError: they were measured under different conditions, generation was measured of another model than was
-            trained, or no combination of both.
+    Raises MetricsError: they cannot be compared, as of `common_combinations`, which has the arguments.
     """
-    generations = [made for _, made in sides]
-    _check_alike(generations, despite)
-    _check_models(sides)
-    measured = [
-        {_combination(row) for record in made for row in record.rows if row.failure is None} for made in generations
-    ]
-    common = sorted(measured[0] & measured[1])
-    if not common:
-        listed = " against ".join(", ".join(map(_text, sorted(each))) or "none" for each in measured)
-        raise MetricsError(f"no combination of prompt, batch and new tokens was measured of both: {listed}")
-    return [_lives(sides, combination) for combination in common]
+    return [_lives(sides, combination) for combination in common_combinations(sides, despite)]
 
 
-def load_generated(folder: Path) -> list[GenerationRecord]:
-    """Return the records of generation below the folder of a run or of its repeats.
-
-    Raises MetricsError: there is none, or one is damaged.
-    """
-    records, damaged = load_generations(folder)
-    if damaged:
-        raise MetricsError("; ".join(damaged))
-    if not records:
-        raise MetricsError(
-            f"{folder}: holds no {GENERATION_NAME}: efficientbench generate {folder} --measure writes it"
-        )
-    return records
-
-
-_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
-    "device": lambda record: f"{record.devices} × {record.device_name}",
-    "dtype": lambda record: record.dtype,
-    "engine": lambda record: record.engine,
-    # They decide which experts get tokens, and which blocks NSA reads.
-    "weights": lambda record: "random" if record.weights == "random" else "a checkpoint's",
-    "formulas": lambda record: record.formula_id,
-}
-OF_GENERATION = ("engine", "weights")
-"""Conditions that training has not."""
-
-
-def _check_alike(generations: Sequence[Sequence[GenerationRecord]], despite: Collection[str]) -> None:
-    for name, read in _CONDITIONS.items():
-        texts = list(dict.fromkeys(read(record) for made in generations for record in made))
-        if len(texts) > 1 and name not in despite:
-            raise MetricsError(
-                f"generation was measured under different conditions: {name}: {' against '.join(texts)}. To compare "
-                f"all the same: --despite {name}"
-            )
-
-
-def _check_models(sides: Sequence[tuple[Group, Sequence[GenerationRecord]]]) -> None:
-    for group, made in sides:
-        if any(record.config.get("model") != group.first.config.get("model") for record in made):
-            raise MetricsError(
-                f"{group.name}: generation was measured of another model than was trained: measure it again by "
-                "efficientbench generate FOLDER --measure"
-            )
-
-
-def _combination(row: GenerationRow) -> Combination:
-    return row.prompt_tokens, row.batch, row.max_new_tokens
-
-
-def _text(combination: Combination) -> str:
-    return "prompt {:,}, batch {:,}, new {:,}".format(*combination)
-
-
-def _lives(sides: Sequence[tuple[Group, Sequence[GenerationRecord]]], combination: Combination) -> Lives:
+def _lives(sides: Sequence[Generating], combination: Combination) -> Lives:
     costs: dict[Unit, tuple[Life, Life]] = {}
     missing: dict[Unit, str] = {}
     ways: tuple[tuple[Unit, Callable[[Group, Sequence[GenerationRecord], Combination], Life]], ...]
@@ -209,10 +140,10 @@ def _rows(made: Sequence[GenerationRecord], combination: Combination) -> list[Ge
     """Return of each record the row of the combination."""
     rows = []
     for record in made:
-        row = next((row for row in record.rows if _combination(row) == combination), None)
+        row = next((row for row in record.rows if combination_of(row) == combination), None)
         if row is None or row.failure is not None:
             why = "was not measured" if row is None else row.failure
-            raise MetricsError(f"{record.run} seed {record.seed}, {_text(combination)}: {why}")
+            raise MetricsError(f"{record.run} seed {record.seed}, {text_of(combination)}: {why}")
         rows.append(row)
     return rows
 

@@ -117,6 +117,12 @@ def _cell(name: str, row: GenerationRow) -> str:
     return number(None if value is None else value / unit, form)
 
 
+def titled(name: str) -> tuple[str, float]:
+    """Return a figure's title in tables, and the unit of the title in that of the record."""
+    title, _, unit = _SHOWN[name]
+    return title, unit
+
+
 def relative_interval(row: GenerationRow) -> float | None:
     """Return half the 95 % interval of the time per output token over its mean; None where it is not known."""
     mean, low, high = (row.value(f"decode_time_s{end}") for end in ("", "_ci_low", "_ci_high"))
