@@ -11,10 +11,12 @@ from support.configs import tiny
 from support.oracle import build
 
 from efficientbench.devices.cpu import CPU
+from efficientbench.generation import generate as generating
 from efficientbench.generation import measure as measuring
 from efficientbench.generation.case import Case
 from efficientbench.generation.decoder import Decoder
 from efficientbench.generation.measure import Setting, measure
+from efficientbench.generation.sampling import Sampling
 from efficientbench.metrics.records.generation import GenerationRow
 
 pytestmark = pytest.mark.usefixtures("single_rank")
@@ -118,3 +120,20 @@ def test_a_cache_goes_with_its_decoder() -> None:
     gone = weakref.ref(decoder)
     del decoder
     assert gone() is None
+
+
+def test_batches_one_after_another_have_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Decoder]] = []
+    alive: list[int] = []
+
+    class Counted(Decoder):
+        def __init__(self, *given: object) -> None:
+            alive.append(sum(each() is not None for each in made))
+            super().__init__(*given)  # type: ignore[arg-type]
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(generating, "Decoder", Counted)
+    model = build(tiny("gqa_1.5B")).eval()
+    for _ in generating.generate(model, [[1, 2], [3, 4], [5, 6]], Sampling(), 2, stop=(), batch=1):
+        pass
+    assert alive == [0, 0, 0]
