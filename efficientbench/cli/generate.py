@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MatrixFile, Smoke
+from efficientbench.cli.options import MatrixFile, Smoke, names
 
 
 def generate(
@@ -17,7 +17,7 @@ def generate(
         typer.Argument(
             metavar="RUN",
             help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B; with --measure also the name of a run, "
-            "like gqa_0.5B, which gets random weights",
+            "like gqa_0.5B, which gets random weights, or several: gqa_0.5B,mla_0.5B",
         ),
     ],
     arguments: Annotated[
@@ -108,6 +108,17 @@ def _measure(
     if max_new_tokens < 2:
         raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
     cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
+    runs = [run] if Path(run).is_dir() else names(run)
+    if len(runs) > 1:
+        from efficientbench.generation.measure_several import measure_several
+
+        options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
+        for option, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):
+            options += [option, ",".join(map(str, listed))]
+        options += ["--smoke"] if smoke else []
+        options += ["--step", f"{step}"] if step is not None else []
+        options += ["--matrix", f"{matrix}"] if matrix is not None else []
+        return measure_several(runs, arguments, options, smoke, matrix or MATRIX)
     with target(run, arguments, smoke, step, matrix or MATRIX) as found:
         return measure_run(found, cases, repeats)
 

@@ -62,32 +62,50 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
         ConfigError: a name with several ranks; and as `opened` and `resolve`.
         CheckpointError, DataError, DeviceError: as these.
     """
-    if Path(run).is_dir() or len(Path(run).parts) > 1:
-        if smoke:
-            raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
-        if matrix != MATRIX:
-            raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
+    if _is_folder(run):
+        folder = record_folder(run, arguments, smoke, matrix)
         load_kinds(arguments)
         with opened(Path(run), step) as found:
             for problem in found.warnings:
                 print(f"warning: {problem}", file=sys.stderr)
-            yield Target(found.model, found.config, f"step {found.step}", OutputFolder(Path(run)))
+            yield Target(found.model, found.config, f"step {found.step}", folder)
         return
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
-    config = resolve(run, smoke, arguments, matrix)
-    _check_ranks(config)
+    config = _named(run, arguments, smoke, matrix)
     with with_random_weights(config) as model:
         yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
 
 
-def _check_ranks(config: RunConfig) -> None:
+def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> OutputFolder:
+    """Return the folder that the record of a run's folder, or of a name, goes to.
+
+    Raises:
+        ConfigError: an option that is of names goes with a folder; or the name is wrong, an override, or has several
+            ranks.
+    """
+    if not _is_folder(run):
+        return OutputFolder.of(_named(run, arguments, smoke, matrix))
+    if smoke:
+        raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+    if matrix != MATRIX:
+        raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
+    return OutputFolder(Path(run))
+
+
+def _is_folder(run: str) -> bool:
+    return Path(run).is_dir() or len(Path(run).parts) > 1
+
+
+def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> RunConfig:
+    config = resolve(run, smoke, arguments, matrix)
     for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
         size = getattr(config.parallel, axis)
         if size is not None and size > 1:
             raise ConfigError(
                 f"parallel.{axis}={size}: generation is measured in one process on one device: set parallel.{axis}=1"
             )
+    return config
 
 
 def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
