@@ -37,21 +37,25 @@ def compare(
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
-    from efficientbench.metrics.analysis.life_cost import compare_lives, load_generated
+    from efficientbench.metrics.analysis.generation_sides import OF_GENERATION, load_generated
+    from efficientbench.metrics.analysis.life_cost import compare_lives
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
     from efficientbench.metrics.report.comparison import print_comparison
     from efficientbench.metrics.report.evaluations import print_evaluations
+    from efficientbench.metrics.report.generation_ratios import print_generation_ratios
     from efficientbench.metrics.report.lives import print_lives
 
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
     groups = load_group(first), load_group(second)
-    comparison = compare_groups(*groups, allowed, target_loss, load_neighbours(first, second))
-    sides = []
-    if served_tokens is not None:
-        sides = [(group, load_generated(folder)) for group, folder in zip(groups, (first, second), strict=True)]
+    made = [load_generated(folder, needed=served_tokens is not None) for folder in (first, second)]
+    sides = list(zip(groups, made, strict=True))
+    of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
+    comparison = compare_groups(*groups, of_training, target_loss, load_neighbours(first, second))
     print_comparison(comparison, Console())
     print_evaluations(pair_evaluations(first, second), Console())
+    if all(made):
+        print_generation_ratios(sides, allowed, Console())
     if served_tokens is not None:
-        engine = sides[0][1][0].engine
+        engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from efficientbench.cli.options import MatrixFile, Smoke
+from efficientbench.cli.options import MatrixFile, Smoke, names
 
 
 def generate(
@@ -17,7 +17,7 @@ def generate(
         typer.Argument(
             metavar="RUN",
             help="folder of a run, like output/efficientllm_benchmark/gqa_0.5B; with --measure also the name of a run, "
-            "like gqa_0.5B, which gets random weights",
+            "like gqa_0.5B, which gets random weights, or several: gqa_0.5B,mla_0.5B",
         ),
     ],
     arguments: Annotated[
@@ -63,8 +63,8 @@ def generate(
         str | None, typer.Option("--prompt-tokens", metavar="LIST", help="measured: lengths of prompts (128,2048)")
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row")
-    ] = 5,
+        int | None, typer.Option("--repeats", metavar="N", min=1, help="measured: fewest requests of each row (5)")
+    ] = None,
     smoke: Smoke = False,
     matrix: MatrixFile = None,
 ) -> None:
@@ -72,10 +72,14 @@ def generate(
     if measure:
         if prompt is not None or file is not None:
             raise typer.BadParameter("--measure: prompts are random tokens; leave --prompt and --file out")
+        if (temperature, top_k, top_p, seed) != (0.0, None, 1.0, 0):
+            raise typer.BadParameter(
+                "--measure: each token is the likeliest; leave --temperature, --top-k, --top-p and --seed out"
+            )
         sizes = (numbers("--prompt-tokens", prompt_tokens or "128,2048"), numbers("--batch", batch or "1,8"))
-        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats, smoke, step, matrix))
-    if prompt_tokens is not None or smoke or matrix is not None:
-        raise typer.BadParameter("--prompt-tokens, --smoke and --matrix are of --measure")
+        raise typer.Exit(_measure(run, arguments or [], sizes, max_new_tokens, repeats or 5, smoke, step, matrix))
+    if prompt_tokens is not None or repeats is not None or smoke or matrix is not None:
+        raise typer.BadParameter("--prompt-tokens, --repeats, --smoke and --matrix are of --measure")
     from efficientbench.config.registry import load_kinds
     from efficientbench.generation.command import generate_text, read_prompts
     from efficientbench.generation.sampling import Sampling
@@ -104,6 +108,17 @@ def _measure(
     if max_new_tokens < 2:
         raise typer.BadParameter("--max-new-tokens: decoding is measured from the second token on: give 2 or more")
     cases = [Case(tokens, rows, max_new_tokens) for tokens, rows in itertools.product(*sizes)]
+    runs = [run] if Path(run).is_dir() else names(run)
+    if len(runs) > 1:
+        from efficientbench.generation.measure_several import measure_several
+
+        options = ["--measure", "--max-new-tokens", f"{max_new_tokens}", "--repeats", f"{repeats}"]
+        for option, listed in zip(("--prompt-tokens", "--batch"), sizes, strict=True):
+            options += [option, ",".join(map(str, listed))]
+        options += ["--smoke"] if smoke else []
+        options += ["--step", f"{step}"] if step is not None else []
+        options += ["--matrix", f"{matrix}"] if matrix is not None else []
+        return measure_several(runs, arguments, options, smoke, matrix or MATRIX)
     with target(run, arguments, smoke, step, matrix or MATRIX) as found:
         return measure_run(found, cases, repeats)
 

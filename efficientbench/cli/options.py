@@ -47,8 +47,12 @@ Axes = Annotated[
     ),
 ]
 
-PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="LIST", help="tokens of a prompt, like 128,2048")]
-Batches = Annotated[str, typer.Option("--batch", metavar="LIST", help="rows that are computed at once, like 1,8")]
+PromptTokens = Annotated[
+    str | None, typer.Option("--prompt-tokens", metavar="LIST", help="with --generate: tokens of a prompt (128,2048)")
+]
+Batches = Annotated[
+    str | None, typer.Option("--batch", metavar="LIST", help="with --generate: rows that are computed at once (1,8)")
+]
 
 
 def names(text: str) -> tuple[str, ...]:

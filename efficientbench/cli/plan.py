@@ -48,8 +48,8 @@ def plan(
     generate: Annotated[
         bool, typer.Option("--generate", help="prefill and decoding by the roofline, and the largest batch that fits")
     ] = False,
-    prompt_tokens: PromptTokens = "128,2048",
-    batch: Batches = "1,8",
+    prompt_tokens: PromptTokens = None,
+    batch: Batches = None,
 ) -> None:
     """Print what a run will be: parameters, FLOPs, steps, layout, memory. Touches no device."""
     if world is None and devices_per_node is not None:
@@ -58,6 +58,10 @@ def plan(
         raise typer.BadParameter("--device goes with --world N, how many devices there are, or with --generate")
     if world is not None and generate:
         raise typer.BadParameter("--generate is about one device: leave --world out")
+    if not generate and (prompt_tokens is not None or batch is not None):
+        raise typer.BadParameter("--prompt-tokens and --batch go with --generate")
+    if every and matrix is not None:
+        raise typer.BadParameter("--all is about the shipped matrix: leave --matrix out, or name a run of it")
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
     overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
@@ -67,11 +71,14 @@ def plan(
         from efficientbench.planning.generation_table import matrix_configs, print_generation
 
         if every:
-            configs = matrix_configs(overrides, smoke)
+            configs, refused = matrix_configs(overrides, smoke)
         else:
-            configs = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]]
-        prompts, batches = numbers("--prompt-tokens", prompt_tokens), numbers("--batch", batch)
-        print_generation(configs, prompts, batches, device, Console(width=200, emoji=False))
+            configs, refused = [resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)[0]], []
+        prompts = numbers("--prompt-tokens", prompt_tokens or "128,2048")
+        console = Console(width=200, emoji=False)
+        print_generation(configs, prompts, numbers("--batch", batch or "1,8"), device, console)
+        for line in refused:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
         return
     if every:
         from efficientbench.planning.plan_table import print_matrix

@@ -116,7 +116,7 @@ class Device(ABC):
 
     @abstractmethod
     def allocator(self) -> Any:
-        """Return torch's namespace with `memory_allocated` and its like for this device type; None without one."""
+        """Return torch's namespace with `memory_allocated`, `empty_cache` and their like; None without an allocator."""
 
     @abstractmethod
     def names(self) -> list[str]:

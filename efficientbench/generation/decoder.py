@@ -43,7 +43,8 @@ class Decoder:
         """Tokens of the longest row."""
         self.cache = Cache(model, len(prompts), self.longest + room)
         self.device = self.cache.lengths.device
-        self._step: Forward = step or self._forward
+        # Not `step or self._forward`: what refers to itself keeps its cache until the garbage collector comes.
+        self._compiled = step
 
     def _forward(self, tokens: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model(tokens, only=only)
@@ -73,7 +74,7 @@ class Decoder:
         self.longest += 1
         self.cache.reach = reach(self.longest, self.cache.tokens)
         given = torch.tensor(tokens)[:, None].to(self.device)
-        logits = self._step(given, torch.zeros_like(self.cache.lengths))
+        logits = (self._compiled or self._forward)(given, torch.zeros_like(self.cache.lengths))
         self.cache.advance()
         return whole_logits(self.model, logits)[:, 0]
 

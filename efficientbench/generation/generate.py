@@ -81,6 +81,8 @@ def generate(
         rows = [Row(number, sample) for number in named[first : first + together] for sample in range(samples)]
         with decoder.bound():
             yield from _batch(decoder, rows, sampling, max_new_tokens, frozenset(stop), samples, calculator)
+        # Before the next cache is allocated.
+        del decoder
 
 
 def _batch(

@@ -78,9 +78,11 @@ def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement
         GenerationError: the model computed NaN or infinity.
     """
     rows = [Row(number) for number in range(case.batch)]
+    _release(setting.device)
     with _monitor(setting, warmup_steps=1) as monitor:
         prefilled = _prefill(setting, case, monitor, rows)
     prefill = merge([monitor.finish()])
+    _release(setting.device)
     assert prefilled.decoder is not None
     with prefilled.decoder.bound():
         # The first continuation is warm-up; nothing else would have time to count.
@@ -105,6 +107,13 @@ def measure(setting: Setting, case: Case) -> tuple[GenerationRow, RunMeasurement
     return row, decode
 
 
+def _release(device: Device) -> None:
+    """Give the driver what earlier tensors have left: torch's allocator keeps it, and the driver counts it as used."""
+    allocator = device.allocator()
+    if allocator is not None:
+        allocator.empty_cache()
+
+
 def prompts_of(case: Case, vocabulary: int) -> list[list[int]]:
     """Return random prompts, the same in every measurement."""
     generator = torch.Generator().manual_seed(0)
@@ -121,6 +130,8 @@ def _prefill(setting: Setting, case: Case, monitor: EfficiencyMonitor, rows: Seq
         monitor.begin_step()
         done.decoder = Decoder(setting.model, prompts, case.max_new_tokens)
         with done.decoder.bound():
+            # The cache, which is being filled with zeros.
+            setting.device.synchronize()
             begin_s = time.perf_counter()
             logits = done.decoder.prefill()
             setting.device.synchronize()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
+from efficientbench.config.matrix import MATRIX
 from efficientbench.config.registry import load_kinds
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -24,7 +25,7 @@ from efficientbench.generation.memory import batch_that_fits, too_large, usable_
 from efficientbench.generation.opened import in_one_process, opened, with_random_weights
 from efficientbench.metrics.hardware import memory_bandwidth
 from efficientbench.metrics.records.environment import sensor_states
-from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow, write_generation
+from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, write_generation
 from efficientbench.planning import host_memory
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.identity import run_environment, subject
@@ -58,22 +59,53 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
     """Build what a command line names: the model of a run's folder, or one of a matrix with random weights.
 
     Raises:
-        ConfigError, CheckpointError, DataError, DeviceError: as `opened` and `resolve`.
+        ConfigError: a name with several ranks; and as `opened` and `resolve`.
+        CheckpointError, DataError, DeviceError: as these.
     """
-    if Path(run).is_dir() or len(Path(run).parts) > 1:
-        if smoke:
-            raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+    if _is_folder(run):
+        folder = record_folder(run, arguments, smoke, matrix)
         load_kinds(arguments)
         with opened(Path(run), step) as found:
             for problem in found.warnings:
                 print(f"warning: {problem}", file=sys.stderr)
-            yield Target(found.model, found.config, f"step {found.step}", OutputFolder(Path(run)))
+            yield Target(found.model, found.config, f"step {found.step}", folder)
         return
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
-    config = resolve(run, smoke, arguments, matrix)
+    config = _named(run, arguments, smoke, matrix)
     with with_random_weights(config) as model:
         yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
+
+
+def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> OutputFolder:
+    """Return the folder that the record of a run's folder, or of a name, goes to.
+
+    Raises:
+        ConfigError: an option that is of names goes with a folder; or the name is wrong, an override, or has several
+            ranks.
+    """
+    if not _is_folder(run):
+        return OutputFolder.of(_named(run, arguments, smoke, matrix))
+    if smoke:
+        raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
+    if matrix != MATRIX:
+        raise ConfigError(f"--matrix: {run} is a folder, whose model is its own: give a run's name")
+    return OutputFolder(Path(run))
+
+
+def _is_folder(run: str) -> bool:
+    return Path(run).is_dir() or len(Path(run).parts) > 1
+
+
+def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> RunConfig:
+    config = resolve(run, smoke, arguments, matrix)
+    for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
+        size = getattr(config.parallel, axis)
+        if size is not None and size > 1:
+            raise ConfigError(
+                f"parallel.{axis}={size}: generation is measured in one process on one device: set parallel.{axis}=1"
+            )
+    return config
 
 
 def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
@@ -89,8 +121,8 @@ def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:
         for case in cases:
             book.add(*_row(setting, case))
     except KeyboardInterrupt:
-        book.write("stopped")
-        print_results(book.record("stopped"))
+        if book.rows:
+            print_results(book.record("stopped"))
         return INTERRUPTED
     book.write("completed")
     print_results(book.record("completed"))
@@ -122,7 +154,16 @@ class _Book:
         self.environment: dict[str, Any] = run_environment(found.config, setting.device)
 
     def add(self, row: GenerationRow, measured: RunMeasurement | None) -> None:
-        """Add a row, and write the record: a kill loses nothing that was measured."""
+        """Add a row, and write the record: a kill loses nothing that was measured. The first moves an earlier record.
+
+        Raises ConfigError: the folder cannot be written.
+        """
+        if not self.rows:
+            folder = self.found.folder
+            try:
+                folder.set_aside((GENERATION_NAME,))
+            except OSError as error:
+                raise folder.unwritable(error) from None
         self.rows.append(row)
         if measured is not None:
             self.environment["sensors"] = sensor_states(measured.sensors)

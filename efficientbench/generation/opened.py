@@ -60,7 +60,9 @@ def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
     from efficientbench.training.checkpoints.read import Weights
 
     weights = Weights(checkpoint)
-    config = in_one_process(trained_config(weights.manifest.config))
+    # Not training's kernels: this machine may lack them.
+    trained = trained_config(weights.manifest.config).model_copy(update={"kernels": KernelsConfig()})
+    config = in_one_process(trained)
     with groups.one_rank(device.backend):
         model = trained_model(config, place, weights)
         yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
@@ -87,9 +89,8 @@ def with_random_weights(config: RunConfig) -> Iterator[GPT]:
 def in_one_process(config: RunConfig) -> RunConfig:
     """Return a run's configuration for one rank that only computes forward passes, of any length."""
     training = config.training.model_copy(update={"recompute": "none"})
-    return config.model_copy(
-        update={"parallel": ParallelConfig(), "kernels": KernelsConfig(fused=False), "training": training}
-    )
+    kernels = config.kernels.model_copy(update={"fused": False})
+    return config.model_copy(update={"parallel": ParallelConfig(), "kernels": kernels, "training": training})
 
 
 def _prepared(config: RunConfig) -> tuple[Device, torch.device]:

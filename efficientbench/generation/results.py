@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def print_results(record: GenerationRecord, console: Console | None = None) -> None:
-    """Print a row for each combination, and below why what is n/a is."""
+    """Print a row for each combination, and below why what is n/a is, and what is in doubt."""
     console = console or Console(width=160, highlight=False)
     table = Table(box=None, pad_edge=False)
     for title in ("prompt", "batch", "new", *(column.title for column in COLUMNS), "±95%"):
@@ -56,6 +56,19 @@ def print_results(record: GenerationRecord, console: Console | None = None) -> N
     console.print(f"±95% is of ms/token; cache MB is a sequence's. Engine: {record.engine}; {record.decode_path}")
     for reason in reasons:
         console.print(f"{ABSENT}: {reason}", soft_wrap=True)
+    for row in record.rows:
+        for doubt in _doubts(row):
+            console.print(doubt, soft_wrap=True, markup=False)
+
+
+def _doubts(row: GenerationRow) -> Iterator[str]:
+    """Return what speaks against the figures of a row."""
+    for name, phase in row.phases.items():
+        place = f"prompt {row.prompt_tokens:,}, batch {row.batch:,}, {name}"
+        if phase.energy_doubt is not None:
+            yield f"{place}: {phase.energy_doubt}"
+        if phase.disturbances:
+            yield f"{place}: another process used the device meanwhile"
 
 
 def _cell(row: GenerationRow, column: Column, reasons: dict[str, None]) -> str:

@@ -7,20 +7,18 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
-from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
 from efficientbench.planning.plan import gigabytes
-from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.plan_table import of_each_run, plain_table
 
 ABSENT = "n/a"
 
 _COLUMNS = (
     *("prompt", "batch", "prefill TFLOP", "ms", "tokens/s"),
-    *("a token GFLOP", "weights MB", "cache MB", "ms", "tokens/s", "set by"),
+    *("step GFLOP", "weights MB", "cache MB", "ms", "tokens/s", "set by"),
 )
 
 
@@ -48,20 +46,12 @@ def print_generation(
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def matrix_configs(overrides: Sequence[str], smoke: bool) -> list[RunConfig]:
-    """Return the configurations of all runs of the matrix that the overrides fit.
+def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfig], list[str]]:
+    """Return the configurations of all runs of the matrix, and a line for each run that the overrides do not fit.
 
     Raises ConfigError: they fit none.
     """
-    found, first = [], None
-    for run in load_matrix().runs:
-        try:
-            found.append(resolve(run.name, smoke, overrides))
-        except ConfigError as error:
-            first = first or error
-    if first is not None and not found:
-        raise first
-    return found
+    return of_each_run(lambda name: resolve(name, smoke, overrides))
 
 
 def _bounds(plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Table:

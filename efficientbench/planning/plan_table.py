@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +26,8 @@ from efficientbench.costs.model import (
 from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
+
+Made = TypeVar("Made")
 
 
 def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
@@ -82,7 +85,7 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
     Raises ConfigError: the overrides fit none of the runs.
     """
-    plans, refused = _matrix_plans(overrides, smoke)
+    plans, refused = of_each_run(lambda name: plan_anywhere(resolve(name, smoke, overrides)))
     table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
     for plan in plans:
         table.add_row(plan.config.name, *_matrix_row(plan))
@@ -93,18 +96,21 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
         console.print(line)
 
 
-def _matrix_plans(overrides: Sequence[str], smoke: bool) -> tuple[list[Plan], list[str]]:
-    """Return the plans of all runs, and a line for each run that the overrides do not fit."""
-    plans, refused, first = [], [], None
+def of_each_run(make: Callable[[str], Made]) -> tuple[list[Made], list[str]]:
+    """Return what `make` returns for the name of each run of the matrix, and a line for each run that it refuses.
+
+    Raises ConfigError: it refuses all.
+    """
+    found, refused, first = [], [], None
     for run in load_matrix().runs:
         try:
-            plans.append(plan_anywhere(resolve(run.name, smoke, overrides)))
+            found.append(make(run.name))
         except ConfigError as error:
             first = first or error
             refused.append(f"{run.name}: {error}")
-    if first is not None and not plans:
+    if first is not None and not found:
         raise first
-    return plans, refused
+    return found, refused
 
 
 _LINE = 200

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from efficientbench.config.errors import ConfigError
@@ -100,9 +100,9 @@ class OutputFolder:
         except OSError as error:
             raise self.unwritable(error) from None
 
-    def set_aside(self) -> None:
-        """Move what an earlier run wrote to `previous/<time>/`."""
-        found = [self.path / name for name in WRITTEN if (self.path / name).exists()]
+    def set_aside(self, names: Sequence[str] = WRITTEN) -> None:
+        """Move what an earlier run, or an earlier command, wrote under these names to `previous/<time>/`."""
+        found = [self.path / name for name in names if (self.path / name).exists()]
         if not found:
             return
         now = datetime.datetime.now(datetime.timezone.utc)

@@ -6,89 +6,28 @@ of the prompt: a request of P prompt tokens and n new ones takes one prefill and
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from efficientbench.metrics.analysis.generation_sides import (
+    Combination,
+    Generating,
+    combination_of,
+    common_combinations,
+    text_of,
+)
+from efficientbench.metrics.analysis.overtaking import Amount, Life
 from efficientbench.metrics.analysis.repeats import Group
-from efficientbench.metrics.definitions import standard_deviation
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate
-from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, load_generations
+from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.student import t_quantile_95
 
 Unit = Literal["J", "device hours"]
 MANY = 10_000
 """Degrees of freedom of an interval that does not say how many values told it: its quantile is about the normal one."""
-
-Combination = tuple[int, int, int]
-"""Tokens of a prompt, batch, new tokens of each sequence."""
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A cost, and the noise that is known of it."""
-
-    value: float
-    noise: Estimate | None = None
-    """Its variance; None: not known."""
-
-    def __add__(self, other: Amount) -> Amount:
-        noise = None if self.noise is None or other.noise is None else self.noise + other.noise
-        return Amount(self.value + other.value, noise)
-
-    def times(self, factor: float) -> Amount:
-        """Return so many times the cost."""
-        noise = self.noise and Estimate(self.noise.variance * factor**2, self.noise.degrees)
-        return Amount(self.value * factor, noise)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval by Student's t; None: not known."""
-        if self.noise is None:
-            return None
-        return self.value - self.noise.margin, self.value + self.noise.margin
-
-    @classmethod
-    def mean(cls, values: Sequence[float]) -> Amount:
-        """Return the mean of independent values, with their noise where there are two or more."""
-        deviation = standard_deviation(values)
-        noise = None if deviation is None else Estimate(deviation**2 / len(values), len(values) - 1)
-        return cls(math.fsum(values) / len(values), noise)
-
-
-@dataclass(frozen=True)
-class Life:
-    """What one model takes, in one unit."""
-
-    training: Amount
-    token: Amount
-    """Of one served token."""
-
-    def times(self, factor: float) -> Life:
-        """Return the life in a unit of which it takes so many times as many."""
-        return Life(self.training.times(factor), self.token.times(factor))
-
-    def after(self, served_tokens: float) -> Amount:
-        """Return the cost of the training and of so many served tokens."""
-        return self.training + self.token.times(served_tokens)
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """Where the costs of two lives meet."""
-
-    tokens: float | None
-    """Served tokens from which the other model costs less; None: the same costs less, or they cost the same, always."""
-    low: float | None
-    """Lower end of their 95 % interval; None, as `high`: it is not known, or `tokens` is None."""
-    high: float | None
-    """Infinite where the difference in serving is within its noise."""
-    before: int | None
-    """Which model costs less with fewer served tokens: 0 or 1; None: both cost the same."""
 
 
 @dataclass(frozen=True)
@@ -101,72 +40,15 @@ class Lives:
     """Unit of the costs that are not known → why."""
 
 
-def compare_lives(
-    sides: Sequence[tuple[Group, Sequence[GenerationRecord]]], despite: Collection[str] = ()
-) -> list[Lives]:
+def compare_lives(sides: Sequence[Generating], despite: Collection[str] = ()) -> list[Lives]:
     """Return the costs of two models at every combination that was measured of both.
 
-    Args:
-        sides: of each model the repeats of its training, and its records of generation.
-        despite: conditions of the generation that may differ: device, dtype, formulas.
-
-    Raises:
-        MetricsError: they were measured under different conditions, or no combination was measured of both.
+    Raises MetricsError: they cannot be compared, as of `common_combinations`, which has the arguments.
     """
-    generations = [made for _, made in sides]
-    _check_alike(generations, despite)
-    measured = [
-        {_combination(row) for record in made for row in record.rows if row.failure is None} for made in generations
-    ]
-    common = sorted(measured[0] & measured[1])
-    if not common:
-        listed = " against ".join(", ".join(map(_text, sorted(each))) or "none" for each in measured)
-        raise MetricsError(f"no combination of prompt, batch and new tokens was measured of both: {listed}")
-    return [_lives(sides, combination) for combination in common]
+    return [_lives(sides, combination) for combination in common_combinations(sides, despite)]
 
 
-def load_generated(folder: Path) -> list[GenerationRecord]:
-    """Return the records of generation below the folder of a run or of its repeats.
-
-    Raises MetricsError: there is none, or one is damaged.
-    """
-    records, damaged = load_generations(folder)
-    if damaged:
-        raise MetricsError("; ".join(damaged))
-    if not records:
-        raise MetricsError(
-            f"{folder}: holds no {GENERATION_NAME}: efficientbench generate {folder} --measure writes it"
-        )
-    return records
-
-
-_CONDITIONS: dict[str, Callable[[GenerationRecord], str]] = {
-    "device": lambda record: f"{record.devices} × {record.device_name}",
-    "dtype": lambda record: record.dtype,
-    "engine": lambda record: record.engine,
-    "formulas": lambda record: record.formula_id,
-}
-
-
-def _check_alike(generations: Sequence[Sequence[GenerationRecord]], despite: Collection[str]) -> None:
-    for name, read in _CONDITIONS.items():
-        texts = list(dict.fromkeys(read(record) for made in generations for record in made))
-        if len(texts) > 1 and name not in despite:
-            raise MetricsError(
-                f"generation was measured under different conditions: {name}: {' against '.join(texts)}. To compare "
-                f"all the same: --despite {name}"
-            )
-
-
-def _combination(row: GenerationRow) -> Combination:
-    return row.prompt_tokens, row.batch, row.max_new_tokens
-
-
-def _text(combination: Combination) -> str:
-    return "prompt {:,}, batch {:,}, new {:,}".format(*combination)
-
-
-def _lives(sides: Sequence[tuple[Group, Sequence[GenerationRecord]]], combination: Combination) -> Lives:
+def _lives(sides: Sequence[Generating], combination: Combination) -> Lives:
     costs: dict[Unit, tuple[Life, Life]] = {}
     missing: dict[Unit, str] = {}
     ways: tuple[tuple[Unit, Callable[[Group, Sequence[GenerationRecord], Combination], Life]], ...]
@@ -182,12 +64,21 @@ def _lives(sides: Sequence[tuple[Group, Sequence[GenerationRecord]]], combinatio
         if len(scopes) > 1:
             del costs["J"]
             missing["J"] = f"energy is of different parts of the machine: {' against '.join(map(str, scopes))}"
+    devices = list(dict.fromkeys(group.first.device_name for group, _ in sides))
+    if "device hours" in costs and len(devices) > 1:
+        del costs["device hours"]
+        missing["device hours"] = _unlike_hours(devices)
     return Lives(combination, costs, missing)
 
 
 def _energy(group: Group, made: Sequence[GenerationRecord], combination: Combination) -> Life:
     """Return the joules of a life."""
     rows = _rows(made, combination)
+    doubts = [each.energy_doubt for each in group.records]
+    doubts += [phase.energy_doubt for row in rows for phase in row.phases.values()]
+    doubt = next(filter(None, doubts), None)
+    if doubt is not None:
+        raise MetricsError(f"{group.name}: {doubt}")
     scope = group.first.energy_scope
     other = next((row for row in rows if row.value("decode_energy_scope") != scope), None)
     per_token = [_joules(row) for row in rows]
@@ -212,7 +103,7 @@ def _hours(group: Group, made: Sequence[GenerationRecord], combination: Combinat
     """
     names = dict.fromkeys((*(each.device_name for each in group.records), *(each.device_name for each in made)))
     if len(names) > 1:
-        raise MetricsError(f"{group.name}: hours of different devices have different prices: {' and '.join(names)}")
+        raise MetricsError(f"{group.name}: {_unlike_hours(names)}")
     hours = [
         _known(record, "tokens_trained") / _known(record, "tokens_per_s") * record.devices / 3600
         for record in group.records
@@ -226,6 +117,10 @@ def _hours(group: Group, made: Sequence[GenerationRecord], combination: Combinat
     requests = [_request(row).times(record.devices / 3600) for row, record in zip(rows, made, strict=True)]
     request = requests[0] if len(requests) == 1 else Amount.mean([each.value for each in requests])
     return Life(training, request.times(1 / (combination[1] * combination[2])))
+
+
+def _unlike_hours(devices: Iterable[str]) -> str:
+    return f"hours of different devices have different prices: {' and '.join(devices)}"
 
 
 def _request(row: GenerationRow) -> Amount:
@@ -245,10 +140,10 @@ def _rows(made: Sequence[GenerationRecord], combination: Combination) -> list[Ge
     """Return of each record the row of the combination."""
     rows = []
     for record in made:
-        row = next((row for row in record.rows if _combination(row) == combination), None)
+        row = next((row for row in record.rows if combination_of(row) == combination), None)
         if row is None or row.failure is not None:
             why = "was not measured" if row is None else row.failure
-            raise MetricsError(f"{record.run} seed {record.seed}, {_text(combination)}: {why}")
+            raise MetricsError(f"{record.run} seed {record.seed}, {text_of(combination)}: {why}")
         rows.append(row)
     return rows
 
@@ -265,33 +160,3 @@ def _known(record: RunRecord, name: str) -> float:
     if not value:
         raise MetricsError(f"{record.run}: {name}: {record.unavailable.get(name, 'it is 0')}")
     return float(value)
-
-
-def overtaking(first: Life, second: Life) -> Overtaking:
-    """Return from how many served tokens the model that costs more to train costs less.
-
-    The number is the quotient of two differences, training's over a served token's. Its interval is Fieller's (1954),
-    of all quotients that both differences allow: it has no upper end where serving may cost the same.
-    """
-    dearer = _difference(second.training, first.training)
-    saved = _difference(first.token, second.token)
-    if dearer.value == 0 or saved.value == 0 or dearer.value * saved.value < 0:
-        least = [dearer.value, -saved.value]
-        decided = next((value for value in least if value), None)
-        return Overtaking(None, None, None, None if decided is None else 0 if decided > 0 else 1)
-    before = 0 if dearer.value > 0 else 1
-    tokens = dearer.value / saved.value
-    if dearer.noise is None or saved.noise is None:
-        return Overtaking(tokens, None, None, before)
-    # Each with its own degrees of freedom: the margins stand for t · standard error.
-    a, b = dearer.value**2 - dearer.noise.margin**2, saved.value**2 - saved.noise.margin**2
-    middle = dearer.value * saved.value
-    root = math.sqrt(max(middle**2 - a * b, 0.0))
-    if b <= 0:
-        low = a / (middle + root) if a > 0 else 0.0
-        return Overtaking(tokens, low, math.inf, before)
-    return Overtaking(tokens, max((middle - root) / b, 0.0), (middle + root) / b, before)
-
-
-def _difference(one: Amount, other: Amount) -> Amount:
-    return one + other.times(-1)

@@ -53,6 +53,12 @@ class GenerationRow(RowFigures):
                     raise ValueError(f"absent without a reason in 'unavailable': {', '.join(missing)}")
         return self
 
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """Return what was measured, by name; nothing of a failure."""
+        named = (("prefill", self.prefill), ("decode", self.decode))
+        return {name: phase for name, phase in named if phase is not None}
+
     def value(self, name: str) -> Any:
         """Return a figure by its name in `GENERATION_FIGURES`; None where it was not measured."""
         for prefix, phase in (("prefill_", self.prefill), ("decode_", self.decode)):

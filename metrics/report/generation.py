@@ -117,6 +117,12 @@ def _cell(name: str, row: GenerationRow) -> str:
     return number(None if value is None else value / unit, form)
 
 
+def titled(name: str) -> tuple[str, float]:
+    """Return a figure's title in tables, and the unit of the title in that of the record."""
+    title, _, unit = _SHOWN[name]
+    return title, unit
+
+
 def relative_interval(row: GenerationRow) -> float | None:
     """Return half the 95 % interval of the time per output token over its mean; None where it is not known."""
     mean, low, high = (row.value(f"decode_time_s{end}") for end in ("", "_ci_low", "_ci_high"))
@@ -124,7 +130,7 @@ def relative_interval(row: GenerationRow) -> float | None:
 
 
 def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
-    """Return whose figures these are, how each run decoded, what failed, and each reason for an n/a once."""
+    """Return whose figures these are, how each run decoded, what is in doubt, what failed, and why what is n/a is."""
     if not generated:
         return ()
     notes = [f"Engine: {engine}. No figures of vLLM's, SGLang's or another server's." for engine in _engines(generated)]
@@ -133,6 +139,7 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
     notes += _grouped("On", {each.name: f"{each.record.device_name}, {each.record.dtype}" for each in generated})
     stopped = [each.name for each in generated if each.record.status == "stopped"]
     notes += [f"Stopped before the last combination: {', '.join(stopped)}."] if stopped else []
+    notes += _doubts(generated)
     reasons: dict[str, dict[str, None]] = {}
     for each in generated:
         for row in each.record.rows:
@@ -147,6 +154,21 @@ def generation_notes(generated: Sequence[Generated]) -> tuple[str, ...]:
     alone = [each.name for each in generated if each.trained is None]
     notes += [f"{ABSENT} training ({', '.join(alone)}): {NO_TRAINING}"] if alone else []
     return tuple(dict.fromkeys(notes))
+
+
+def _doubts(generated: Sequence[Generated]) -> list[str]:
+    """Return what speaks against figures: a counter of energy, another's use of the device."""
+    found: list[str] = []
+    disturbed: dict[str, None] = {}
+    for each in generated:
+        for row in each.record.rows:
+            for name, phase in row.phases.items():
+                if phase.energy_doubt is not None:
+                    place = f"{each.name}, prompt {row.prompt_tokens:,}, batch {row.batch:,}, {name}"
+                    found.append(f"{place}: {phase.energy_doubt}.")
+                if phase.disturbances:
+                    disturbed[each.name] = None
+    return [*found, *([f"Another process used a device of {', '.join(disturbed)} meanwhile."] if disturbed else [])]
 
 
 def _engines(generated: Sequence[Generated]) -> list[str]:

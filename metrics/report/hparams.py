@@ -48,9 +48,9 @@ def write_hparams(records: Sequence[RunRecord], folder: Path, generated: Sequenc
         names = [_free(record.run + ("_smoke" if record.smoke else ""), taken) for record in records]
         for record, name in zip(records, names, strict=True):
             _write_run(record, folder / name)
-        for each in generated:
+        for number, each in enumerate(generated, start=1):
             name = _free(each.name, taken) if each.trained is None else names[each.trained]
-            _write_generated(each, folder / name)
+            _write_generated(each, folder / name, number)
     except OSError as error:
         raise MetricsError(f"{folder}: cannot be written ({error.strerror})") from None
 
@@ -103,14 +103,15 @@ def _write_run(record: RunRecord, folder: Path) -> None:
         writer.flush()
 
 
-def _write_generated(each: Generated, folder: Path) -> None:
+def _write_generated(each: Generated, folder: Path, number: int) -> None:
+    """Write a file of scalars; `number` tells it from that of a copied folder, which began in the same second."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     begin_s = datetime.fromisoformat(each.record.started_at).timestamp()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"events.out.tfevents.{begin_s:.0f}.generation").open("xb") as file:
+    with (folder / f"events.out.tfevents.{begin_s:.0f}.generation_{number}").open("xb") as file:
         writer = RecordWriter(file)
         writer.write(Event(wall_time=begin_s, file_version="brain.Event:2").SerializeToString())
         for made in each.record.rows:

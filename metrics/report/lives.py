@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.life_cost import Amount, Life, Lives, overtaking
+from efficientbench.metrics.analysis.life_cost import Lives
+from efficientbench.metrics.analysis.overtaking import Amount, Life, overtaking
 from efficientbench.metrics.records.figure import count
 from efficientbench.metrics.report.table import ABSENT, Table, print_table
 
@@ -38,7 +39,7 @@ def print_lives(
         if costs:
             print_table(_table(costs, served_tokens), console, gap=1)
         for unit, (first, second) in costs.items():
-            if unit != CURRENCY or "device hours" not in costs:
+            if unit != CURRENCY:
                 console.print(Text(f"{unit}: {_meeting(first, second)}"))
         for unit, why in each.missing.items():
             console.print(Text(f"{ABSENT} {unit}: {why}"), style="dim")

@@ -98,3 +98,15 @@ def test_a_run_and_a_name_are_measured(train: Callable[..., Finished], cache: st
         refused = efficientbench("generate", str(folder), *words, expect=2)
         assert message in " ".join(refused.stderr.split())
         assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.proof
+def test_several_names_come_into_one_table(cache: str, tmp_path: Path) -> None:
+    sizes = ("--measure", "--prompt-tokens", "8", "--batch", "1", "--max-new-tokens", "3", "--repeats", "2")
+    words = (f"output={tmp_path}", f"data.cache={cache}", *TINY)
+    runs = ("gqa_1.5B", "mla_1.5B")
+    done = efficientbench("generate", ",".join(runs), "--smoke", *sizes, *words, expect=0)
+    for run in runs:
+        assert read_generation(tmp_path / f"{run}_smoke" / "generation.json").status == "completed"
+        # As reports name it.
+        assert f"{run} (smoke)" in done.stdout

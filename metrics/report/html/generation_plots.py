@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
@@ -44,27 +45,46 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What the plots show of one model."""
+
+    number: int
+    """By which the page lights up the run's other marks."""
+    name: str
+    look: Look
+    rows: Sequence[GenerationRow]
+
+
+@dataclass(frozen=True)
 class Line:
     """The points of one model, by ascending context."""
 
     number: int
-    """By which the page lights up the run's other marks."""
     name: str
     look: Look
     points: tuple[Point, ...]
 
 
 def generation_figures(generated: Sequence[Generated], runs: Sequence[Run]) -> list[Figure]:
-    """Plot decode tokens/s of each batch, and the cache of a sequence, one line for each model."""
-    rows = [row for each in generated for row in each.record.rows if row.failure is None]
+    """Plot decode tokens/s of each batch, and the cache of a sequence, one line for each model.
+
+    Models on another device, or in another dtype, have plots of their own.
+    """
+    look = _looks(generated, runs)
+    alike: dict[tuple[str, str], list[Model]] = {}
+    for place, each in enumerate(generated):
+        number = len(runs) + place if each.trained is None else runs[each.trained].number
+        model = Model(number, each.name, look[each.record.variant], each.record.rows)
+        alike.setdefault((each.record.device_name, each.record.dtype), []).append(model)
     figures = []
-    for batch in sorted({row.batch for row in rows}):
-        title = f"Decode tokens/s, batch {batch:,}"
-        drawn = _lines(generated, runs, [row for row in rows if row.batch == batch], _speed)
-        figures += [Figure(title, _plot(title, "tokens/s of the whole batch", drawn))] if drawn else []
-    title = "Cache of one sequence"
-    drawn = _lines(generated, runs, rows, _cache)
-    return [*figures, *([Figure(title, _plot(title, "MB", drawn))] if drawn else [])]
+    for (device_name, dtype), models in alike.items():
+        where = f", {device_name}, {dtype}" if len(alike) > 1 else ""
+        batches = {row.batch for model in models for row in model.rows if row.failure is None}
+        for batch in sorted(batches):
+            title = f"Decode tokens/s, batch {batch:,}{where}"
+            figures += _figure(title, "tokens/s of the whole batch", models, partial(_speed, batch))
+        figures += _figure(f"Cache of one sequence{where}", "MB", models, _cache)
+    return figures
 
 
 def generation_legend(generated: Sequence[Generated], runs: Sequence[Run]) -> list[tuple[Markup, str]]:
@@ -81,30 +101,25 @@ def _looks(generated: Sequence[Generated], runs: Sequence[Run]) -> dict[str, Loo
     return looks([*(run.record.variant for run in runs), *_variants(generated)])
 
 
-def _lines(
-    generated: Sequence[Generated],
-    runs: Sequence[Run],
-    among: Sequence[GenerationRow],
-    point: Callable[[GenerationRow], Point | None],
-) -> list[Line]:
-    """Return the lines of the models that have points; the first row of a context counts."""
-    look = _looks(generated, runs)
-    found = []
-    for place, each in enumerate(generated):
+def _figure(
+    title: str, label: str, models: Sequence[Model], point: Callable[[GenerationRow], Point | None]
+) -> list[Figure]:
+    """Return the plot of the models that have points, if any has; the first row of a context counts."""
+    lines = []
+    for model in models:
         points: dict[int, Point] = {}
-        for row in each.record.rows:
-            made = point(row) if any(row is other for other in among) else None
-            if made is not None:
-                points.setdefault(made.context, made)
+        for made in filter(None, map(point, model.rows)):
+            points.setdefault(made.context, made)
         if points:
             ascending = tuple(points[context] for context in sorted(points))
-            number = len(runs) + place if each.trained is None else runs[each.trained].number
-            found.append(Line(number, each.name, look[each.record.variant], ascending))
-    return found
+            lines.append(Line(model.number, model.name, model.look, ascending))
+    return [Figure(title, _plot(title, label, lines))] if lines else []
 
 
-def _speed(row: GenerationRow) -> Point | None:
-    """Return the tokens a second; their interval is that of the time per output token."""
+def _speed(batch: int, row: GenerationRow) -> Point | None:
+    """Return the tokens a second of rows of this batch; their interval is that of the time per output token."""
+    if row.batch != batch:
+        return None
     value, time_s = row.value("decode_tokens_per_s"), row.value("decode_time_s")
     low, high = row.value("decode_time_s_ci_low"), row.value("decode_time_s_ci_high")
     if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -30,6 +30,8 @@ from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, 
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.table import ABSENT, Table, number
+
+Plotted = TypeVar("Plotted")
 
 
 def page(
@@ -73,7 +75,7 @@ def _content(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
     return {
         "summary": _summary(records, generations),
         "generation": generation_table(generated, records),
-        "generation_plots": generation_figures(generated[:MOST_RUNS], runs),
+        "generation_plots": _plots(lambda shown: generation_figures(shown, runs), generated),
         "generation_legend": generation_legend(generated[:MOST_RUNS], runs),
         "notes": notes(records),
         "headline": HEADLINE,
@@ -105,7 +107,7 @@ def _glossary(file: str, columns: Mapping[str, Column]) -> Table:
     return Table((f"column of {file}", "unit", "meaning", "better"), rows, (0, 1, 2, 3))
 
 
-def _plots(draw: Callable[[Sequence[Run]], list[Figure]], runs: Sequence[Run]) -> dict[str, Any]:
+def _plots(draw: Callable[[Sequence[Plotted]], list[Figure]], runs: Sequence[Plotted]) -> dict[str, Any]:
     """Return the figures of the first MOST_RUNS runs, and the number of all; empty where nothing is drawn."""
     figures = draw(runs[:MOST_RUNS])
     return {"figures": figures, "runs": len(runs)} if figures else {}

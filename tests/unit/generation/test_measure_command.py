@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import typer
 from support.configs import tiny
+from typer.testing import CliRunner
 
+from efficientbench.cli.app import app
 from efficientbench.cli.generate import numbers
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
@@ -19,9 +21,11 @@ from efficientbench.generation.case import Case
 from efficientbench.generation.errors import GenerationError
 from efficientbench.generation.measure_command import Target, measure_run, target
 from efficientbench.generation.memory import batch_that_fits, too_large
+from efficientbench.generation.opened import in_one_process
 from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.output_folder import OutputFolder
 
+SAMPLING = (["--temperature", "0.8"], ["--top-k", "5"], ["--top-p", "0.9"], ["--seed", "3"])
 CASES = [Case(4, 1, 3), Case(4, 2, 3), Case(8, 1, 3)]
 
 
@@ -123,6 +127,29 @@ def test_an_interruption_leaves_the_rows_so_far(found: Target, monkeypatch: pyte
     assert len(record.rows) == 1
 
 
+def test_measuring_again_keeps_what_was_measured_before(found: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    assert measure_run(found, CASES[:1], 1) == 0
+    first = found.folder.generation.read_text()
+    with monkeypatch.context() as stopped:
+
+        def interrupted(setting: Any, case: Case) -> Any:
+            raise KeyboardInterrupt
+
+        stopped.setattr(measuring, "measure", interrupted)
+        assert measure_run(found, CASES[:1], 1) == measure_command.INTERRUPTED
+    assert found.folder.generation.read_text() == first
+    assert measure_run(found, CASES[1:2], 1) == 0
+    assert [row.batch for row in read_generation(found.folder.generation).rows] == [2]
+    [kept] = found.folder.path.glob("previous/*/generation.json")
+    assert kept.read_text() == first
+
+
+def test_a_name_keeps_the_kernels_that_it_is_given() -> None:
+    config = in_one_process(tiny("gqa_1.5B", "kernels.attention=math", "kernels.fused=true", "device=cpu"))
+    assert (config.kernels.attention, config.kernels.fused) == ("math", False)
+
+
 def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
     cases = [
         (str(tmp_path), [], True, None, "is a folder, whose model has its size"),
@@ -130,7 +157,29 @@ def test_names_and_folders_are_told_apart(tmp_path: Path) -> None:
         ("gqa_0.5B", [], True, 3, "gets random weights: give a run's folder"),
         ("gqa_0.6B", [], False, None, "gqa_0.5B"),
         ("gqa_0.5B", ["training.dtyp=fp32"], False, None, "training.dtype"),
+        ("gqa_0.5B", ["parallel.tp=2"], False, None, "parallel.tp=2: generation is measured in one process"),
+        ("gqa_0.5B", ["parallel.dp=8"], False, None, "set parallel.dp=1"),
     ]
     for run, arguments, smoke, step, message in cases:
         with pytest.raises(ConfigError, match=message), target(run, arguments, smoke, step, MATRIX):
             pass
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((["--measure", *option], "each token is the likeliest; leave --temperature") for option in SAMPLING),
+        (["--repeats", "3"], "--prompt-tokens, --repeats, --smoke and --matrix are of --measure"),
+        (["--measure", "--prompt", "a"], "prompts are random tokens"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["generate", "gqa_0.5B", *words])
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_matrix_is_not_for_a_folder(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    with pytest.raises(ConfigError, match="--matrix: .* is a folder"), target(str(tmp_path), [], False, None, mine):
+        pass

@@ -13,14 +13,9 @@ from support.metrics_parts import make_record
 from typer.testing import CliRunner
 
 from efficientbench.cli.app import app
-from efficientbench.metrics.analysis.life_cost import (
-    Amount,
-    Life,
-    Lives,
-    compare_lives,
-    load_generated,
-    overtaking,
-)
+from efficientbench.metrics.analysis.generation_sides import load_generated
+from efficientbench.metrics.analysis.life_cost import Lives, compare_lives
+from efficientbench.metrics.analysis.overtaking import Amount, Life, overtaking
 from efficientbench.metrics.analysis.repeats import Group
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.ratio import Estimate
@@ -172,9 +167,50 @@ def test_unlike_measurements_are_refused_unless_allowed() -> None:
     with pytest.raises(MetricsError, match="different conditions: dtype: bf16 against fp32.* --despite dtype"):
         lives(measured, other)
     assert lives(measured, other, despite=("dtype",)).costs
+    weights = other[0], [generation("mqa", rows=[row("mqa", 128, 8)], weights="step 500")]
+    with pytest.raises(MetricsError, match="weights: random against a checkpoint's.* --despite weights"):
+        lives(measured, weights)
+    assert lives(measured, weights, despite=("weights",)).costs
     failed = side("mqa", failed_row(128, 8, "out of memory"), row("mqa", 2048, 1))
     with pytest.raises(MetricsError, match="prompt 128, batch 8, new 64 against prompt 2,048, batch 1, new 64"):
         lives(measured, failed)
+
+
+def test_generation_of_another_model_than_was_trained_is_refused() -> None:
+    measured = side("gqa", row("gqa", 128, 8))
+    models = [{"model": {"layers": layers}} for layers in (28, 2)]
+    group = Group((trained("mqa", config=models[0]),))
+    assert lives(measured, (group, [generation("mqa", rows=[row("mqa", 128, 8)], config=models[0])])).costs
+    with pytest.raises(MetricsError, match="mqa_1.5B: generation was measured of another model than was trained"):
+        lives(measured, (group, [generation("mqa", rows=[row("mqa", 128, 8)], config=models[1])]))
+
+
+def test_hours_of_different_devices_are_not_compared() -> None:
+    other = "NVIDIA A100-SXM4-80GB"
+    group = Group((trained("mqa", device_name=other),))
+    made = [generation("mqa", rows=[row("mqa", 128, 8)], device_name=other)]
+    found = lives(side("gqa", row("gqa", 128, 8)), (group, made), despite=("device",))
+    assert set(found.costs) == {"J"}
+    reason = f"hours of different devices have different prices: {GPU} and {other}"
+    assert found.missing == {"device hours": reason}
+    console = Console(width=160)
+    with console.capture() as captured:
+        print_lives([found], "an engine", 1e9, 2.5, console)
+    assert f"n/a device hours: {reason}" in captured.get()
+    assert "currency" not in captured.get()
+
+
+def test_joules_in_doubt_are_not_added() -> None:
+    doubt = "the counter gives 3 J, and its polled power 9 J: one of them is wrong"
+    measured = side("gqa", row("gqa", 128, 8, **ROWS))
+    doubted = phase(0.05, 8, joules=3.0, energy_doubt=doubt)
+    for other in (
+        side("mqa", row("mqa", 128, 8, **{**ROWS, "decode": doubted})),
+        side("mqa", row("mqa", 128, 8, **ROWS), energy_doubt=doubt),
+    ):
+        found = lives(measured, other)
+        assert set(found.costs) == {"device hours"}
+        assert found.missing == {"J": f"mqa_1.5B: {doubt}"}
 
 
 def test_the_text_names_engine_meeting_point_and_intervals() -> None:
@@ -209,3 +245,7 @@ def test_the_command_adds_lives_to_a_comparison(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.count("life, currency") == 6
     assert CliRunner().invoke(app, [*words[:3], "--price-per-hour", "2"]).exit_code == 2
+    write_generation(generation("mqa", weights="step 500"), tmp_path / "mqa" / "generation.json")
+    assert CliRunner().invoke(app, words).exit_code != 0
+    allowed = ["--despite", "weights,engine"]
+    assert CliRunner().invoke(app, [*words, *allowed], env={"COLUMNS": "160"}).exit_code == 0

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.generated import failed_row, generation, row
+from support.generated import failed_row, generation, phase, row
 from support.synthetic_runs import gpu_run
 
+from efficientbench.metrics.device_use import Disturbance
 from efficientbench.metrics.records.generation import GenerationRecord, write_generation
 from efficientbench.metrics.records.record import RunRecord, write_record
 from efficientbench.metrics.report.build import build_report
@@ -22,7 +23,8 @@ from efficientbench.metrics.report.generation import (
     print_generation,
 )
 from efficientbench.metrics.report.html.generation_plots import generation_figures
-from efficientbench.metrics.report.html.svg import numbered
+from efficientbench.metrics.report.html.page import page
+from efficientbench.metrics.report.html.svg import MOST_RUNS, numbered
 
 VARIANTS = ("gqa", "mqa", "mla", "nsa")
 
@@ -69,6 +71,16 @@ def test_failures_are_rows_and_every_absence_has_its_reason() -> None:
     assert f"n/a training (gqa_1.5B): {NO_TRAINING}" in notes
 
 
+def test_doubts_and_other_users_are_told() -> None:
+    decode = phase(0.05, 8, joules=3.0, energy_doubt="counted 3 J, and polled power gives 9 J")
+    prefill = phase(0.05, 1024, joules=0.1, disturbances=[Disturbance("GPU-0", 0.0, 1.0, "process 7")])
+    record = generation("gqa", rows=[row("gqa", 128, 8, decode=decode, prefill=prefill)])
+    notes = generation_notes(beside([record, generation("mqa")], []))
+    assert "gqa_1.5B, prompt 128, batch 8, decode: counted 3 J, and polled power gives 9 J." in notes
+    assert "Another process used a device of gqa_1.5B meanwhile." in notes
+    assert not any("Another process" in note for note in generation_notes(beside([generation("mqa")], [])))
+
+
 def test_all_reports_hold_generation(tmp_path: Path) -> None:
     records, generations = written(tmp_path)
     made = build_report(tmp_path)
@@ -110,6 +122,15 @@ def test_tensorboard_has_the_figures_over_the_context_beside_the_training(tmp_pa
     assert events.Scalars("tokens_per_s")
 
 
+def test_a_copied_folder_is_reported_beside_the_first(tmp_path: Path) -> None:
+    record = gpu_run("gqa", "1.5B")
+    for name in ("run", "copy"):
+        write_record(record, tmp_path / name / "record.json")
+        write_generation(of_run(record), tmp_path / name / "generation.json")
+    assert len(build_report(tmp_path).generations) == 2
+    assert len(list(tmp_path.glob("hparams/*/*.generation_*"))) == 2
+
+
 def test_generation_alone_is_reported_too(tmp_path: Path) -> None:
     for variant in VARIANTS:
         write_generation(generation(variant), tmp_path / variant / "generation.json")
@@ -147,9 +168,26 @@ def test_a_single_point_is_drawn() -> None:
     assert figure.plot.count("<circle") == cache.plot.count("<circle") == 1
 
 
+def test_models_of_unlike_conditions_have_plots_of_their_own() -> None:
+    made = [generation("gqa"), generation("mqa"), generation("mla", dtype="fp16")]
+    figures = generation_figures(beside(made, []), [])
+    device, titles = (
+        "NVIDIA H100 80GB HBM3",
+        ("Decode tokens/s, batch 1", "Decode tokens/s, batch 8", "Cache of one sequence"),
+    )
+    wanted = [f"{title}, {device}, {dtype}" for dtype in ("bf16", "fp16") for title in titles]
+    assert [figure.title for figure in figures] == wanted
+    assert [figure.plot.count("<polyline") for figure in figures] == [2, 2, 2, 1, 1, 1]
+
+
+def test_the_page_says_where_it_leaves_models_out() -> None:
+    for count in (MOST_RUNS, MOST_RUNS + 1):
+        made = [generation("gqa", run=f"gqa_{number}", rows=[row("gqa", 128, 1)]) for number in range(count)]
+        told = f"The first {MOST_RUNS} of {count} runs; the table has all of them." in page([], [], generations=made)
+        assert told == (count > MOST_RUNS)
+
+
 def test_what_stands_in_a_record_stays_text() -> None:
     attack = "</script><script>alert(1)</script>"
     record = generation("gqa", run=attack, decode_path=attack, device_name=attack)
-    from efficientbench.metrics.report.html.page import page
-
-    assert attack not in page([], [], generations=[record])
+    assert attack not in page([], [], generations=[record, generation("mqa")])

@@ -69,6 +69,8 @@ def test_the_command_plans_the_whole_matrix() -> None:
     words = ["plan", "--all", "--generate", "--device", "H200 SXM", "--prompt-tokens", "4096", "--batch", "4"]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
+    # The FLOPs of a step, which has a token of each row.
+    assert "step GFLOP" in done.output
     for name in ("gqa_0.5B", "mla_3B", "nsa_1.5B", "moe_1.5Bx8"):
         assert sum(line.startswith(f"{name} ") for line in done.output.splitlines()) == 2
     assert "no figures of vLLM's or SGLang's" in done.output
@@ -80,9 +82,27 @@ def test_the_command_plans_the_whole_matrix() -> None:
         (["--batch", "1,none"], "--batch: '1,none' is no list of numbers above 0, like 1,8"),
         (["--prompt-tokens", "0"], "--prompt-tokens: '0' is no list of numbers above 0"),
         (["--world", "8"], "--generate is about one device: leave --world out"),
+        (["--all", "--matrix", "mine.yaml"], "--all is about the shipped matrix: leave --matrix out"),
     ],
 )
 def test_a_mistake_is_named(words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["plan", "gqa_1.5B", "--generate", *words])
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("option", ["--prompt-tokens", "--batch"])
+def test_sizes_without_generation_are_refused(option: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "gqa_1.5B", option, "8"])
+    assert done.exit_code == 2
+    assert "--prompt-tokens and --batch go with --generate" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_runs_that_an_override_does_not_fit_are_named() -> None:
+    sizes = ("--prompt-tokens", "128", "--batch", "1")
+    words = ["plan", "--all", "--generate", "model.attention.query_groups=1", *sizes]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert any(line.startswith("gqa_0.5B ") for line in lines)
+    assert any(line.startswith("mla_0.5B: ") for line in lines)

@@ -27,3 +27,11 @@ def test_evaluations_go_with_the_model_that_they_are_of(tmp_path: Path) -> None:
     OutputFolder(tmp_path).set_aside()
     assert not (tmp_path / "evaluation").exists()
     assert len(list(tmp_path.glob("previous/*/evaluation/core.json"))) == 1
+
+
+def test_one_name_is_set_aside_without_the_others(tmp_path: Path) -> None:
+    for name in ("generation.json", "record.json"):
+        (tmp_path / name).write_text("{}")
+    OutputFolder(tmp_path).set_aside(("generation.json",))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["previous", "record.json"]
+    assert len(list(tmp_path.glob("previous/*/generation.json"))) == 1
