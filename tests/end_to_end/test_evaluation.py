@@ -138,7 +138,10 @@ doc_to_target: "{{{{found}}}}"
 generation_kwargs: {{until: ["\\n"], max_gen_toks: 4, do_sample: false}}
 filter_list:
   - {{name: whole, filter: [{{function: take_first}}]}}
-  - {{name: number, filter: [{{function: regex, regex_pattern: "(0x0x0)", fallback: nothing}}, {{function: take_first}}]}}
+  - name: number
+    filter:
+      - {{function: regex, regex_pattern: "(0x0x0)", fallback: nothing}}
+      - {{function: take_first}}
 metric_list:
   - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
 """
