@@ -69,7 +69,7 @@ def evaluate(
         bool,
         typer.Option(
             "--contamination",
-            help="count items that stand in the training split, read or not; figures without them",
+            help="count items that stand in the training split, also what was not read; figures without them",
         ),
     ] = False,
     lengths: Annotated[

@@ -75,6 +75,6 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     summary = task.summary(found)
     if options.contamination:
         summary = without_contaminated(task, found, summary, options.folder)
-    facts = {"dtype": run.config.training.dtype, "device": run.config.device}
+    facts = {"dtype": run.config.training.dtype, "device": next(run.model.parameters()).device.type}
     publish(options.folder, {**header, **facts}, len(items), summary, console)
     return summary

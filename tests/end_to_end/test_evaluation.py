@@ -41,6 +41,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finish
     done = efficientbench("evaluate", str(folder), "--batch-tokens", "200", expect=0)
     summary, items = results(folder, "loss")
     assert math.isclose(summary["figures"]["loss"], own["validation_loss"], rel_tol=1e-6)
+    assert summary["device"] == "cpu"
     assert math.isclose(summary["figures"]["bits_per_byte"], own["bits_per_byte"], rel_tol=1e-6)
     assert f"loss: loss {own['validation_loss']:.4f}"[:-1] in done.stdout
     assert scalars(folder)["evaluation/loss/loss"] == [(6, pytest.approx(own["validation_loss"], rel=1e-6))]
