@@ -67,7 +67,10 @@ def evaluate(
     ] = 512,
     contamination: Annotated[
         bool,
-        typer.Option("--contamination", help="count items that stand in the training text; figures without them, too"),
+        typer.Option(
+            "--contamination",
+            help="count items that stand in the training split, also what was not read; figures without them",
+        ),
     ] = False,
     lengths: Annotated[
         str | None,

@@ -1,6 +1,7 @@
-"""Items that stand in the text which a run was trained on: they share 13 tokens in a row with it.
+"""Items that stand in a run's training text: they share 13 tokens in a row with it.
 
 After GPT-3 (arXiv 2005.14165, appendix C), which counts words. Templates and shots are no part of an item's text.
+All documents of the training split are searched, also those that the run did not come to.
 N = 13.
 """
 
@@ -37,7 +38,7 @@ class WithTexts(Protocol):
 
 
 def training_documents(folder: Path) -> Iterator[np.ndarray]:
-    """Yield the tokens of the documents that a run was trained on.
+    """Yield the tokens of all documents of a run's training split, read so far or not.
 
     Raises:
         ConfigError: its corpus is not there any more.

@@ -9,12 +9,11 @@ from rich.console import Console
 
 from efficientbench.evaluation.contamination import without_contaminated
 from efficientbench.evaluation.progress import EvaluationProgress
+from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
-from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
+from efficientbench.evaluation.results import FOLDER, ResultFile
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
-from efficientbench.metrics.records.tensorboard import TensorBoardLog
-from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
@@ -49,8 +48,10 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
         for task in tasks:
             summaries[task.name] = _evaluate(task, options, {"task": task.name, **about}, run, console)
         for name, summary in combined(summaries).items():
-            write_summary(options.folder / FOLDER / f"{name}.json", {"task": name, **about}, 0, summary)
-            _show(name, summary, console)
+            members = [task for task in tasks if task.name in summary.parts["centred"]]
+            settings = {task.name: dict(task.settings) for task in members}
+            items = sum(len(task.items()) for task in members)
+            publish(options.folder, {"task": name, **about, "settings": settings}, items, summary, console)
             summaries[name] = summary
     return summaries
 
@@ -74,16 +75,6 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
     summary = task.summary(found)
     if options.contamination:
         summary = without_contaminated(task, found, summary, options.folder)
-    facts = {"dtype": run.config.training.dtype, "device": run.config.device}
-    write_summary(path.with_suffix(".json"), {**header, **facts}, len(items), summary)
-    log = TensorBoardLog(OutputFolder(options.folder).tensorboard)
-    log.scalars(run.step, {f"evaluation/{task.name}/{name}": value for name, value in summary.figures.items()})
-    log.close()
-    _show(task.name, summary, console)
+    facts = {"dtype": run.config.training.dtype, "device": next(run.model.parameters()).device.type}
+    publish(options.folder, {**header, **facts}, len(items), summary, console)
     return summary
-
-
-def _show(task: str, summary: Summary, console: Console) -> None:
-    for name, value in summary.figures.items():
-        shown = f"n/a: {summary.unavailable[name]}" if value is None else f"{value:.6g}"
-        console.print(f"{task}: {name} {shown}", highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -66,25 +67,33 @@ class Generative:
     def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
         """Yield the results of questions that are answered together."""
         asked = self.questions.of(items)
-        fit = [each for each in asked if self.longest is None or self._tokens(each) <= self.longest]
+        fit = [each for each in asked if self._room(each) > 0]
         if len(fit) < len(asked):
             yield [each.result(None, False, details={"too_long": True}) for each in asked[len(fit) :]]
         budget = CACHED * self.options.batch_tokens // self.samples
-        for part in padded_parts(fit, self._tokens, budget):
-            yield [self._result(question, texts) for question, texts in zip(part, self._answers(part), strict=True)]
+        # All rows of a batch have room for as many tokens.
+        for room, alike in itertools.groupby(fit, self._room):
+            for part in padded_parts(list(alike), self._tokens, budget):
+                answers = self._answers(part, room)
+                yield [self._result(question, texts) for question, texts in zip(part, answers, strict=True)]
+
+    def _room(self, question: Question) -> int:
+        """Return how many tokens an answer may have: as many as asked for, or as there are positions left."""
+        asked = self.options.max_new_tokens
+        return asked if self.longest is None else min(asked, self.longest - len(question.prompt))
 
     def _tokens(self, question: Question) -> int:
-        return len(question.prompt) + self.options.max_new_tokens
+        return len(question.prompt) + self._room(question)
 
-    def _answers(self, questions: Sequence[Question]) -> list[list[str]]:
-        """Return the texts of each question's samples."""
+    def _answers(self, questions: Sequence[Question], room: int) -> list[list[str]]:
+        """Return the texts of each question's samples, of up to `room` tokens."""
         renderer, tokenizer = self.questions.renderer, self.run.tokenizer
         rows: dict[tuple[int, int], list[int]] = {}
         steps = generate(
             self.run.model,
             [each.prompt for each in questions],
             self.sampling,
-            self.options.max_new_tokens,
+            room,
             stop=[renderer.end_id, tokenizer.eod_id],
             samples=self.samples,
             batch=len(questions) * self.samples,

@@ -15,7 +15,7 @@ import numpy as np
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.lengths import choose_lengths
-from efficientbench.evaluation.loss import own_validation, read_text
+from efficientbench.evaluation.loss import joined, own_validation, read_text
 from efficientbench.evaluation.scoring import Continuation, Scorer
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash
 
@@ -100,7 +100,7 @@ class Hidden:
         if self.wording is PASSKEY:
             return np.array(self._ids(FILLER), "<i8"), "sentences that repeat"
         text = own_validation(options.folder) if options.text is None else read_text(options.text, self.run, None)
-        return np.concatenate(text.documents).astype("<i8"), text.source
+        return joined(text.documents, self.run.tokenizer.eod_id).astype("<i8"), text.source
 
     def _ids(self, text: str) -> list[int]:
         return self.run.tokenizer.encode_batch([text])[0] if text else []

@@ -111,16 +111,16 @@ class Adapter(TemplateLM):
             numbers.sort(key=lambda number: len(requests[number].args[0]))
             for first in range(0, len(numbers), self.batch):
                 part = numbers[first : first + self.batch]
-                contexts = [requests[number].args[0] for number in part]
-                for number, text in zip(part, self._texts(contexts, requests[part[0]].args[1]), strict=True):
+                asked = {number: requests[number].args[0] for number in part}
+                for number, text in self._texts(asked, requests[part[0]].args[1]).items():
                     texts[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
                 done += len(part)
                 self.on_scored(done, len(requests))
         return texts
 
-    def _texts(self, contexts: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-        """Return the continuations of one batch."""
+    def _texts(self, contexts: Mapping[int, str], settings: Mapping[str, Any]) -> dict[int, str]:
+        """Return the continuations of one batch; all are by the number of the request, which draws its tokens."""
         new = next((int(settings[key]) for key in LENGTH_KEYS if settings.get(key) is not None), MAX_NEW_TOKENS)
         if new >= self.max_length:
             raise ConfigError(f"--lm-eval: a task asks for {new:,} new tokens, and the model reads {self.max_length:,}")
@@ -133,21 +133,26 @@ class Adapter(TemplateLM):
             top_p=float(settings.get("top_p") or 1.0),
         )
         # An empty context begins as a document does.
-        prompts = [(self.tok_encode(each) or [self.eot_token_id])[-(self.max_length - new) :] for each in contexts]
-        tokens: list[list[int]] = [[] for _ in prompts]
-        texts = [""] * len(prompts)
+        prompts = [
+            (self.tok_encode(each) or [self.eot_token_id])[-(self.max_length - new) :] for each in contexts.values()
+        ]
+        written: dict[int, list[int]] = {number: [] for number in contexts}
+        texts = dict.fromkeys(contexts, "")
         ended: set[int] = set()
-        for step in generate(self.run.model, prompts, sampling, new, [self.eot_token_id], batch=len(prompts)):
+        steps = generate(
+            self.run.model, prompts, sampling, new, [self.eot_token_id], batch=len(prompts), numbers=list(contexts)
+        )
+        for step in steps:
             for each in step:
                 row = each.row.prompt
                 if each.token != self.eot_token_id:
-                    tokens[row].append(each.token)
-                    texts[row] = self.run.tokenizer.decode(tokens[row])
+                    written[row].append(each.token)
+                    texts[row] = self.run.tokenizer.decode(written[row])
                 if each.last or any(stop in texts[row] for stop in stops):
                     ended.add(row)
             if len(ended) == len(prompts):
                 break
-        return [_cut(text, stops) for text in texts]
+        return {number: _cut(text, stops) for number, text in texts.items()}
 
 
 def _answer(scored: Scored, end: Sequence[int]) -> tuple[float, bool]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
+from efficientbench.evaluation.publish import publish
+from efficientbench.evaluation.results import FOLDER, ResultFile
 from efficientbench.evaluation.task import ItemResult, Options, Summary, prompt_hash
 from efficientbench.generation.opened import opened
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 CORRECT = ("acc", "exact_match")
 """lm-eval's figures of one sample that say right (1) or wrong (0)."""
+COUNT = "sample_len"
+"""What lm-eval calls the number of a task's documents, which stands among its figures."""
 
 
 def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None, console: Console) -> None:
@@ -68,31 +73,41 @@ def evaluate_by_lm_eval(names: Sequence[str], options: Options, step: int | None
             "version": found["versions"].get(name),
             "shots": found["n-shot"].get(name),
         }
-        _write(options.folder, name, {**about, "settings": settings}, results, found["samples"].get(name, []), console)
+        header = {"task": f"lm_eval_{name}", **about, "settings": settings}
+        samples = found["samples"].get(name, [])
+        _write_items(options.folder, header, samples)
+        # A group of tasks has no samples of its own.
+        items = len({sample["doc_id"] for sample in samples}) or results.get(COUNT, 0)
+        publish(options.folder, header, items, _summary(results), console)
 
 
-def _write(
-    folder: Path,
-    name: str,
-    about: Mapping[str, Any],
-    results: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]],
-    console: Console,
-) -> None:
-    task = f"lm_eval_{name}"
-    path, header = folder / FOLDER / f"{task}.jsonl", {"task": task, **about}
-    with ResultFile(path, header) as file:
-        file.append([_item(sample) for sample in samples if str(sample["doc_id"]) not in file.results])
-    # lm-eval writes the filter behind the figure's name: "acc,none".
-    values = {key.removesuffix(",none"): value for key, value in results.items()}
-    figures = {key: float(value) for key, value in values.items() if type(value) in (int, float)}
-    write_summary(path.with_suffix(".json"), header, len(samples), Summary(figures))
-    for key, value in figures.items():
-        console.print(f"{task}: {key} {value:.6g}", highlight=False)
+def _write_items(folder: Path, header: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    """Write a line for each document; for each document and filter where a task reads answers by several filters."""
+    several = len({sample["filter"] for sample in samples}) > 1
+    items = [_item(sample, several) for sample in samples]
+    with ResultFile(folder / FOLDER / f"{header['task']}.jsonl", header) as file:
+        file.append([item for item in items if item.item not in file.results])
 
 
-def _item(sample: Mapping[str, Any]) -> ItemResult:
+def _item(sample: Mapping[str, Any], several: bool) -> ItemResult:
+    name = f"{sample['doc_id']}/{sample['filter']}" if several else str(sample["doc_id"])
     right = next((bool(sample[key]) for key in CORRECT if sample.get(key) in (0, 1)), None)
     given = json.dumps(sample["arguments"], sort_keys=True, default=str)
     answer = json.loads(json.dumps(sample["filtered_resps"], default=str))
-    return ItemResult(str(sample["doc_id"]), prompt_hash(given), answer, right)
+    return ItemResult(name, prompt_hash(given), answer, right)
+
+
+def _summary(results: Mapping[str, Any]) -> Summary:
+    """Return lm-eval's figures of a task, without its counts and texts."""
+    figures: dict[str, float | None] = {}
+    unavailable = {}
+    for key, value in results.items():
+        # Numpy's numbers are among them.
+        if key == COUNT or not isinstance(value, Real):
+            continue
+        # lm-eval writes the filter behind the figure's name: "acc,none".
+        name = key.removesuffix(",none")
+        figures[name] = float(value) if math.isfinite(value) else None
+        if figures[name] is None:
+            unavailable[name] = f"lm-eval computed {value}"
+    return Summary(figures, unavailable)

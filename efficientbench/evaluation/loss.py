@@ -187,6 +187,17 @@ def read_text(path: Path, run: Opened, limit: int | None) -> Text:
     return Text(documents, hashes, None, str(path), rejected)
 
 
+def joined(documents: Sequence[np.ndarray], end: int) -> np.ndarray:
+    """Return documents one behind the other, each with the token that ends it, as in a corpus.
+
+    Long documents of a validation are cut, and lack that token.
+    """
+    pieces: list[np.ndarray] = []
+    for document in documents:
+        pieces += [document] if document[-1] == end else [document, np.array([end])]
+    return np.concatenate(pieces)
+
+
 def _parts(numbers: Sequence[int], sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Yield numbers in parts of about `budget` together."""
     ends = itertools.accumulate(sizes)

@@ -13,7 +13,7 @@ import numpy as np
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.evaluation.lengths import choose_lengths
-from efficientbench.evaluation.loss import own_validation, read_text
+from efficientbench.evaluation.loss import joined, own_validation, read_text
 from efficientbench.evaluation.scoring import Continuation, Scorer
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary, prompt_hash
 
@@ -38,7 +38,8 @@ class PositionLoss:
         """
         self.run, self.budget, self.trained = run, options.batch_tokens, run.config.training.seq_len
         text = own_validation(options.folder) if options.text is None else read_text(options.text, run, None)
-        tokens = np.concatenate([[run.tokenizer.eod_id], *text.documents]).astype("<i8")
+        end = run.tokenizer.eod_id
+        tokens = np.concatenate([[end], joined(text.documents, end)]).astype("<i8")
         self.length = choose_lengths(run.config, options.lengths)[-1]
         count = min(len(tokens) // self.length, options.limit or SEQUENCES)
         if count == 0:
@@ -49,10 +50,11 @@ class PositionLoss:
         self.sequences = {
             f"sequence/{number}": tokens[number * self.length : (number + 1) * self.length] for number in range(count)
         }
-        self.bounds = bounds(self.length)
+        self.bounds = bounds(self.length, self.trained)
         self.settings: Mapping[str, Any] = {
             "length": self.length,
             "sequences": count,
+            "ends": [end for _, end in self.bounds],
             "text_sha256": prompt_hash(tokens[: count * self.length].tobytes()),
             "text": text.source,
         }
@@ -89,19 +91,25 @@ class PositionLoss:
             }
             for (first, end), loss, error in zip(self.bounds, losses, errors, strict=True)
         ]
-        within = [float(loss) for (_, end), loss in zip(self.bounds, losses, strict=True) if end <= self.trained]
+        ending = {end: float(loss) for (_, end), loss in zip(self.bounds, losses, strict=True)}
+        at_trained = ending.get(self.trained)
         widths = [end - first for first, end in self.bounds]
         figures = {
             "loss": float(np.average(losses, weights=widths)),
-            "loss_at_trained_length": within[-1] if within else None,
+            "loss_at_trained_length": at_trained,
         }
-        reasons = {} if within else {"loss_at_trained_length": "the trained length has one token"}
+        reasons = {}
+        if at_trained is None:
+            reasons["loss_at_trained_length"] = f"no sequence has the trained length, {self.trained:,} tokens"
         return Summary(figures, reasons, {"trained_tokens": self.trained, "ranges": ranges})
 
 
-def bounds(length: int) -> list[tuple[int, int]]:
-    """Return ranges of positions from 1 on, first and behind the last; each ends at √2 times the end before."""
-    ends = [1]
-    while ends[-1] < length:
-        ends.append(min(max(round(ends[-1] * 2**0.5), ends[-1] + 1), length))
+def bounds(length: int, trained: int) -> list[tuple[int, int]]:
+    """Return ranges of positions from 1 on, first and behind the last.
+
+    Each ends at √2 times the end before; one ends at the trained length, unless the sequence is shorter.
+    """
+    steps = range(-2 * trained.bit_length(), 2 * length.bit_length())
+    inside = {end for step in steps if 1 < (end := round(trained * 2 ** (step / 2))) < length}
+    ends = sorted({1, *inside, length})
     return list(zip(ends, ends[1:], strict=False))

@@ -36,7 +36,9 @@ class ResultFile:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Take the path, and all that decides the results, as JSON."""
-        self.path, self.header = path, {"format": FORMAT, **header}
+        self.path = path
+        # As a file gives it back: a tuple becomes a list.
+        self.header: dict[str, Any] = json.loads(json.dumps({"format": FORMAT, **header}))
         self.results: dict[str, ItemResult] = {}
         """By the names of items: those in the file."""
         self.replaced: dict[str, Any] | None = None

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from efficientbench.evaluation import sandboxed
 from efficientbench.evaluation.errors import EvaluationError
@@ -59,45 +61,73 @@ def run_program(program: str, limits: Limits = Limits()) -> Outcome:
     Raises:
         EvaluationError: no program can be run here.
     """
-    timed_out = False
+    # A program may write into files that are open. It does not know this text, without which nothing is a report.
+    token = secrets.token_hex(16)
     # Files and no pipes, which a process that got away would keep open.
     with (
-        tempfile.TemporaryDirectory(prefix="program-") as folder,
+        _folder() as folder,
         tempfile.TemporaryFile() as job,
+        tempfile.TemporaryFile() as kept,
         tempfile.TemporaryFile() as report,
         tempfile.TemporaryFile() as errors,
     ):
-        job.write(json.dumps({"program": program, "limits": asdict(limits)}).encode())
+        facts = {"program": program, "limits": asdict(limits), "report": report.fileno(), "token": token}
+        job.write(json.dumps(facts).encode())
         job.seek(0)
         process = subprocess.Popen(
             # -B: bytecode could not be written.
             [sys.executable, "-I", "-B", str(Path(sandboxed.__file__).resolve())],
             stdin=job,
-            stdout=report,
+            stdout=kept,
             stderr=errors,
+            pass_fds=(report.fileno(),),
             cwd=folder,
             env={},
             start_new_session=True,
         )
-        try:
-            process.wait(limits.wall_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        report.seek(0)
-        errors.seek(0)
-        lines = report.read().decode().splitlines()
-        if not lines:
-            problem = errors.read().decode(errors="replace").strip()[-400:]
-            raise EvaluationError(f"a program cannot be run here: {problem}")
-    held = json.loads(lines[0])
-    if len(lines) > 1:
-        return Outcome(**json.loads(lines[1]), held=held)
+        timed_out = _wait(process, limits.wall_s)
+        holds, reported, problem = (_text(file) for file in (kept, report, errors))
+    if not holds:
+        raise EvaluationError(f"a program cannot be run here: {problem.strip()[-400:]}")
+    held = json.loads(holds)
+    ends = [line.removeprefix(token) for line in reported.split("\n") if line.startswith(token)]
+    if ends:
+        return Outcome(**json.loads(ends[0]), held=held)
     if timed_out:
         return Outcome("time", f"it ran for more than {limits.wall_s:g} s", held)
     if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return Outcome("time", f"it used more than {limits.processor_s} s of processor time", held)
     return Outcome("left", f"exit status {process.returncode} before its end", held)
+
+
+def _wait(process: subprocess.Popen[bytes], wall_s: float) -> bool:
+    """Wait for a program's end, and end it and its session after some time; return whether the time was over."""
+    timed_out = False
+    try:
+        process.wait(wall_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return timed_out
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Make a temporary folder, and remove it with whatever a program left in it."""
+    folder = tempfile.mkdtemp(prefix="program-")
+    try:
+        yield folder
+    finally:
+        # A program may nest folders deeper than Python's own functions go, and take away the rights to them.
+        remove = ["rm", "-rf", folder]
+        if subprocess.run(remove, stderr=subprocess.DEVNULL, check=False).returncode:
+            subprocess.run(["chmod", "-R", "u+rwx", folder], stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(remove, stderr=subprocess.DEVNULL, check=False)

@@ -7,6 +7,7 @@ system calls (seccomp(2)), rules for files (landlock(7)), no capabilities (capab
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -23,14 +24,27 @@ _CAPABILITIES = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT = 444, 445, 446
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
+_FIRST = 16
+"""Offset of the low half of a call's first argument in `struct seccomp_data`, on both machines."""
 
 _CALLS = {
-    "x86_64": (0xC000003E, {"clone": 56, "fork": 57, "vfork": 58, "clone3": 435, "socket": 41, "kill": 62}),
-    "aarch64": (0xC00000B7, {"clone": 220, "clone3": 435, "socket": 198, "kill": 129}),
+    "x86_64": (
+        0xC000003E,
+        {"clone": 56, "fork": 57, "vfork": 58, "clone3": 435, "socket": 41, "prlimit64": 302, "kill": 62}
+        | {"tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424},
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {"clone": 220, "clone3": 435, "socket": 198, "prlimit64": 261, "kill": 129}
+        | {"tkill": 130, "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424},
+    ),
 }
 """By machine: the number by which Linux knows it (audit.h), and those of system calls."""
-_REFUSALS = {"socket": errno.ENETUNREACH, "kill": errno.EPERM}
-"""How a refused call fails; others as if there were too many processes."""
+_REFUSALS = {
+    **dict.fromkeys(("clone", "fork", "vfork", "clone3"), errno.EAGAIN),
+    "socket": errno.ENETUNREACH,
+}
+"""How a refused call fails: a new process as if there were too many; signals, and limits of others, as not allowed."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,8 +74,10 @@ def leave_network() -> bool:
     user, group = os.getuid(), os.getgid()
     if _libc.unshare(_NEW_USER | _NEW_NET) != 0:
         return False
-    for name, content in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, content in maps.items():
+        # Where AppArmor refuses them (Ubuntu 24.04), this user has no name in there, and keeps its files all the same.
+        with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w") as file:
             file.write(content)
     return True
 
@@ -92,14 +108,19 @@ def confine_files(readable: list[str], folder: str) -> bool:
 
 
 def filter_calls() -> bool:
-    """Refuse new processes and threads, sockets and signals; return whether the kernel does so on this machine."""
+    """Refuse processes and threads, sockets, signals, and limits of others; return whether the kernel does so here."""
     if platform.machine() not in _CALLS:
         return False
     machine, numbers = _CALLS[platform.machine()]
     # Classic BPF: (code, jump if true, jump if false, constant). It loads the machine, then the call's number.
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, machine), (0x06, 0, 0, _KILL), (0x20, 0, 0, 0)]
     for name, number in numbers.items():
-        steps += [(0x15, 0, 1, number), (0x06, 0, 0, _ERRNO | _REFUSALS.get(name, errno.EAGAIN))]
+        refused = (0x06, 0, 0, _ERRNO | _REFUSALS.get(name, errno.EPERM))
+        if name == "prlimit64":
+            # Its first argument names the process; 0 is this one, which may read its own limits.
+            steps += [(0x15, 0, 4, number), (0x20, 0, 0, _FIRST), (0x15, 0, 1, 0), (0x06, 0, 0, _ALLOW), refused]
+        else:
+            steps += [(0x15, 0, 1, number), refused]
     packed = b"".join(struct.pack("HBBI", *step) for step in [*steps, (0x06, 0, 0, _ALLOW)])
     program = _Program(len(packed) // 8, packed)
     return bool(_libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0) == 0)
@@ -153,19 +174,20 @@ def execute(program: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Read a job, and write what holds, then how the program ended: each a line of JSON."""
+    """Read a job, write what holds to the output, and how the program ended to the file that the job names.
+
+    Both are JSON; how it ended stands in a line of its own behind the job's token.
+    """
     job = json.load(sys.stdin)
-    report = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_RDWR)
-    held = restrict(job)
+    print(json.dumps(restrict(job)), flush=True)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    print(json.dumps(held), file=report, flush=True)
     own = os.getpid()
     ended = execute(job["program"])
     # Where processes are allowed, a copy of this one comes here too.
     if os.getpid() == own:
-        print(json.dumps(ended), file=report, flush=True)
+        os.write(job["report"], f"\n{job['token']}{json.dumps(ended)}\n".encode())
     os._exit(0)
 
 

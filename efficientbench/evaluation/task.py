@@ -97,7 +97,7 @@ class Options:
     lengths: tuple[int, ...] = ()
     """Tokens of long contexts; none: some that follow from the training's."""
     contamination: bool = False
-    """Whether items that stand in the run's training text are counted, and left out of further figures."""
+    """Whether items that stand in the run's training split are counted, and left out of further figures."""
     batch_tokens: int = BATCH_TOKENS
 
     def data_folder(self, task: str) -> Path:

@@ -67,7 +67,7 @@ def train_rank(
         facts = run_facts(job, device)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         listeners: list[Listener] = [Heartbeat(heartbeat), measure, *(reporter.listeners if reporter else [])]
-        core = CoreDuringTraining.of(job, heartbeat, measure)
+        core = CoreDuringTraining.of(job, heartbeat, measure, device)
         if core is not None:
             # Behind those that note the step's time.
             listeners.append(core)

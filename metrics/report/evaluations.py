@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from efficientbench.metrics.analysis.paired import CORE, FOLDER, Paired
+from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
 from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
@@ -40,26 +39,33 @@ def evaluations_table(folder: Path) -> Table:
     return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
 
 
-def print_evaluations(paired: Sequence[Paired], console: Console) -> None:
+def print_evaluations(found: Evaluations, console: Console) -> None:
     """Print the figures of two runs over the same items; nothing where there is none."""
-    if not paired:
+    if not found.paired and not found.notes:
         return
-    rows = []
-    for each in paired:
-        digits = ".4f" if each.unit == "nats" else ".1%"
-        figures = [format(value, digits) for value in (each.first, each.second)]
-        signed = [format(value, f"+{digits}") for value in (each.difference, each.low, each.high)]
-        row = (each.name, f"{each.items:,}", *figures, signed[0], f"{signed[1]} to {signed[2]}", f"{each.p:.2g}")
-        rows.append((*row, each.verdict))
     console.print()
-    console.print(Text("Evaluations, over the items that both were given, paired by item:"))
-    header = ("task", "items", "A", "B", "B − A", "95 %", "p", "verdict")
-    print_table(Table(header, rows, text_columns=(0, 7)), console, gap=1)
-    console.print(Text("p: exact McNemar test, of losses a z-test over documents; all together by Holm's correction."))
-    for each in paired:
+    if found.paired:
+        console.print(Text("Evaluations, over the items that both were given, paired by item:"))
+        header = ("task", "items", "A", "B", "B − A", "95 %", "p", "verdict")
+        rows = [_row(each) for each in found.paired]
+        print_table(Table(header, rows, text_columns=(0, 7)), console, gap=1)
+        lines = (
+            "p: exact McNemar test; of losses and of several samples Student's t over the items; all together by "
+            "Holm's correction.",
+            "A verdict is about these two checkpoints. Between runs of another seed there are differences too.",
+        )
+        console.print(Text("\n".join(lines)))
+    for each in found.paired:
         if each.unpaired:
-            console.print(
-                Text(
-                    f"{each.name.partition(':')[0]}: {each.unpaired:,} items have no partner: they were given otherwise"
-                )
-            )
+            task = each.name.partition(":")[0]
+            console.print(Text(f"{task}: {each.unpaired:,} items have no partner: they were given otherwise"))
+    for note in found.notes:
+        console.print(Text(plain_text(note)))
+
+
+def _row(each: Paired) -> tuple[str, ...]:
+    digits = ".4f" if each.unit == "nats" else ".1%"
+    figures = [format(value, digits) for value in (each.first, each.second)]
+    signed = [format(value, f"+{digits}") for value in (each.difference, each.low, each.high)]
+    interval = f"{signed[1]} to {signed[2]}"
+    return (each.name, f"{each.items:,}", *figures, signed[0], interval, f"{each.p:.2g}", each.verdict)

@@ -32,6 +32,8 @@ def summary(folder: Path, task: str) -> dict[str, Any]:
 
 @pytest.mark.proof
 def test_chat_tasks_and_their_mean(train: Callable[..., Finished], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     pair = write_conversations(tmp_path / "pair", 60)
     overrides = ("training.objective=sft", f"model.vocab_size={VOCABULARY}", "data.split=[9,1,0]", f"data.path={pair}")
     folder = train(*overrides).folder
@@ -51,7 +53,12 @@ def test_chat_tasks_and_their_mean(train: Callable[..., Finished], tmp_path: Pat
     accuracies = {task: each["figures"]["accuracy"] for task, each in results.items()}
     centred = [(accuracies[task] - 0.25) / 0.75 for task in ("arc_easy", "arc_challenge", "mmlu")]
     wanted = (sum(centred) + accuracies["gsm8k"] + accuracies["humaneval"]) / 5
-    assert summary(folder, "chat_core")["figures"]["chat_core"] == pytest.approx(wanted)
+    mean = summary(folder, "chat_core")
+    assert mean["figures"]["chat_core"] == pytest.approx(wanted)
+    assert (mean["items"], mean["settings"]) == (10, {task: each["settings"] for task, each in results.items()})
+    shown = EventAccumulator(str(folder / "tensorboard"))
+    shown.Reload()
+    assert [each.value for each in shown.Scalars("evaluation/chat_core/chat_core")] == [pytest.approx(wanted)]
     assert f"chat_core: chat_core {wanted:.6g}" in done.stdout
     assert results["humaneval"]["parts"]["sandbox_held"]["memory"] is True
     assert results["gsm8k"]["settings"]["calculator"] is True

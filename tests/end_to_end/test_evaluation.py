@@ -41,6 +41,7 @@ def test_the_loss_is_that_of_the_runs_own_validation(train: Callable[..., Finish
     done = efficientbench("evaluate", str(folder), "--batch-tokens", "200", expect=0)
     summary, items = results(folder, "loss")
     assert math.isclose(summary["figures"]["loss"], own["validation_loss"], rel_tol=1e-6)
+    assert summary["device"] == "cpu"
     assert math.isclose(summary["figures"]["bits_per_byte"], own["bits_per_byte"], rel_tol=1e-6)
     assert f"loss: loss {own['validation_loss']:.4f}"[:-1] in done.stdout
     assert scalars(folder)["evaluation/loss/loss"] == [(6, pytest.approx(own["validation_loss"], rel=1e-6))]
@@ -127,6 +128,24 @@ doc_to_target: gold
 metric_list:
   - {{metric: acc, aggregation: mean, higher_is_better: true}}
 """
+TEXTS = """
+task: made_texts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{found}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 4, do_sample: false}}
+filter_list:
+  - {{name: whole, filter: [{{function: take_first}}]}}
+  - name: number
+    filter:
+      - {{function: regex, regex_pattern: "(0x0x0)", fallback: nothing}}
+      - {{function: take_first}}
+metric_list:
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
+"""
 
 
 @pytest.mark.proof
@@ -135,15 +154,28 @@ def test_a_task_of_lm_eval_runs_from_local_files(train: Callable[..., Finished],
     folder = tmp_path / "run"
     shutil.copytree(train("parallel.tp=2", "model.vocab_size=1025").folder, folder)
     rows = [{"question": f"import {n}", "choices": ["os", "path and more", "x"], "gold": n % 3} for n in range(12)]
+    # What the filter `number` finds where its pattern is not.
+    for number, row in enumerate(rows):
+        row["found"] = "nothing" if number % 3 == 0 else "x"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "made_here.yaml").write_text(TASK.format(file=tmp_path / "rows.jsonl"))
-    words = ("evaluate", str(folder), "--lm-eval", "made_here", "--data", str(tmp_path), "--limit", "9")
+    (tmp_path / "made_texts.yaml").write_text(TEXTS.format(file=tmp_path / "rows.jsonl"))
+    words = ("evaluate", str(folder), "--lm-eval", "made_here,made_texts", "--data", str(tmp_path), "--limit", "9")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     done = efficientbench(*words, expect=0, **offline)
     summary, items = results(folder, "lm_eval_made_here")
     assert summary["items"] == len(items) == 9
     assert summary["figures"]["acc"] == sum(line["right"] for line in items) / 9
     assert f"lm_eval_made_here: acc {summary['figures']['acc']:.6g}" in done.stdout
+    assert set(summary["figures"]) == {"acc"}
+    assert scalars(folder)["evaluation/lm_eval_made_here/acc"] == [(6, pytest.approx(summary["figures"]["acc"]))]
+    # Each document once for each filter; a figure of numpy is a figure, and the count of documents is none.
+    summary, items = results(folder, "lm_eval_made_texts")
+    assert summary["items"] == 9
+    assert {line["item"] for line in items} == {f"{n}/{name}" for n in range(9) for name in ("whole", "number")}
+    assert set(summary["figures"]) == {"exact_match,whole", "exact_match,number"}
+    assert summary["figures"]["exact_match,number"] == pytest.approx(3 / 9)
+    assert sum(line["right"] for line in items if line["item"].endswith("/number")) == 3
     assert not (folder / "evaluation" / "loss.json").exists()
 
 

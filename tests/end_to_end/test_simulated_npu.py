@@ -5,6 +5,7 @@ What this proves and what it does not stands in `tests/support/simulated_npu/tor
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import ROOT, TINY, Finished, efficientbench, losses, record
+from support.core_bundle import write_bundle
 
 from efficientbench.metrics.records.generation import read_generation
 
@@ -24,7 +26,7 @@ RELATIVE = 1e-5
 def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
     """`on_npu("key=value", …, chip=…, devices=…)` runs the smallest model on simulated NPUs."""
 
-    def run(*overrides: str, chip: str = "Ascend910B2", devices: int = 1) -> Finished:
+    def run(*overrides: str, chip: str = "Ascend910B2", devices: int = 1, **environment: str) -> Finished:
         words = ("run", "gqa_1.5B", "--smoke", f"output={tmp_path}", f"data.cache={cache}", *TINY, "device=npu")
         done = efficientbench(
             *words,
@@ -32,6 +34,7 @@ def on_npu(tmp_path: Path, cache: str) -> Callable[..., Finished]:
             PYTHONPATH=os.pathsep.join([str(ROOT), str(SIMULATED)]),
             SIMULATED_NPU=chip,
             SIMULATED_NPUS=str(devices),
+            **environment,
         )
         return Finished(tmp_path / "gqa_1.5B_smoke", done)
 
@@ -103,3 +106,43 @@ def test_prompts_continue_as_on_the_cpu(chip: str, train: Callable[..., Finished
     efficientbench("generate", str(folder), *sizes, expect=0, **npu)
     measured = read_generation(folder / "generation.json")
     assert (measured.device_name, [row.failure for row in measured.rows]) == (chip, [None])
+
+
+def scored(path: Path) -> dict[str, tuple[str, list[float | None], bool | None]]:
+    """What a file of results has of each item: its prompt, the losses of its choices, right or wrong."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return {line["item"]: (line["prompt_sha256"], line["losses"], line["right"]) for line in lines}
+
+
+@pytest.mark.proof
+def test_items_are_scored_as_on_the_cpu(train: Callable[..., Finished], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(train().folder, folder)
+    write_bundle(tmp_path / "bundle", ("jeopardy", "copa", "winogrande"))
+    npu = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SIMULATED)]), "SIMULATED_NPUS": "1"}
+    environments: tuple[dict[str, str], ...] = ({}, npu)
+    found = []
+    for environment in environments:
+        words = ("evaluate", str(folder), "--tasks", "core,loss", "--data", str(tmp_path / "bundle"))
+        efficientbench(*words, expect=0, **environment)
+        found.append({task: scored(folder / "evaluation" / f"{task}.jsonl") for task in ("core", "loss")})
+        shutil.rmtree(folder / "evaluation")
+    on_cpu, on_npu = found
+    for task, items in on_cpu.items():
+        assert items.keys() == on_npu[task].keys()
+        for name, (prompt, of_choices, right) in items.items():
+            other = on_npu[task][name]
+            assert (prompt, right) == (other[0], other[2])
+            # A choice without a token of its own has no loss.
+            assert of_choices == [None if loss is None else pytest.approx(loss, rel=RELATIVE) for loss in other[1]]
+
+
+@pytest.mark.proof
+def test_what_an_evaluation_took_is_given_back(on_npu: Callable[..., Finished], tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle", ("copa",))
+    asked = ("evaluation.core_every=3", f"evaluation.core_data={tmp_path / 'bundle'}", "evaluation.core_limit=12")
+    noted = tmp_path / "emptied"
+    run = on_npu(*asked, SIMULATED_NPU_EMPTIED=str(noted))
+    assert run.done.returncode == 0, run.done.stdout + run.done.stderr
+    # After each of the two evaluations in six steps.
+    assert len(noted.read_bytes()) == 2

@@ -216,3 +216,23 @@ def test_code_from_outside_that_cannot_score_is_named(run: Opened, data: Path) -
         EvaluationError, match=r"outside_task\.Unscored, row/\d: ZeroDivisionError: it cannot be scored"
     ):
         evaluated("support.outside_task:Unscored", run, Options(data, max_new_tokens=2))
+
+
+def test_answers_end_where_the_positions_do(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    renderer, name = make_renderer(tokenizer, "own"), "support.outside_task:Spelling"
+    examples = find_examples(name, Options(tmp_path)).read(np.arange(len(WORDS)))
+    sizes = [len(renderer.prompt(example.messages)) for example in examples]
+    # The longest question fills them all, the shortest leaves some.
+    config = tiny(
+        *("learnable_absolute_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false"),
+        f"model.position.max_seq_len={max(sizes)}",
+    )
+    run = Opened(build(config).eval(), config, tokenizer, 1, ())
+    results, summary = evaluated(name, run, Options(tmp_path))
+    assert summary.parts["too_long"] == sizes.count(max(sizes)) == 1
+    assert all(("too_long" in results[f"row/{row}"].details) == (size == max(sizes)) for row, size in enumerate(sizes))
+    for row, size in enumerate(sizes):
+        if size < max(sizes):
+            alone = make_chat_task(name, run, Options(tmp_path, max_new_tokens=max(sizes) - size))
+            [found] = [result for part in alone.score([alone.items()[row]]) for result in part]
+            assert found.answer == results[f"row/{row}"].answer

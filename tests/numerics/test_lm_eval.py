@@ -99,3 +99,13 @@ def test_what_does_not_fit_is_refused(tokenizers: dict[str, TextTokenizer]) -> N
         ours.loglikelihood(instances("loglikelihood", [("x", LONG)]))
     with pytest.raises(ConfigError, match="asks for 64 new tokens, and the model reads 64"):
         ours.generate_until(instances("generate_until", [("x", {"max_gen_toks": 64})]))
+
+
+def test_repeated_samples_are_drawn_one_by_one(tokenizers: dict[str, TextTokenizer]) -> None:
+    ours, _ = adapter("gqa_1.5B", tokenizers["own"], 4096)
+    asked = instances("generate_until", [(CONTEXT, {"max_gen_toks": 8, "temperature": 1.0, "until": []})] * 12)
+    texts = {}
+    for ours.batch in (2, 5):
+        texts[ours.batch] = ours.generate_until(asked)
+    assert len(set(texts[2])) > 8
+    assert texts[2] == texts[5]

@@ -17,8 +17,11 @@ from support.oracle import build, weights_of
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.tokenizer import TextTokenizer
+from efficientbench.evaluation import hidden, position_loss
 from efficientbench.evaluation.hidden import DEPTHS, NEEDLE, PASSKEY, Hidden, Wording
+from efficientbench.evaluation.loss import Text
 from efficientbench.evaluation.position_loss import PositionLoss, bounds
+from efficientbench.evaluation.results import ResultFile
 from efficientbench.evaluation.task import Options
 from efficientbench.export.hugging_face import Model, write_model
 from efficientbench.generation.opened import Opened
@@ -139,14 +142,51 @@ def test_loss_by_position_is_that_of_transformers(tokenizer: TextTokenizer, text
         assert each["standard_error"] == pytest.approx(spread, abs=1e-4)
         at += count
     assert at == 299
-    last = [each for each in found.parts["ranges"] if each["end"] <= TRAINED][-1]
-    assert found.figures["loss_at_trained_length"] == last["loss"]
+    # Positions 181 to 255, the last range of √2 within 256; the first column is that of position 1.
+    assert found.figures["loss_at_trained_length"] == pytest.approx(losses[:, 180:255].mean(), abs=1e-4)
+    shorter = PositionLoss(run, Options(tmp_path, text=text, lengths=(TRAINED - 1,), limit=1))
+    of_one = {result.item: result for part in shorter.score(shorter.items()) for result in part}
+    found = shorter.summary(of_one)
+    assert found.figures["loss_at_trained_length"] is None
+    assert found.unavailable == {"loss_at_trained_length": "no sequence has the trained length, 256 tokens"}
 
 
 def test_ranges_hold_every_position_once() -> None:
-    for length in (2, 3, 17, 2048):
-        found = [position for first, end in bounds(length) for position in range(first, end)]
-        assert found == [*range(1, length)]
+    for length, trained in ((2, 2048), (3, 2), (17, 1), (2048, 2048), (4096, 1536), (1000, 1536)):
+        ranges = bounds(length, trained)
+        assert [position for first, end in ranges for position in range(first, end)] == [*range(1, length)]
+        # The last of the trained length is as wide as the others.
+        if 16 < trained <= length:
+            [first] = [first for first, end in ranges if end == trained]
+            assert first == pytest.approx(trained / 2**0.5, abs=0.5)
+
+
+def test_documents_that_were_cut_are_ended(
+    tokenizer: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, whole = byte_ids("A document that a validation has c"), [*byte_ids("And one that it has not. "), 0]
+    documents = [np.array(each) for each in (cut, whole, cut, whole)]
+    for module in (hidden, position_loss):
+        monkeypatch.setattr(module, "own_validation", lambda folder: Text(documents, [], None, "validation"))
+    run = opened("gqa_1.5B", tokenizer)
+    stream = [*cut, 0, *whole, *cut, 0, *whole]
+    assert Hidden("needle", run, Options(tmp_path), NEEDLE).filler.tolist() == stream
+    [sequence] = PositionLoss(run, Options(tmp_path, lengths=(100,))).sequences.values()
+    assert sequence.tolist() == [0, *stream][:100]
+
+
+@pytest.mark.parametrize("wording", [PASSKEY, NEEDLE], ids=["passkey", "needle"])
+def test_half_a_task_goes_on(wording: Wording, tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:
+    options = Options(tmp_path, text=text, limit=1, lengths=(256,))
+    path = tmp_path / "task.jsonl"
+    for there in (0, 3):
+        task = Hidden("task", opened("gqa_1.5B", tokenizer), options, wording)
+        with ResultFile(path, {"task": "task", "settings": dict(task.settings)}) as file:
+            assert (file.replaced, len(file.results)) == (None, there)
+            left = [item for item in task.items() if item.name not in file.results]
+            for results in task.score(left[:3]):
+                file.append(results)
+    assert len(path.read_text().splitlines()) == 1 + len(DEPTHS)
 
 
 def test_lengths_end_where_the_positions_do(tokenizer: TextTokenizer, text: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer import load_tokenizer
+from efficientbench.devices.base import Device
 from efficientbench.evaluation.core.bundle import read_bundle
 from efficientbench.evaluation.core.task import Core
 from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class CoreDuringTraining:
     """A listener of every rank: replicas divide the rows, and tensor-parallel ranks score theirs together."""
 
-    def __init__(self, job: Job, data: str, heartbeat: HeartbeatWriter, measure: Measure) -> None:
+    def __init__(self, job: Job, data: str, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> None:
         """Read the bundle.
 
         Args:
@@ -36,6 +37,7 @@ class CoreDuringTraining:
             data: the bundle's folder, or one that holds it as `core/`.
             heartbeat: told of each batch, which may come long after the last step.
             measure: before it in the order of listeners; its window stands still meanwhile.
+            device: of this rank.
 
         Raises:
             ConfigError, DataError: as `read_bundle`, or the model cannot go on from a cache.
@@ -45,19 +47,19 @@ class CoreDuringTraining:
         self.longest, self.output = job.config.model.position.longest, job.output
         self.bundle = read_bundle(Options(job.output, Path(data)).data_folder("core"), self.limit)
         self.tokenizer = load_tokenizer(load_corpora(job)[0].tokenizer_folder)
-        self.heartbeat, self.measure = heartbeat, measure
+        self.heartbeat, self.measure, self.allocator = heartbeat, measure, device.allocator()
         self.trainer: Trainer | None = None
         """Set before training begins."""
         self.recorder: Recorder | None = None
         """Rank 0's."""
 
     @classmethod
-    def of(cls, job: Job, heartbeat: HeartbeatWriter, measure: Measure) -> CoreDuringTraining | None:
+    def of(cls, job: Job, heartbeat: HeartbeatWriter, measure: Measure, device: Device) -> CoreDuringTraining | None:
         """Return the listener of a run; None where the run does not ask for one."""
         evaluation = job.config.evaluation
         if not evaluation.core_every or evaluation.core_data is None:
             return None
-        return cls(job, evaluation.core_data, heartbeat, measure)
+        return cls(job, evaluation.core_data, heartbeat, measure, device)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEnded) and event.step % self.every == 0 and self.trainer is not None:
@@ -80,6 +82,9 @@ class CoreDuringTraining:
         stage.train()
         # What the routers counted here is no step's.
         stage.module.take_routing()
+        if self.allocator is not None:
+            # What the allocator keeps of the batches is no memory of the training's.
+            self.allocator.empty_cache()
         found = {result.item: result for of_rank in gather(results, list[ItemResult]) for result in of_rank}
         if self.recorder is not None:
             self._write(step, core, found, self.recorder)

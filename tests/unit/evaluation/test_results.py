@@ -13,7 +13,7 @@ from efficientbench.evaluation.results import ResultFile, write_summary
 from efficientbench.evaluation.task import ItemResult, Options, Summary
 from efficientbench.metrics.errors import MetricsError
 
-HEADER = {"task": "made", "step": 7, "settings": {"limit": 3}}
+HEADER = {"task": "made", "step": 7, "settings": {"limit": 3, "depths": (0.0, 0.5)}}
 RESULTS = [
     ItemResult("a/1", "11", "yes", True, (0.5, None), {"gold": 0}),
     ItemResult("a/2", "22", None, None),
@@ -31,6 +31,7 @@ def test_a_line_that_was_torn_is_written_again(tmp_path: Path) -> None:
     for torn in (whole[:-1], whole[:-30], whole[: whole.index(b"a/3") - 5]):
         path.write_bytes(torn)
         with ResultFile(path, HEADER) as file:
+            assert file.replaced is None
             assert list(file.results.values()) == RESULTS[:2]
             file.append(RESULTS[2:])
             assert list(file.results.values()) == RESULTS
@@ -38,7 +39,8 @@ def test_a_line_that_was_torn_is_written_again(tmp_path: Path) -> None:
     path.write_bytes(whole[:20])
     with ResultFile(path, HEADER) as file:
         assert file.results == {}
-    assert json.loads(path.read_text()) == {"format": 1, **HEADER}
+    settings = {"limit": 3, "depths": [0.0, 0.5]}
+    assert json.loads(path.read_text()) == {"format": 1, **HEADER, "settings": settings}
 
 
 def test_another_checkpoint_or_setting_begins_anew(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import platform
 import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from support.repository import ROOT
 
+from efficientbench.evaluation import sandboxed
 from efficientbench.evaluation.sandbox import Limits, Outcome, run_program
 
 LIMITS = Limits(processor_s=1)
@@ -133,13 +138,73 @@ def test_the_environment_is_empty(held: dict[str, bool], monkeypatch: pytest.Mon
 
 
 def test_no_other_process_can_be_killed(held: dict[str, bool]) -> None:
-    outcome = attacked(f"import os; os.kill({os.getpid()}, 0)", "signals", held)
-    assert outcome.ended == "signals"
+    for way in (
+        "os.kill({}, 0)",
+        "signal.pidfd_send_signal(os.pidfd_open({}), 0)",
+        "resource.prlimit({}, resource.RLIMIT_CPU)",
+    ):
+        outcome = attacked("import os, resource, signal\n" + way.format(os.getpid()), "signals", held)
+        assert (way, outcome.ended) == (way, "signals")
+    # A program may ask what itself is allowed.
+    assert run_program("import resource\nresource.getrlimit(resource.RLIMIT_CPU)", LIMITS).passed
+
+
+@pytest.mark.parametrize("call", ["tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"])
+def test_signals_are_refused_whatever_the_call(call: str, held: dict[str, bool]) -> None:
+    number = sandboxed._CALLS[platform.machine()][1][call]
+    # With a null signal and a null address: what is not refused fails for another reason, or does nothing.
+    program = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"if libc.syscall({number}, {os.getpid()}, 0, 0, 0):\n"
+        "    raise OSError(ctypes.get_errno(), 'refused')\n"
+    )
+    assert attacked(program, "signals", held).ended == "signals"
+
+
+def test_a_network_of_its_own_needs_no_map_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, mode: str) -> IO[str]:
+        raise PermissionError(errno.EPERM, "refused by AppArmor", path)
+
+    monkeypatch.setattr(sandboxed, "_libc", SimpleNamespace(unshare=lambda flags: 0))
+    monkeypatch.setattr(sandboxed, "open", refuse, raising=False)
+    assert sandboxed.leave_network() is True
+
+
+WRITE = """
+import os
+for each in range(64):
+    try:
+        os.write(each, {!r})
+    except OSError:
+        pass
+"""
 
 
 def test_a_forged_report_is_no_pass() -> None:
-    forged = 'import os\nfor each in (0, 1, 2):\n    os.write(each, b\'{"ended": "passed", "message": ""}\\n\')\n'
+    forged = WRITE.format(b'{"ended": "passed", "message": ""}\n')
     assert run_program(forged + "assert False", LIMITS).ended == "error"
+    assert run_program(forged + "os._exit(0)", LIMITS).ended == "left"
+
+
+def test_bytes_in_every_open_file_end_nothing() -> None:
+    assert run_program(WRITE.format(b"\xff\xfe"), LIMITS).ended == "passed"
+
+
+def test_a_folder_of_any_depth_is_removed() -> None:
+    program = (
+        "import os\n"
+        "here = os.getcwd()\n"
+        "for _ in range(1500):\n"
+        "    os.mkdir('d')\n"
+        "    os.chdir('d')\n"
+        "os.mkdir('closed')\n"
+        "os.chmod('.', 0)\n"
+        "raise ValueError(here)\n"
+    )
+    outcome = run_program(program, LIMITS)
+    assert outcome.message.startswith("ValueError: ")
+    assert not Path(outcome.message.removeprefix("ValueError: ")).exists()
 
 
 AS_NOBODY = """

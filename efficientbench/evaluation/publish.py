@@ -1,0 +1,37 @@
+"""Where a task's summary goes: its file, TensorBoard, and lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from efficientbench.evaluation.results import FOLDER, write_summary
+from efficientbench.evaluation.task import Summary
+from efficientbench.metrics.records.tensorboard import TensorBoardLog
+from efficientbench.running.output_folder import OutputFolder
+
+
+def publish(folder: Path, header: Mapping[str, Any], items: int, summary: Summary, console: Console) -> None:
+    """Write `evaluation/<task>.json` and TensorBoard's scalars in a run's folder, and print the figures.
+
+    Args:
+        folder: of the run.
+        header: has `task`, `step`, and all that decides the results.
+        items: of the task.
+        summary: of these items.
+        console: for the figures.
+
+    Raises:
+        MetricsError: a file cannot be written.
+    """
+    task = header["task"]
+    write_summary(folder / FOLDER / f"{task}.json", header, items, summary)
+    log = TensorBoardLog(OutputFolder(folder).tensorboard)
+    log.scalars(header["step"], {f"evaluation/{task}/{name}": value for name, value in summary.figures.items()})
+    log.close()
+    for name, value in summary.figures.items():
+        shown = f"n/a: {summary.unavailable[name]}" if value is None else f"{value:.6g}"
+        console.print(f"{task}: {name} {shown}", highlight=False)
