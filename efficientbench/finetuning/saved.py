@@ -64,8 +64,8 @@ def verify(
                     moved = moved or (watched in name and bool(tensor.any()))
     problems += [f"{name} is missing" for name in expected if name not in found and name not in may_miss]
     if not problems and not moved:
-        unmoved = "is zero" if initial is None else "is as it began"
-        problems = [f"all of {watched or 'its tensors'} {unmoved}: nothing was learned"]
+        unmoved = f"all of {watched or 'its tensors'} is zero" if initial is None else "all is as it began"
+        problems = [f"{unmoved}: nothing was learned"]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise SavingError(f"{folder}: what was saved is not what was trained: {'; '.join(problems[:3])}{more}")
