@@ -109,24 +109,40 @@ def test_ranks_with_other_examples_stop_before_the_first_step(tuned: Path) -> No
     assert not (tuned / name_of("lora", 3, "label=diverged") / "steps.jsonl").exists()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_is_saved_has_the_held_out_loss_of_the_run(tuned: Path, method: str) -> None:
-    """On one process, with transformers and PEFT alone, from the file that anybody would load."""
+def saved_losses(folder: Path, method: str) -> tuple[float, float]:
+    """Return the held-out loss of the base and of what a run saved.
+
+    On one process, with transformers and PEFT alone, from the file that anybody would load.
+    """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    folder = tuned / name_of(method, 3)
     _, held_out, _, _ = read_examples(folder / "examples.npz")
-    base = AutoModelForCausalLM.from_pretrained(tuned / "cache" / "tiny_qwen2")
+    base = AutoModelForCausalLM.from_pretrained(record(folder)["finetuning"]["base_model"])
     before = plain_loss(base, held_out)
     if method in WITH_ADAPTER:
         model = PeftModel.from_pretrained(base, folder / "adapter")
     else:
         model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    return before, plain_loss(model, held_out)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_saved_has_the_held_out_loss_of_the_run(tuned: Path, method: str) -> None:
+    folder = tuned / name_of(method, 3)
+    before, after = saved_losses(folder, method)
     curve = record(folder)["finetuning"]["held_out"]
     assert curve[0]["loss"] == pytest.approx(before, rel=RELATIVE)
-    assert plain_loss(model, held_out) == pytest.approx(curve[-1]["loss"], rel=RELATIVE)
-    assert abs(curve[-1]["loss"] - before) > 20 * RELATIVE * before
+    assert after == pytest.approx(curve[-1]["loss"], rel=RELATIVE)
+    assert abs(after - before) > 20 * RELATIVE * before
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_what_pissa_saves_in_bf16_has_the_loss_of_the_run_within_its_precision(tuned: Path, stage: int) -> None:
+    folder = tuned / name_of("pissa", stage, "training.dtype=bf16")
+    before, after = saved_losses(folder, "pissa")
+    curve = record(folder)["finetuning"]["held_out"]
+    assert (before, after) == pytest.approx((curve[0]["loss"], curve[-1]["loss"]), rel=2**-8)
 
 
 def plain_loss(model: Any, held_out: Examples) -> float:
