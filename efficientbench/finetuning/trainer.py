@@ -113,8 +113,9 @@ class Tuner(SFTTrainer):
         losses = self._losses()
         self.held_out_losses[self.state.global_step] = losses
         if self.is_world_process_zero():
+            kept: dict[str, Any] = {str(step): each for step, each in self.held_out_losses.items()}
             with whole_file(self._losses_file) as file:
-                np.savez(file, **{str(step): each for step, each in self.held_out_losses.items()})
+                np.savez(file, **kept)
         metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
         self.log(dict(metrics))
         # Else the Trainer would ask for it once more at the end of the epoch.
