@@ -55,6 +55,10 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
         # DeepSpeed would warn that it finds no accelerator, in this process as well.
         os.environ["DS_ACCELERATOR"] = "cpu"
     device.check(config.training.dtype)
+    if device.type == "cpu" and config.training.dtype == "bf16" and config.zero.stage:
+        raise ConfigError(
+            "training.dtype: transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0"
+        )
     nodes, node = (cluster.nodes, cluster.node_rank) if cluster is not None else (1, 0)
     ranks = config.cpu_ranks if device.memory_capacity_bytes() is None else device.count()
     model = find_model(config.model, Path(config.cache))
