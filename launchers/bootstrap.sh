@@ -62,7 +62,8 @@ def found(name):
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
 needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
-needed += [{"dev": "xdist", "finetune": "deepspeed", "gpu": "fla", "npu": "torch_npu"}[extra] for extra in extras]
+of_extra = {"dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"]}
+needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.
 package = own and own.origin and os.path.dirname(os.path.realpath(own.origin))

@@ -53,44 +53,69 @@ def finetune(
     """
     given = list(arguments or [])
     if name == EFFECT:
-        if len(given) != 1:
-            raise typer.BadParameter("effect takes a folder of runs: efficientbench finetune effect FOLDER")
-        from rich.console import Console
+        _effect(given)
+    elif plan:
+        _plan(name, smoke, _overrides(given, data), world, devices_per_node, device, memory_gb)
+    elif name == MERGE:
+        _merge(given)
+    else:
+        raise typer.Exit(_train(name, smoke, _overrides(given, data), _mode(given), repeat, fresh))
 
-        from efficientbench.finetuning.effect_table import print_effects
 
-        print_effects(Path(given[0]), Console(width=160))
-        return
-    if plan:
-        from rich.console import Console
+def _effect(given: list[str]) -> None:
+    if len(given) != 1:
+        raise typer.BadParameter("effect takes a folder of runs: efficientbench finetune effect FOLDER")
+    from rich.console import Console
 
-        from efficientbench.finetuning.load import resolve_tuning
-        from efficientbench.finetuning.plan_table import print_tuning_plan
-        from efficientbench.finetuning.request import plan_request
+    from efficientbench.finetuning.effect_table import print_effects
 
-        config = resolve_tuning(name, smoke, _overrides(given, data))
-        request = plan_request(config, world, devices_per_node, device, memory_gb)
-        print_tuning_plan(request, Console(width=160))
-        return
+    print_effects(Path(given[0]), Console(width=160))
+
+
+def _plan(
+    name: str,
+    smoke: bool,
+    overrides: list[str],
+    world: int,
+    devices_per_node: int,
+    device: str | None,
+    memory_gb: float | None,
+) -> None:
+    from rich.console import Console
+
+    from efficientbench.finetuning.load import resolve_tuning
+    from efficientbench.finetuning.plan_table import print_tuning_plan
+    from efficientbench.finetuning.request import plan_request
+
+    request = plan_request(resolve_tuning(name, smoke, overrides), world, devices_per_node, device, memory_gb)
+    print_tuning_plan(request, Console(width=160))
+
+
+def _merge(given: list[str]) -> None:
     _check_python()
-    if name == MERGE:
-        if len(given) != 2:
-            raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
-        from efficientbench.finetuning.saved import merge
+    if len(given) != 2:
+        raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
+    from efficientbench.finetuning.saved import merge
 
-        print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
-        return
+    print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
+
+
+def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int | None, fresh: bool) -> int:
+    """Train, once or with `repeat` seeds, and return the exit code."""
+    _check_python()
     from efficientbench.finetuning.load import resolve_tuning
 
-    modes = [each for each in given if each in MODES]
-    config = resolve_tuning(name, smoke, _overrides(given, data))
+    config = resolve_tuning(name, smoke, overrides)
     from efficientbench.finetuning.repeat import run_repeats
     from efficientbench.finetuning.run import finetune as run_tuning
 
-    mode = modes[-1] if modes else MODES[0]
     if repeat is not None:
-        raise typer.Exit(run_repeats(config, mode, repeat, fresh))
-    raise typer.Exit(run_tuning(config, mode, fresh=fresh))
+        return run_repeats(config, mode, repeat, fresh)
+    return run_tuning(config, mode, fresh=fresh)
+
+
+def _mode(given: list[str]) -> str:
+    return next((each for each in reversed(given) if each in MODES), MODES[0])
 
 
 def _overrides(given: list[str], data: str | None) -> list[str]:

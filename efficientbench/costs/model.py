@@ -118,7 +118,7 @@ def flops_per_token(model: ModelConfig, seq_len: int, recompute: Recompute = "no
     return Flops(forward=forward, recomputed=recomputed, forward_full_square=linear + model.layers * square)
 
 
-def dense_keys_per_query(seq_len: int) -> float:
+def dense_keys_per_query(seq_len: float) -> float:
     """Return the mean number of keys that a query of causal attention reads: its own and all before it."""
     return (seq_len + 1) / 2
 

@@ -5,6 +5,7 @@ P = parameters of the base model, T = trained ones, N = ranks, s = tokens of a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,12 @@ Offload = Literal["none", "optimizer", "all"]
 BF16_BYTES = 2
 OPTIMIZER_BYTES = 12
 """Of a trained number: float32 master weight and AdamW's two moments."""
+TILE_TOKENS, TILE_VOCABULARY = 4096, 32_768
+"""Most tokens and entries of the vocabulary whose logits TRL's loss holds at a time (trl.kernels.chunked_logprob)."""
+TILE_BYTES = 30
+"""Of a logit there where torch computes the loss: its own, and float32 logarithms, probabilities and gradients."""
+TRITON_TILE_BYTES = 2
+"""Where a Triton kernel computes it in place, as on GPUs."""
 LIVE_NUMBERS = 1_000_000_000
 """Most gathered weights at a time: DeepSpeed's `stage3_max_live_parameters`."""
 
@@ -60,15 +67,19 @@ class Trained:
         """Count the parameters that stay as they are."""
         return shape.parameters if self.adapts else shape.parameters - self.parameters(shape)
 
+    def frozen_backward(self, shape: Shape) -> int:
+        """Count the frozen parameters that the backward pass reads; below the lowest trained layer it needs none."""
+        return shape.table if self.method == "freeze" else self.frozen(shape)
+
 
 @dataclass(frozen=True)
 class TuningFlops:
     """FLOPs per token in matrix products; a multiply-add is two."""
 
     training: float
-    """Forward and backward, causal attention counted halved."""
+    """Forward and backward, causal attention counted halved, and logits of the tokens alone that have a loss."""
     recomputed: float
-    """Forward FLOPs that the backward pass computes again."""
+    """Forward FLOPs that the backward pass computes again, and those of logits that nothing learns from."""
 
     @property
     def hardware(self) -> float:
@@ -76,24 +87,44 @@ class TuningFlops:
         return self.training + self.recomputed
 
 
-def tuning_flops(shape: Shape, trained: Trained, tokens: int, recompute: bool) -> TuningFlops:
+def tuning_flops(
+    shape: Shape, trained: Trained, tokens: float, recompute: bool, scored: float = 1.0, projected: float = 1.0
+) -> TuningFlops:
     """Count FLOPs per token in samples of `tokens` tokens.
 
     A trained weight costs 6 FLOPs a token: forward, gradient of its input, gradient of itself. A frozen one has no
     gradient of its own, and costs 4, or 2 below the lowest trained layer, where no gradient goes. So LoRA takes
     4·P + 3·A + 6·L a token, with A = forward attention and L = the adapters; the pretraining formula 6·P + 3·A would
     overstate its utilization. What DoRA computes of its weights in each micro-batch is not counted.
+    The loss computes its logits again in the backward pass, whatever `recompute` says.
+
+    Args:
+        shape: of the base model.
+        trained: by the method.
+        tokens: of a sample; of samples of many lengths their `attended_length`.
+        recompute: whether layers are computed again in the backward pass.
+        scored: share of the tokens that have a loss.
+        projected: share of the tokens whose logits the device computes.
     """
     layers = trained.layers(shape)
     weights = shape.layer_weights
     attention = 4 * shape.query_width * dense_keys_per_query(tokens)
     adapters = sum(trained.tensors(shape)) if trained.adapts else 0
-    forward = 2 * (shape.layers * weights + shape.table) + shape.layers * attention
+    forward = 2 * shape.layers * weights + shape.layers * attention
     backward = layers * ((2 if trained.adapts else 4) * weights + 2 * attention)
     # The output projection passes the gradient on, and has one of its own if all weights are trained.
-    backward += (4 if trained.method == "full" else 2) * shape.table
+    logits = (6 if trained.method == "full" else 4) * shape.table
     again = layers * (2 * (weights + adapters) + attention) if recompute else 0
-    return TuningFlops(forward + backward + 6 * shape.layers * adapters, again)
+    again += (projected - scored) * logits + projected * 2 * shape.table
+    return TuningFlops(forward + backward + 6 * shape.layers * adapters + scored * logits, again)
+
+
+def attended_length(lengths: Sequence[int]) -> float:
+    """Return the length of equal samples whose attention costs as much per token as that of samples of these lengths.
+
+    A sample of s tokens has s·(s + 1) / 2 products of a query and a key, so it is the sum of s² over that of s.
+    """
+    return sum(length * length for length in lengths) / sum(lengths)
 
 
 @dataclass(frozen=True)
@@ -116,6 +147,8 @@ class ZeroLayout:
     """Of a sample, with its padding."""
     persistence: int
     """Tensors with fewer numbers stay whole on each rank under stage 3."""
+    tile_bytes: int = TILE_BYTES
+    """Of a logit while the loss is computed."""
 
     @property
     def nodes(self) -> int:
@@ -139,7 +172,7 @@ def rank_memory(shape: Shape, trained: Trained, layout: ZeroLayout, runtime_byte
         "gradients": number * own / gradients_shared,
         "optimizer": OPTIMIZER_BYTES * own / gradients_shared if layout.offload == "none" else 0,
         "activations kept": _kept_bytes(shape, trained, layout),
-        "loss or one layer": max(_loss_bytes(shape, layout), _layer_peak_bytes(shape, trained, layout)),
+        "loss or one layer": max(_loss_bytes(shape, trained, layout), _layer_peak_bytes(shape, trained, layout)),
         "runtime": runtime_bytes,
     }
     if layout.stage == 3:
@@ -193,9 +226,12 @@ def _layer_peak_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int
     return layout.micro * layout.tokens * (again + gradients)
 
 
-def _loss_bytes(shape: Shape, layout: ZeroLayout) -> int:
-    """Return the logits in bf16, in float32, and their float32 gradient or logarithms."""
-    return 10 * layout.micro * layout.tokens * shape.vocab
+def _loss_bytes(shape: Shape, trained: Trained, layout: ZeroLayout) -> int:
+    """Return a tile of logits, and float32 gradients of the loss's input and, if it is trained, of the output table."""
+    rows = layout.micro * layout.tokens
+    tile = layout.tile_bytes * min(rows, TILE_TOKENS) * min(shape.vocab, TILE_VOCABULARY)
+    table = (FLOAT32_BYTES + BF16_BYTES) * shape.table if trained.method == "full" else 0
+    return tile + FLOAT32_BYTES * rows * shape.hidden + table
 
 
 def _persistent(shape: Shape, trained: Trained, threshold: int) -> int:

@@ -55,6 +55,24 @@ def levels_of_scores(scores: Sequence[float], count: int) -> list[int]:
     return levels.tolist()
 
 
+def levels_between(numbers: Sequence[float], rated: Sequence[tuple[float, int]]) -> np.ndarray:
+    """Return the level of each number, int64, where other scores were cut into levels; -1: it has none.
+
+    Args:
+        numbers: to be placed; NaN has no level.
+        rated: scores and the levels that they got.
+    """
+    if not rated:
+        return np.full(len(numbers), -1, np.int64)
+    highest: dict[int, float] = {}
+    for score, level in rated:
+        highest[level] = max(score, highest.get(level, score))
+    present = np.array(sorted(highest), np.int64)
+    given = np.asarray(numbers, float)
+    ends = [highest[level] for level in present[:-1].tolist()]
+    return np.where(np.isnan(given), -1, present[np.searchsorted(ends, given, side="left")])
+
+
 def level_of(config: CurriculumConfig, label: object) -> int | None:
     """Return the level that a label names; None where it names none."""
     return config.levels.index(str(label)) if str(label) in config.levels else None
@@ -80,7 +98,7 @@ def difficulties(
     if all(sample.difficulty is None for sample in samples):
         return None
     levels = [level_of(config, sample.difficulty) for sample in samples]
-    given = [_number(sample.difficulty) for sample in samples]
+    given = [number_of(sample.difficulty) for sample in samples]
     if None in levels and all(number is not None for number in given):
         return _by_number(config, samples, [number for number in given if number is not None])
     if None in levels and config.unlabelled == "error":
@@ -97,7 +115,8 @@ def _by_number(config: CurriculumConfig, samples: Sequence[Sample], numbers: Seq
     return Difficulties(tuple(map(float, numbers)), tuple(levels_of_scores(numbers, len(config.levels))))
 
 
-def _number(label: object) -> float | None:
+def number_of(label: object) -> float | None:
+    """Return a label that is a number; None for any other."""
     if isinstance(label, (int, float)) and not isinstance(label, bool):
         return float(label)
     return None

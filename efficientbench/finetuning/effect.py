@@ -36,8 +36,16 @@ class LossCurve:
     """(loss tokens trained on, held-out loss in nats), ascending; runs of one seed have one held-out text."""
 
     def at(self, loss_tokens: float) -> float:
-        """Return the loss after so many loss tokens, on a straight line between validations."""
+        """Return the loss after so many loss tokens, on a straight line between validations.
+
+        Raises ConfigError: the run was first validated later.
+        """
         tokens, losses = zip(*self.points, strict=True)
+        if loss_tokens < tokens[0]:
+            raise ConfigError(
+                f"the run of seed {self.seed} has its first held-out loss after {tokens[0]:,} loss tokens, and losses "
+                f"are compared at {loss_tokens:,.0f}: validate more often (training.validate_every_steps)"
+            )
         return float(np.interp(loss_tokens, tokens, losses))
 
 
@@ -69,7 +77,7 @@ class Effect:
 def effect(first: Sequence[LossCurve], second: Sequence[LossCurve]) -> Effect:
     """Return the difference of two orders' losses, paired by seed.
 
-    Raises ConfigError: the sides have not the same seeds, or a single one.
+    Raises ConfigError: the sides have not the same seeds, or a single one, or a run has no loss so early.
     """
     sides = [{curve.seed: curve for curve in side} for side in (first, second)]
     seeds = tuple(sorted(sides[0].keys() & sides[1].keys()))

@@ -12,6 +12,7 @@ import numpy as np
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.finetuning.config import ExamplesConfig
+from efficientbench.finetuning.curriculum import order_hash
 from efficientbench.finetuning.rows import Row
 
 CHATML = (
@@ -131,6 +132,12 @@ def _text(row: Row, tokenizer: Any, turns: int, asks: bool) -> str:
     except Exception as error:
         raise DataError(f"{row.place}: the tokenizer's chat template refuses it: {error}") from None
     return text
+
+
+def fingerprint_of(train: Examples, held_out: Examples, order: np.ndarray) -> str:
+    """Return the SHA-256 of what a run reads, and in which order."""
+    parts = (train.fingerprint, held_out.fingerprint, order_hash(order))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def write_examples(path: Path, train: Examples, held_out: Examples, order: np.ndarray, levels: np.ndarray) -> None:

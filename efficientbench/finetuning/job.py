@@ -12,6 +12,7 @@ from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import read_whole
 from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.running.output_folder import HELD_OUT_LOSSES
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,18 @@ class TuningJob:
     data: DataSource
     resume: Path | None = None
     """The checkpoint to resume from; the first node's job decides for all."""
+    held_out_too_long: int = 0
+    """Held-out examples that were cut or left out because they are too long."""
+
+    @property
+    def resumed_step(self) -> int:
+        """Optimizer steps before this attempt; 0 where it begins anew."""
+        return 0 if self.resume is None else int(self.resume.name.rpartition("-")[2])
+
+    @property
+    def held_out_losses(self) -> Path:
+        """File of the held-out losses so far, which a resumed run goes on with."""
+        return self.output / HELD_OUT_LOSSES
 
     def write(self, path: Path) -> None:
         """Write the job as JSON. Raises MetricsError where the file cannot be written."""

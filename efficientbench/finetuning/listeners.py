@@ -1,4 +1,4 @@
-"""What listens to a fine-tuning: the log of its steps, and a request to stop."""
+"""What listens to a fine-tuning: measurement, the log of its steps, and a request to stop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from efficientbench.metrics import EfficiencyCallback
 from efficientbench.metrics.records.steplog import StepLog
 from efficientbench.training.errors import NonFiniteError
 
@@ -72,3 +73,9 @@ class Stop(TrainerCallback):
         if asked.item() and state.global_step < state.max_steps:
             self.stopped = True
             control.should_training_stop = control.should_save = True
+
+
+def listeners(stop: Stop, monitor: EfficiencyCallback, steps_file: Path) -> list[TrainerCallback]:
+    """Return the callbacks in the order in which the Trainer must call them; `steps_file`: the Journal's."""
+    # The monitor pauses where a checkpoint follows, and only Stop knows of the last one.
+    return [stop, monitor, Journal(steps_file)]

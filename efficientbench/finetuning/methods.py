@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.config.part import Fraction, Part, PositiveFloat, PositiveInt
 
 Method = Literal["lora", "lora_plus", "rslora", "dora", "pissa", "freeze", "full"]
@@ -57,3 +59,12 @@ def peft_arguments(method: Method, adapter: AdapterConfig) -> dict[str, Any] | N
         "target_modules": sorted(adapter.targets),
         **_OF_METHOD.get(method, {}),
     }
+
+
+def check_targets(targets: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError where a target is none of the decoder's linear layers, with the nearest that is."""
+    for target in targets:
+        if target not in known:
+            near = nearest(target, known)
+            hint = f"did you mean {near}?" if near else f"they are {', '.join(sorted(known))}"
+            raise ConfigError(f"adapter.targets: no linear layer of the decoder is named {target!r}; {hint}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,14 @@ from efficientbench.finetuning.base_model import load_tokenizer
 from efficientbench.finetuning.choice import RunOrder, choose_order
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.curriculum import run_steps
-from efficientbench.finetuning.difficulty import Sample, level_of, reasoning_steps
-from efficientbench.finetuning.examples import Examples, tokenized
+from efficientbench.finetuning.curriculum_config import CurriculumConfig
+from efficientbench.finetuning.difficulty import Sample, level_of, levels_between, number_of, reasoning_steps
+from efficientbench.finetuning.examples import Examples, fingerprint_of, tokenized
 from efficientbench.finetuning.rows import Row, read_rows
 from efficientbench.metrics.records.record_parts import DataSource
+
+Scored = tuple[Sequence[Row], Sequence[float] | None]
+"""Rows, and a number for each where the difficulty is computed."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,13 @@ class Prepared:
     steps: int
     warmup: int
     data: DataSource
+    held_out_too_long: int
+    """Held-out examples that were cut or left out because they are too long."""
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of examples and order."""
-        parts = (self.train.fingerprint, self.held_out.fingerprint, self.order.record.order_hash)
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
+        return fingerprint_of(self.train, self.held_out, self.order.order)
 
 
 def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
@@ -61,17 +67,19 @@ def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
     tokenizer = load_tokenizer(model)
     rows, held_rows = _split(config)
     train, kept, too_long = tokenized(rows, tokenizer, config.data)
-    held_out, held_kept, _ = tokenized(held_rows, tokenizer, config.data)
+    held_out, held_kept, held_out_too_long = tokenized(held_rows, tokenizer, config.data)
+    rows, held_rows = [rows[number] for number in kept], [held_rows[number] for number in held_kept]
     batch = config.training.global_batch_size
     steps = config.training.steps or run_steps(len(train), config.training.epochs, batch)
     try:
         warmup = config.warmup(steps)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    samples = [Sample(rows[number].difficulty, rows[number].place) for number in kept]
-    numbers = _numbers(config, train, [rows[number] for number in kept])
+    samples = [Sample(row.difficulty, row.place) for row in rows]
+    numbers = _numbers(config, train, rows)
     order = choose_order(config.curriculum, samples, steps, batch, numbers)
-    levels = [_level(config, held_rows[number]) for number in held_kept]
+    held_numbers = _numbers(config, held_out, held_rows)
+    levels = held_out_levels(config.curriculum, order, (rows, numbers), (held_rows, held_numbers))
     text = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template
     data = DataSource(
         source=config.data.path or "Python's manual",
@@ -82,7 +90,7 @@ def prepare(config: FinetuneConfig, model: str, world: int) -> Prepared:
         tokenizer_fingerprint=hashlib.sha256(text.encode()).hexdigest(),
         too_long=too_long,
     )
-    return Prepared(tokenizer, train, held_out, np.array(levels, np.int64), order, steps, warmup, data)
+    return Prepared(tokenizer, train, held_out, levels, order, steps, warmup, data, held_out_too_long)
 
 
 def _split(config: FinetuneConfig) -> tuple[list[Row], list[Row]]:
@@ -114,6 +122,17 @@ def _numbers(config: FinetuneConfig, train: Examples, rows: Sequence[Row]) -> li
     return None
 
 
-def _level(config: FinetuneConfig, row: Row) -> int:
-    level = level_of(config.curriculum, row.difficulty) if config.curriculum.score == "label" else None
-    return -1 if level is None else level
+def held_out_levels(config: CurriculumConfig, order: RunOrder, train: Scored, held_out: Scored) -> np.ndarray:
+    """Return the level of each held-out example, int64; -1: none. Numbers are cut where those of the training are."""
+    (rows, numbers), (held_rows, held_numbers) = train, held_out
+    if config.score == "label":
+        found = [number_of(row.difficulty) for row in rows]
+        if None in found or all(level_of(config, row.difficulty) is not None for row in rows):
+            named = [level_of(config, row.difficulty) for row in held_rows]
+            return np.array([-1 if level is None else level for level in named], np.int64)
+        numbers = [number for number in found if number is not None]
+        held_numbers = [math.nan if (number := number_of(row.difficulty)) is None else number for row in held_rows]
+    if numbers is None or held_numbers is None:
+        return np.full(len(held_rows), -1, np.int64)
+    rated = [(score, level) for score, level in zip(numbers, order.levels, strict=True) if level is not None]
+    return levels_between(held_numbers, rated)

@@ -10,18 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efficientbench.config.errors import ConfigError, nearest
 from efficientbench.devices.registry import find_device
-from efficientbench.finetuning.examples import read_examples
+from efficientbench.finetuning.examples import fingerprint_of, read_examples
 from efficientbench.finetuning.job import TuningJob
-from efficientbench.finetuning.methods import WITH_ADAPTER, peft_arguments
+from efficientbench.finetuning.methods import WITH_ADAPTER
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 from efficientbench.launchers.processes.failure import Failure, report_failure
 from efficientbench.running.errors import USERS_MISTAKES
 from efficientbench.running.failures import ran_out_of_memory, users_mistake
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.rank_process import end, note_signals, set_up_logging
-from efficientbench.training.errors import TrainingError
+from efficientbench.training.errors import NonFiniteError, TrainingError
 
 if TYPE_CHECKING:
     from efficientbench.finetuning.trainer import Tuner
@@ -40,7 +39,7 @@ def main() -> int:
         stopped = tune_rank(job, rank, lambda: bool(received))
     except Exception as error:
         logger.exception("rank %d failed", rank)
-        failure = _diagnose(error, log_file)
+        failure = diagnose(error, log_file)
         report_failure(failure)
         return failure.exit_code
     return 128 + (received[0] if received else signal.SIGTERM) if stopped else 0
@@ -62,23 +61,25 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> 
 
     from efficientbench.finetuning.arguments import sft_arguments
     from efficientbench.finetuning.base_model import load_tokenizer
-    from efficientbench.finetuning.listeners import Journal, Stop
+    from efficientbench.finetuning.build import build, saved_shapes
+    from efficientbench.finetuning.listeners import Stop, listeners
     from efficientbench.finetuning.record import Recording
     from efficientbench.finetuning.trainer import Tuner
     from efficientbench.metrics import EfficiencyCallback
 
     recording = Recording(job, device)
     args = sft_arguments(job, deepspeed_config(job.config, device.type), device.type)
-    _check_world(job)
     train, held_out, order, levels = read_examples(job.examples)
-    model, initial = _build(job)
+    _check_world(job, fingerprint_of(train, held_out, order))
+    model, initial = build(job.config, job.model)
     tokenizer = load_tokenizer(job.model)
     monitor = EfficiencyCallback(warmup_steps=job.config.measurement.warmup_steps)
     stop = Stop(stop_requested)
-    callbacks = [monitor, stop, Journal(job.output / "steps.jsonl")]
+    callbacks = listeners(stop, monitor, job.output / "steps.jsonl")
     ratio = job.config.adapter.lora_plus_ratio if job.config.method == "lora_plus" else None
-    shapes = _saved_shapes(model)
-    trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio)
+    shapes = saved_shapes(model)
+    trainer = Tuner(model, args, tokenizer, callbacks, train, held_out, order, ratio, job.held_out_losses)
+    trainer.load_held_out_losses(job.resumed_step)
     trainer.train(resume_from_checkpoint=str(job.resume) if job.resume is not None else None)
     saved = None if stop.stopped else _save(job, trainer, shapes, initial, rank)
     dist.barrier()
@@ -102,8 +103,11 @@ def _log_quietly() -> None:
         each.propagate = True
 
 
-def _check_world(job: TuningJob) -> None:
-    """Compare the ranks' examples and order. Raises TrainingError: a rank runs alone, or they differ."""
+def _check_world(job: TuningJob, fingerprint: str) -> None:
+    """Compare what the ranks have read of examples and order, by its SHA-256.
+
+    Raises TrainingError: a rank runs alone, two ranks differ, or the file is not what was prepared.
+    """
     import torch.distributed as dist
 
     from efficientbench.metrics.monitoring.exchange import gather
@@ -111,64 +115,14 @@ def _check_world(job: TuningJob) -> None:
     world = dist.get_world_size() if dist.is_initialized() else 1
     if world != job.world:
         raise TrainingError(f"the backend joins {world} ranks, and {job.world} were started")
-    if world == 1:
-        return
-    found = gather(job.fingerprint, str)
+    found = gather(fingerprint, str) if world > 1 else [fingerprint]
     other = [number for number, each in enumerate(found) if each != found[0]]
     if other:
         raise TrainingError(
             f"rank {other[0]} has other examples or another order than rank 0: the nodes' data or models differ"
         )
-
-
-def _build(job: TuningJob) -> tuple[Any, dict[str, Any] | None]:
-    """Return the model as the method trains it, and of PiSSA what its matrices begin with, on the host."""
-    import torch
-    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-    from transformers import AutoModelForCausalLM, set_seed
-
-    config = job.config
-    dtype = torch.bfloat16 if config.training.dtype == "bf16" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
-    set_seed(config.training.seed)
-    arguments = peft_arguments(config.method, config.adapter)
-    if arguments is None:
-        if config.method == "freeze":
-            _freeze(model, config.adapter.freeze_layers)
-            if config.training.recompute and config.zero.stage == 3:
-                # There a recomputed layer passes gradients on only where its input asks for them.
-                model.enable_input_require_grads()
-        return model, None
-    known = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    for target in config.adapter.targets:
-        if target not in known:
-            near = nearest(target, known)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(sorted(known))}"
-            raise ConfigError(f"adapter.targets: the model has no linear layer {target!r}; {hint}")
-    model = get_peft_model(model, LoraConfig(**arguments))
-    if config.method != "pissa":
-        return model, None
-    return model, {name: tensor.detach().cpu().clone() for name, tensor in get_peft_model_state_dict(model).items()}
-
-
-def _freeze(model: Any, layers: int) -> None:
-    """Leave only the last decoder layers to be trained. Raises ConfigError: the model has fewer."""
-    count = model.config.num_hidden_layers
-    if layers > count:
-        raise ConfigError(f"adapter.freeze_layers: {layers} layers are to be trained, and the model has {count}")
-    kept = tuple(f"model.layers.{number}." for number in range(count - layers, count))
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad = name.startswith(kept)
-
-
-def _saved_shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that the saved files must hold."""
-    from peft import PeftModel, get_peft_model_state_dict
-
-    from efficientbench.finetuning.saved import whole_shape
-
-    tensors = get_peft_model_state_dict(model) if isinstance(model, PeftModel) else dict(model.named_parameters())
-    return {name: whole_shape(tensor) for name, tensor in tensors.items()}
+    if fingerprint != job.fingerprint:
+        raise TrainingError(f"{job.examples} holds other examples or another order than the run was prepared with")
 
 
 def _save(
@@ -183,17 +137,19 @@ def _save(
     if rank:
         return None
     if initial is not None:
-        verify(folder, shapes)
+        verify(folder, shapes, initial=initial)
         as_plain_lora(folder, initial)
         shapes = doubled(shapes)
     tied = frozenset() if has_adapter else frozenset(trainer.model.all_tied_weights_keys)
     return verify(folder, shapes, tied)
 
 
-def _diagnose(error: Exception, log_file: Path) -> Failure:
-    """Return the failure that an exception on a rank means."""
+def diagnose(error: Exception, log_file: Path) -> Failure:
+    """Return the failure that an exception on a rank means. `log_file` holds its traceback."""
     if isinstance(error, USERS_MISTAKES):
         return users_mistake(error)
+    if isinstance(error, NonFiniteError):
+        return Failure("non_finite", str(error), rank=error.rank, step=error.step)
     first = next(iter(str(error).splitlines()), "") or type(error).__name__
     if ran_out_of_memory(error):
         helps = "a smaller training.micro_batch_size, zero.offload=optimizer or more ranks would help"

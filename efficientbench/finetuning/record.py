@@ -14,7 +14,7 @@ import numpy as np
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import Device
-from efficientbench.finetuning.cost import Trained, TuningFlops, tuning_flops
+from efficientbench.finetuning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.shapes import shape_of
 from efficientbench.metrics.definitions import FORMULAS, percentiles, ratio_standard_error
@@ -82,8 +82,7 @@ class Recording:
         job, config = self._job, self._job.config
         parameters, trained = _parameters(trainer.model)
         # Of all examples, so that repeats, which draw others, have one cost of a token.
-        mean_length = max(1, round(float(train.lengths.mean())))
-        flops = _flops(job, mean_length)
+        flops = _flops(job, train, self._device)
         facts = _facts(job, self._device, parameters, flops)
         read = _Read(train, order, config.training.micro_batch_size, job.steps)
         quality, validations = _quality(trainer, run, held_out, read)
@@ -107,9 +106,10 @@ class Recording:
             timelines=list(run.timelines),
             windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
             disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
-            quality_curve=quality_curve(run, validations),
-            resumed_after_steps=[] if job.resume is None else [int(job.resume.name.rpartition("-")[2])],
-            finetuning=_finetuning(job, trainer, levels, mean_length, read, saved_numbers),
+            # Of earlier ones neither time nor energy was measured here.
+            quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
+            resumed_after_steps=[job.resumed_step] if job.resumed_step else [],
+            finetuning=_finetuning(job, trainer, levels, train, read, saved_numbers),
             environment=collect_environment(PACKAGES, Path(__file__).parent) | {"sensors": sensor_states(run.sensors)},
         )
         write_record(record, job.output / "record.json")
@@ -178,15 +178,19 @@ def _parameters(model: Any) -> tuple[int, int]:
     return base, sum(size for _, size, trained in sizes if trained)
 
 
-def _flops(job: TuningJob, length: int) -> TuningFlops | None:
-    """Return the FLOPs of a token at the examples' mean length; None where the architecture's are not known."""
+def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | None:
+    """Return the FLOPs of a token of the examples; None where the architecture's are not known."""
     config, adapter = job.config, job.config.adapter
     try:
         shape = shape_of(job.model)
     except ConfigError:
         return None
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
-    return tuning_flops(shape, trained, length, config.training.recompute)
+    scored = float(train.supervised.sum() / train.lengths.sum())
+    # TRL leaves out the logits of other tokens where the loss has its Triton kernel.
+    projected = scored if device.type == "cuda" else 1.0
+    tokens = attended_length(train.lengths.tolist())
+    return tuning_flops(shape, trained, tokens, config.training.recompute, scored, projected)
 
 
 def _facts(job: TuningJob, device: Device, parameters: int, flops: TuningFlops | None) -> RunFacts:
@@ -253,7 +257,7 @@ def _standard_error(pairs: np.ndarray) -> float | None:
 
 
 def _finetuning(
-    job: TuningJob, trainer: Tuner, levels: np.ndarray, mean_length: int, read: _Read, saved_numbers: int | None
+    job: TuningJob, trainer: Tuner, levels: np.ndarray, train: Examples, read: _Read, saved_numbers: int | None
 ) -> dict[str, Any]:
     """Return what only a fine-tuning's record has."""
     names = job.config.curriculum.levels
@@ -268,7 +272,8 @@ def _finetuning(
         "method": job.config.method,
         "base_model": job.model,
         "steps": job.steps,
-        "mean_length": mean_length,
+        "mean_length": round(float(train.lengths.mean())),
+        "held_out_too_long": job.held_out_too_long,
         "curriculum": asdict(job.curriculum),
         "saved_numbers": saved_numbers,
         "held_out": curve,

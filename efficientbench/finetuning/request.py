@@ -5,7 +5,8 @@ from __future__ import annotations
 from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.base_model_shape import TINY_SHAPE
 from efficientbench.finetuning.config import TINY, FinetuneConfig
-from efficientbench.finetuning.cost import Trained, ZeroLayout
+from efficientbench.finetuning.cost import TILE_BYTES, TRITON_TILE_BYTES, Trained, ZeroLayout
+from efficientbench.finetuning.methods import WITH_ADAPTER, check_targets
 from efficientbench.finetuning.plan import PlanRequest, ranks_of_a_node
 from efficientbench.finetuning.shapes import shape_of, shape_of_config
 from efficientbench.finetuning.step import Rates
@@ -29,7 +30,8 @@ def plan_request(
         memory_gb: of a device; None: the row's, or MEMORY_GB.
 
     Raises:
-        ConfigError: the batch cannot be divided, the model's shape is not known, or the ranks are not whole nodes.
+        ConfigError: the batch cannot be divided, the model's shape is not known, the model lacks a layer that is to get
+            an adapter, or the ranks are not whole nodes.
         MetricsError: there is no such device.
     """
     try:
@@ -40,6 +42,8 @@ def plan_request(
     capacity = memory_gb * 1e9 if memory_gb is not None else (found.memory_bytes if found else None)
     shape = shape_of_config(TINY_SHAPE) if config.model == TINY else shape_of(config.model)
     adapter, zero = config.adapter, config.zero
+    if config.method in WITH_ADAPTER:
+        check_targets(adapter.targets, shape.matrices)
     layout = ZeroLayout(
         world=world,
         per_node=ranks_of_a_node(world, devices_per_node),
@@ -51,6 +55,8 @@ def plan_request(
         offload=zero.offload,
         tokens=config.data.max_length,
         persistence=10 * shape.hidden if zero.persistence_threshold is None else zero.persistence_threshold,
+        # The table has GPUs alone, where the loss has its Triton kernel.
+        tile_bytes=TILE_BYTES if found is None else TRITON_TILE_BYTES,
     )
     peak = config.measurement.peak_flops
     rates = Rates("the device of measurement.peak_flops", peak) if peak is not None else None

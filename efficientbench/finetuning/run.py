@@ -55,6 +55,10 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
         # DeepSpeed would warn that it finds no accelerator, in this process as well.
         os.environ["DS_ACCELERATOR"] = "cpu"
     device.check(config.training.dtype)
+    if device.type == "cpu" and config.training.dtype == "bf16" and config.zero.stage:
+        raise ConfigError(
+            "training.dtype: transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0"
+        )
     nodes, node = (cluster.nodes, cluster.node_rank) if cluster is not None else (1, 0)
     ranks = config.cpu_ranks if device.memory_capacity_bytes() is None else device.count()
     model = find_model(config.model, Path(config.cache))
@@ -90,7 +94,7 @@ def prepare_job(
     first = link.node == 0
     resume = None
     if first:
-        resume = None if fresh else _resumable(folder, config, prepared)
+        resume = None if fresh else _resumable(folder, config, prepared, nodes * ranks)
         if resume is None:
             folder.set_aside()
     else:
@@ -112,6 +116,7 @@ def prepare_job(
         prepared.order.record,
         prepared.data,
         resume,
+        prepared.held_out_too_long,
     )
     try:
         write_examples(examples, prepared.train, prepared.held_out, prepared.order.order, prepared.held_out_levels)
@@ -123,10 +128,10 @@ def prepare_job(
     return job
 
 
-def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared) -> Path | None:
+def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared, world: int) -> Path | None:
     """Return the newest whole checkpoint of an attempt at this run that did not reach its end; None: there is none.
 
-    Raises ConfigError: the attempt was at another run.
+    Raises ConfigError: the attempt was at another run, or on another number of ranks.
     """
     found = {}
     for path in (folder.path / "checkpoint").glob("checkpoint-*"):
@@ -143,6 +148,11 @@ def _resumable(folder: OutputFolder, config: FinetuneConfig, prepared: Prepared)
         earlier = TuningJob.read(folder.config)
     except (OSError, ValueError):
         earlier = None
+    if earlier is not None and earlier.world != world:
+        raise ConfigError(
+            f"{folder.path} holds checkpoints of {earlier.world} ranks, and this run has {world}: start as many, "
+            "because each keeps its part of the optimizer, or --fresh begins anew"
+        )
     same = earlier is not None and (earlier.config, earlier.fingerprint) == (config, prepared.fingerprint)
     if not same:
         raise ConfigError(
@@ -160,9 +170,10 @@ def _announce(job: TuningJob, prepared: Prepared, device: Device) -> None:
         f"{job.world} rank{'s' if job.world > 1 else ''} on {device.names()[0]}, ZeRO-{config.zero.stage}; "
         f"order: {record.used}"
     )
-    if prepared.data.too_long:
-        treated = f"data.too_long={config.data.too_long}"
-        print(f"{prepared.data.too_long:,} examples of more than {config.data.max_length:,} tokens ({treated})")
+    for kind, count in (("", prepared.data.too_long), ("held-out ", prepared.held_out_too_long)):
+        if count:
+            treated = f"data.too_long={config.data.too_long}"
+            print(f"{count:,} {kind}examples of more than {config.data.max_length:,} tokens ({treated})")
     for warning in prepared.order.warnings:
         print(f"warning: {warning}")
     if job.resume is not None:

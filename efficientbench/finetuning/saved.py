@@ -13,11 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.files import complete_folder
-from efficientbench.training.errors import TrainingError
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class SavingError(RuntimeError):
+    """What was saved is not what was trained."""
 
 
 def whole_shape(parameter: Any) -> tuple[int, ...]:
@@ -25,17 +28,24 @@ def whole_shape(parameter: Any) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def verify(folder: Path, expected: Shapes, may_miss: frozenset[str] = frozenset()) -> int:
+def verify(
+    folder: Path,
+    expected: Shapes,
+    may_miss: frozenset[str] = frozenset(),
+    initial: Mapping[str, torch.Tensor] | None = None,
+) -> int:
     """Read all saved tensors, compare them with what was trained, and return how many numbers they hold.
 
     Args:
         folder: with .safetensors files.
         expected: name → shape of each tensor.
         may_miss: names that the format leaves out, such as an output layer that is the embedding.
+        initial: tensors before the training, by name; one of them at least must have changed. None: matrices B began
+            at zero.
 
     Raises:
-        TrainingError: a tensor is missing, has another shape, or holds a number that is not finite; or matrices B are
-            all zero, so that nothing was learned.
+        SavingError: a tensor is missing, has another shape, or holds a number that is not finite; or nothing was
+            learned.
     """
     found, problems, moved, numbers = set(), [], False, 0
     # B begins at zero; without an adapter any tensor shows that something was written.
@@ -46,21 +56,30 @@ def verify(folder: Path, expected: Shapes, may_miss: frozenset[str] = frozenset(
                 tensor = file.get_tensor(name)
                 found.add(name)
                 numbers += tensor.numel()
-                shape = tuple(tensor.shape)
-                if name not in expected:
-                    problems.append(f"{name} is of no trained tensor")
-                elif shape != expected[name]:
-                    problems.append(f"{name} has the shape {shape} instead of {expected[name]}")
-                elif not bool(torch.isfinite(tensor).all()):
-                    problems.append(f"{name} holds numbers that are not finite")
-                moved = moved or (watched in name and bool(tensor.any()))
+                if problem := _problem(name, tensor, expected):
+                    problems.append(problem)
+                elif initial is not None:
+                    moved = moved or not torch.equal(tensor, initial[name].to(tensor.dtype))
+                else:
+                    moved = moved or (watched in name and bool(tensor.any()))
     problems += [f"{name} is missing" for name in expected if name not in found and name not in may_miss]
     if not problems and not moved:
-        problems = [f"all of {watched or 'its tensors'} is zero: nothing was learned"]
+        unmoved = f"all of {watched or 'its tensors'} is zero" if initial is None else "all is as it began"
+        problems = [f"{unmoved}: nothing was learned"]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise TrainingError(f"{folder}: what was saved is not what was trained: {'; '.join(problems[:3])}{more}")
+        raise SavingError(f"{folder}: what was saved is not what was trained: {'; '.join(problems[:3])}{more}")
     return numbers
+
+
+def _problem(name: str, tensor: torch.Tensor, expected: Shapes) -> str | None:
+    """Return what is wrong with a saved tensor; None: nothing."""
+    shape = tuple(tensor.shape)
+    if name not in expected:
+        return f"{name} is of no trained tensor"
+    if shape != expected[name]:
+        return f"{name} has the shape {shape} instead of {expected[name]}"
+    return None if bool(torch.isfinite(tensor).all()) else f"{name} holds numbers that are not finite"
 
 
 def as_plain_lora(folder: Path, initial: Mapping[str, torch.Tensor]) -> None:
@@ -96,7 +115,8 @@ def merge(run: Path, folder: Path) -> int:
     """Write a run's adapter and its base as one model; return how many numbers it holds.
 
     Raises:
-        ConfigError: the run has no adapter, its base is gone, or `folder` holds something.
+        ConfigError: the run has no adapter, its base is gone, `folder` holds something, or the merged weights are not
+            finite.
     """
     adapter = run / "adapter" if (run / "adapter").is_dir() else run
     if not (adapter / ADAPTER).is_file():
@@ -118,4 +138,7 @@ def merge(run: Path, folder: Path) -> int:
     with complete_folder(folder) as partial:
         merged.save_pretrained(partial)
         AutoTokenizer.from_pretrained(adapter).save_pretrained(partial)
-        return verify(partial, shapes, tied)
+        try:
+            return verify(partial, shapes, tied)
+        except SavingError as error:
+            raise ConfigError(str(error)) from None

@@ -53,12 +53,14 @@ class Sent:
 def step_traffic(shape: Shape, trained: Trained, layout: ZeroLayout) -> list[Sent]:
     """Return what a rank sends in a step.
 
-    Stage 3 gathers all weights in the forward and again in the backward pass of each micro-batch, and reduces the
-    gradients of each (arXiv 1910.02054, section 7). With hpZ the gathers stay among its ranks: those of frozen weights
-    in both passes, because DeepSpeed makes only the copies of trained weights again after an update; those of trained
-    ones in the backward pass. Small tensors that each rank keeps whole are counted as if they were gathered too.
+    Stage 3 gathers all weights in the forward pass of each micro-batch and those that gradients pass again in the
+    backward pass, and reduces the gradients of each (arXiv 1910.02054, section 7). With hpZ the gathers stay among its
+    ranks: those of frozen weights in both passes, because DeepSpeed makes only the copies of trained weights again
+    after an update; those of trained ones in the backward pass. Small tensors that each rank keeps whole are counted
+    as if they were gathered too.
     """
     own, frozen = BF16_BYTES * trained.parameters(shape), BF16_BYTES * trained.frozen(shape)
+    back = BF16_BYTES * trained.frozen_backward(shape)
     world, times = layout.world, layout.accumulation
     if layout.stage == 0:
         found = [Sent("gradients", "all-reduce", world, own)]
@@ -71,7 +73,7 @@ def step_traffic(shape: Shape, trained: Trained, layout: ZeroLayout) -> list[Sen
         second = layout.hpz if layout.hpz > 1 else world
         found = [
             Sent("frozen weights, forward", "all-gather", second, times * frozen),
-            Sent("frozen weights, backward", "all-gather", second, times * frozen),
+            Sent("frozen weights, backward", "all-gather", second, times * back),
             Sent("trained weights, forward", "all-gather", world, times * own),
             Sent("trained weights, backward", "all-gather", second, times * own),
             Sent("gradients", "reduce-scatter", world, times * own),
@@ -141,5 +143,6 @@ def _host_time_s(shape: Shape, trained: Trained, layout: ZeroLayout) -> float:
     own = trained.parameters(shape) / layout.world
     copied = BF16_BYTES * own * (layout.accumulation + 1)
     if layout.offload == "all":
-        copied += 2 * layout.accumulation * BF16_BYTES * (trained.frozen(shape) / layout.world + own)
+        passed = (trained.frozen(shape) + trained.frozen_backward(shape)) / layout.world + 2 * own
+        copied += layout.accumulation * BF16_BYTES * passed
     return copied / HOST_BYTES_S + UPDATE_BYTES * own * layout.per_node / HOST_MEMORY_BYTES_S

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from efficientbench.finetuning.examples import Examples
+from efficientbench.metrics.files import whole_file
+from efficientbench.training.errors import TrainingError
 
 
 class GivenOrder(Sampler[int]):
@@ -42,6 +46,7 @@ class Tuner(SFTTrainer):
         held_out: Examples,
         order: np.ndarray,
         lora_plus_ratio: float | None,
+        losses_file: Path,
     ) -> None:
         """Build it; all ranks must do so together.
 
@@ -54,10 +59,11 @@ class Tuner(SFTTrainer):
             held_out: examples whose loss is measured.
             order: numbers of examples, [steps · batch].
             lora_plus_ratio: learning rate of B over that of A; None: one rate for all.
+            losses_file: where rank 0 keeps the held-out losses, for a run that resumes.
         """
         self.optimizer: Any
         self.control: Any
-        self._order, self._lora_plus_ratio = order, lora_plus_ratio
+        self._order, self._lora_plus_ratio, self._losses_file = order, lora_plus_ratio, losses_file
         self._held_out = held_out.rows()
         self.held_out_losses: dict[int, np.ndarray] = {}
         """Steps before it → each held-out example's sum of losses and number of tokens, float64 [examples, 2]."""
@@ -87,12 +93,29 @@ class Tuner(SFTTrainer):
             )
         return super().create_optimizer(model)
 
+    def load_held_out_losses(self, step: int) -> None:
+        """On rank 0 read what an earlier attempt has measured up to a step from which this one resumes; 0: nothing.
+
+        Raises TrainingError: the file cannot be read.
+        """
+        if not step or not self.is_world_process_zero():
+            return
+        try:
+            with np.load(self._losses_file) as file:
+                self.held_out_losses = {int(name): file[name] for name in file.files if int(name) <= step}
+        except (OSError, ValueError, BadZipFile) as error:
+            raise TrainingError(f"{self._losses_file}: cannot be read ({error}): --fresh begins anew") from None
+
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Measure the held-out loss as a mean over tokens; all ranks must call this together."""
         losses = self._losses()
         self.held_out_losses[self.state.global_step] = losses
+        if self.is_world_process_zero():
+            kept: dict[str, Any] = {str(step): each for step, each in self.held_out_losses.items()}
+            with whole_file(self._losses_file) as file:
+                np.savez(file, **kept)
         metrics = {f"{metric_key_prefix}_loss": float(losses[:, 0].sum() / losses[:, 1].sum())}
         self.log(dict(metrics))
         # Else the Trainer would ask for it once more at the end of the epoch.

@@ -54,7 +54,7 @@ def allow_cpu_ranks() -> None:
     """Let DeepSpeed train on CPUs in this process, by gloo.
 
     accelerate turns DeepSpeed on only where it is not told to use the CPU, and then finds no backend for one: it would
-    run every rank alone. Where it finds none for a launched rank, its answer becomes gloo.
+    run every rank alone. On a host with accelerators it would take theirs. So its answer becomes gloo.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
     # A GPU that is there would be taken.
@@ -64,14 +64,10 @@ def allow_cpu_ranks() -> None:
 
     # Else each first run compiles DeepSpeed's shared-memory collectives, for a minute; gloo serves as well.
     deepspeed.ops.__compatible_ops__ = {}
-    original = PartialState._prepare_backend
 
     def prepare_backend(
         state: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, DistributedType]:
-        found, kind = original(state, cpu, sagemaker_dp, backend)
-        if kind is DistributedType.NO and "LOCAL_RANK" in os.environ:
-            return "gloo", DistributedType.MULTI_CPU
-        return found, kind
+        return "gloo", DistributedType.MULTI_CPU
 
     PartialState._prepare_backend = prepare_backend

@@ -14,8 +14,10 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.files import complete_folder, write_file
 from efficientbench.launchers.files import no_link
 
+HELD_OUT_LOSSES = "held_out_losses.npz"
+"""Of a fine-tuning."""
 WRITTEN = (
-    *("checkpoint", "steps.jsonl", "config.json", "tensorboard", "log", "tokenizer"),
+    *("checkpoint", "steps.jsonl", HELD_OUT_LOSSES, "config.json", "tensorboard", "log", "tokenizer"),
     *("evaluation", "trace.json.gz", "adapter", "model", "generation.json", "record.json"),
 )
 """What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill

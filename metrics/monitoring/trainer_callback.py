@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -83,7 +84,10 @@ class EfficiencyCallback(TrainerCallback):
         self._pause_for_others(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.run = merge(_gathered(self._monitor.finish(), RankMeasurement))
+        run = merge(_gathered(self._monitor.finish(), RankMeasurement))
+        # A Trainer calls back only then, so that the first reading is not that of an idle device.
+        unavailable = {"memory_idle_gb": "the monitor starts after the model was built"} | run.unavailable
+        self.run = replace(run, memory_idle_gb=None, unavailable=unavailable)
 
     def _pause_for_others(self, control: Any) -> None:
         # The Trainer calls on_evaluate and on_save only afterwards, but decides before.

@@ -2,8 +2,8 @@
 
     python -m support.tuned_in_forks CACHE OUTPUT NAME[,key=value...] ...
 
-Each trains in OUTPUT/<what is named>. `from=STEP` trains it again there, from that step's checkpoint. `diverged` gives
-rank 1 other examples, of which both ranks must find out.
+Each trains in OUTPUT/<what is named>. `from=STEP` trains it again there, from that step's checkpoint. `diverged` lets
+rank 1 read two steps in another order, of which both ranks must find out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import trl  # noqa: E402
 
 from efficientbench.devices.registry import find_device  # noqa: E402
 from efficientbench.finetuning.base_model import find_model  # noqa: E402
+from efficientbench.finetuning.examples import read_examples, write_examples  # noqa: E402
 from efficientbench.finetuning.job import TuningJob  # noqa: E402
 from efficientbench.finetuning.load import resolve_tuning  # noqa: E402
 from efficientbench.finetuning.prepare import prepare  # noqa: E402
@@ -67,6 +68,16 @@ def _forked(job: TuningJob, rank: int) -> int:
         os._exit(code)
 
 
+def _steps_swapped(job: TuningJob) -> Path:
+    """Write the job's examples with its first two steps in the other order, and return the file."""
+    train, held_out, order, levels = read_examples(job.examples)
+    steps = order.reshape(job.steps, -1)
+    steps[[0, 1]] = steps[[1, 0]]
+    other = job.examples.with_name("examples_swapped.npz")
+    write_examples(other, train, held_out, order, levels)
+    return other
+
+
 def main(cache: str, output: Path, runs: list[str]) -> None:
     """Train each run on a few examples, which are read and tokenized fast."""
     output.mkdir(parents=True, exist_ok=True)
@@ -91,7 +102,7 @@ def main(cache: str, output: Path, runs: list[str]) -> None:
         assert find_device(config.device).type == "cpu"
         job = prepare_job(config, prepared, model, 1, 2, folder, NodeLink(0, 1, {}), fresh=True)
         if "diverged" in overrides:
-            train([job, replace(job, fingerprint="0" * 64)], [1, 1])
+            train([job, replace(job, examples=_steps_swapped(job))], [1, 1])
         else:
             train([job, job], [0, 0])
 

@@ -17,6 +17,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         find_model(str(tmp_path), tmp_path)
 
 
+@pytest.mark.proof
 def test_the_tiny_model_is_the_same_each_time_and_is_made_once(tmp_path: Path) -> None:
     folders = [Path(find_model("tiny", tmp_path / name)) for name in ("one", "two")]
     sums = [hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in folders]

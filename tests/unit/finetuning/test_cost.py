@@ -12,8 +12,10 @@ import pytest
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.finetuning.cost import (
+    TRITON_TILE_BYTES,
     Trained,
     ZeroLayout,
+    attended_length,
     host_memory,
     layer_bytes_per_token,
     rank_memory,
@@ -75,8 +77,29 @@ def test_flops_of_lora_are_not_those_of_pretraining() -> None:
     assert round(lora.training / 1e9, 1) == 135.2
     assert round(full.training / 1e9, 1) == 195.9
     assert full.training / lora.training == pytest.approx(1.45, abs=0.01)
-    assert lora.hardware / 1e9 == pytest.approx(200, abs=0.5)
+    # With the logits once more, 2 · V · h.
+    assert lora.hardware / 1e9 == pytest.approx(200.0 + 1.557, abs=0.05)
+    assert full.recomputed == 2 * QWEN25.table
     assert full.recomputed < lora.recomputed, "adapters are computed again too"
+
+
+def test_logits_count_for_tokens_with_a_loss() -> None:
+    """And those that the device computes beside them are no work of the method."""
+    whole = tuning_flops(QWEN25, FULL, 2048, recompute=True)
+    half = tuning_flops(QWEN25, FULL, 2048, recompute=True, scored=0.5, projected=0.5)
+    wasted = tuning_flops(QWEN25, FULL, 2048, recompute=True, scored=0.5)
+    assert whole.training - half.training == pytest.approx(3 * QWEN25.table)
+    assert whole.recomputed - half.recomputed == pytest.approx(QWEN25.table)
+    assert (wasted.training, wasted.hardware) == pytest.approx((half.training, whole.hardware))
+
+
+def test_samples_of_many_lengths_cost_what_each_of_them_costs() -> None:
+    lengths = [100, 400, 2048, 7]
+    each = sum(length * tuning_flops(QWEN25, LORA, length, recompute=True).training for length in lengths)
+    together = tuning_flops(QWEN25, LORA, attended_length(lengths), recompute=True).training
+    assert sum(lengths) * together == pytest.approx(each, rel=1e-12)
+    mean = tuning_flops(QWEN25, LORA, sum(lengths) / len(lengths), recompute=True).training
+    assert sum(lengths) * mean < each
 
 
 def test_a_rank_of_sixteen_has_a_sixteenth_of_the_states() -> None:
@@ -92,7 +115,12 @@ def test_a_rank_of_sixteen_has_a_sixteenth_of_the_states() -> None:
 def test_activations_and_logits_of_a_32b_model() -> None:
     parts = memory()
     assert round(parts["activations kept"] / 1e9, 2) == 1.34
-    assert round(parts["loss or one layer"] / 1e9, 2) == 3.11
+    # A tile of 2,048 × 32,768 logits with 30 bytes each, and gradients of 2,048 hidden states in float32.
+    assert parts["loss or one layer"] == 30 * 2048 * 32_768 + 4 * 2048 * 5120
+    assert memory(micro=4)["loss or one layer"] < 3 * parts["loss or one layer"], "no more than 4,096 rows at a time"
+    assert memory(FULL)["loss or one layer"] == parts["loss or one layer"] + 6 * 152_064 * 5120
+    # Where a kernel computes them in place, one layer's backward pass takes more.
+    assert memory(tile_bytes=TRITON_TILE_BYTES)["loss or one layer"] / 1e9 == pytest.approx(1.22, abs=0.005)
     assert memory(micro=4)["activations kept"] == 4 * parts["activations kept"]
     assert memory(recompute=False)["activations kept"] > 40e9, "out of memory on 64 GB"
     # The small tensors of the published settings: the adapters of most layers are below a million numbers.
@@ -120,6 +148,13 @@ def test_gathers_of_a_step_and_what_makes_them_fewer() -> None:
     assert frozen(stage=2) == 0
 
 
+def test_frozen_layers_are_not_gathered_where_no_gradient_goes() -> None:
+    sent = {each.purpose: each.payload_bytes for each in step_traffic(QWEN25, FREEZE, TWO_NODES)}
+    assert sent["frozen weights, backward"] == 8 * 2 * QWEN25.table
+    assert sent["frozen weights, forward"] == 8 * 2 * FREEZE.frozen(QWEN25)
+    assert "frozen weights, backward" not in {each.purpose for each in step_traffic(QWEN25, FULL, TWO_NODES)}
+
+
 def test_with_hpz_the_frozen_weights_stay_in_the_node() -> None:
     layout = replace(TWO_NODES, hpz=8)
     between = {each.purpose for each in step_traffic(QWEN25, LORA, layout) if crosses_nodes(each, layout)}
@@ -131,7 +166,7 @@ def test_a_projected_step_adds_computing_and_communication() -> None:
     projected = project_step(QWEN25, LORA, TWO_NODES, rates, 2048)
     assert projected is not None
     # 8 samples of 2,048 tokens at 40 % of the peak; 983 GB of base weights, then adapters and their gradients.
-    assert projected.compute_s == pytest.approx(200.0e9 * 8 * 2048 / (0.4 * 313e12), rel=0.002)
+    assert projected.compute_s == pytest.approx(201.5e9 * 8 * 2048 / (0.4 * 313e12), rel=0.002)
     adapters = 3 * 8 * 2 * 536_870_912 * 15 / 16
     assert projected.communication_s == pytest.approx((982.92e9 + adapters) / (0.8 * 200e9), rel=1e-3)
     assert projected.longest_s == projected.compute_s + projected.communication_s
@@ -251,6 +286,44 @@ def test_flops_are_those_that_torch_counts(trained: Trained) -> None:
     expected = tokens * (tuning_flops(SMALL, trained, tokens, recompute=False).training + passes * hidden_half)
     # The rotation's angles are a matrix product too, of 8 × tokens numbers.
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-3)
+
+
+def added(_: Any, first: Any, second: Any, **others: Any) -> int:
+    """FLOPs of a product that is added in place, which the counter does not know."""
+    return 2 * first[0] * first[1] * second[1]
+
+
+@pytest.mark.proof
+@each_case
+@pytest.mark.parametrize("recompute", [False, True])
+def test_flops_on_the_device_are_those_that_torch_counts(trained: Trained, recompute: bool) -> None:
+    """With the loss that TRL trains by, whose backward pass computes the logits again."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    pytest.importorskip("peft")
+    from trl.trainer.utils import add_fused_lm_head
+
+    from efficientbench.finetuning.build import freeze
+
+    tokens = 64
+    model = model_of(SMALL, attn_implementation="eager")
+    add_fused_lm_head(model)
+    if trained.method == "freeze":
+        freeze(model, trained.freeze_layers)
+    else:
+        model = adapted(model, trained, 0.0)
+    if recompute:
+        model.train().activation_checkpointing_enable({"use_reentrant": True})
+    ids = torch.randint(0, SMALL.vocab, (1, tokens))
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: added}) as counter:
+        model(input_ids=ids, labels=ids, fused_lm_head=True).loss.backward()
+    hidden_half = 4 * SMALL.query_width * (tokens - (tokens + 1) / 2)
+    passes = SMALL.layers + (3 if recompute else 2) * trained.layers(SMALL)
+    # The last token has nothing to predict.
+    share = (tokens - 1) / tokens
+    flops = tuning_flops(SMALL, trained, tokens, recompute, scored=share, projected=share)
+    assert counter.get_total_flops() == pytest.approx(tokens * (flops.hardware + passes * hidden_half), rel=1e-3)
 
 
 @pytest.mark.proof

@@ -101,3 +101,10 @@ def test_few_or_unpaired_seeds_give_no_verdict() -> None:
         effect(curve, curve[:3])
     with pytest.raises(ConfigError, match="1 pairs"):
         effect(curve[:1], curve[:1])
+
+
+def test_a_loss_before_the_first_validation_is_not_made_up() -> None:
+    curve = LossCurve(3, ((100, 4.0), (200, 3.0)))
+    assert (curve.at(100), curve.at(150)) == (4.0, 3.5)
+    with pytest.raises(ConfigError, match="seed 3 has its first held-out loss after 100 loss tokens"):
+        curve.at(99)

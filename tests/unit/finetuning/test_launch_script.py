@@ -6,7 +6,7 @@ import pytest
 
 from efficientbench.cli.launch_script import Machines, by_slurm, by_torchrun, named_runs
 from efficientbench.config.errors import ConfigError
-from efficientbench.launchers.job_scripts.shell_script import checked
+from efficientbench.launchers.job_scripts.shell_script import check
 from efficientbench.launchers.job_scripts.torchrun import Meeting
 from efficientbench.sweep.selection import Request
 
@@ -16,7 +16,7 @@ NODES = Machines(nodes=2, devices_per_node=8)
 def test_both_starters_call_the_command_with_its_extra() -> None:
     runs = named_runs(Request(overrides=("data.path=rows.jsonl",), repeat=3), "lora_32B")
     for script in (by_torchrun(runs, NODES, Meeting()), by_slurm(runs, NODES, [])):
-        checked(script)
+        check(script)
         assert "\nbootstrap finetune\n" in script
         assert 'efficientbench finetune "${arguments[@]}"' in script
         for word in ("lora_32B", "dlc", "--repeat", "data.path=rows.jsonl"):

@@ -27,3 +27,17 @@ def test_the_plan_of_32_billion_parameters_on_two_nodes() -> None:
 def test_a_batch_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="the nearest that is: 126"):
         plan_request(resolve_tuning("lora_32B"), 18, 9, None, None)
+
+
+@pytest.mark.parametrize(("target", "told"), [("q_prj", "did you mean q_proj"), ("lm_head", "they are down_proj")])
+def test_a_layer_that_the_decoder_lacks_is_a_mistake_in_one_line(target: str, told: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"adapter\.targets: no linear layer of the decoder is named '{target}'.*{told}"
+    ):
+        plan_request(resolve_tuning("lora_32B", overrides=[f"adapter.targets=[{target}]"]), 16, 8, None, None)
+    assert plan_request(resolve_tuning("full_32B", overrides=[f"adapter.targets=[{target}]"]), 16, 8, None, None)
+
+
+def test_the_loss_takes_less_where_a_kernel_computes_it() -> None:
+    npu, gpu = (plan_request(resolve_tuning("lora_32B"), 16, 8, device, None) for device in (None, "H100 SXM"))
+    assert (npu.layout.tile_bytes, gpu.layout.tile_bytes) == (30, 2)

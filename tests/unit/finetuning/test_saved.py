@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from efficientbench.finetuning.saved import ADAPTER, ADAPTER_CONFIG, as_plain_lora, doubled, verify
-from efficientbench.training.errors import TrainingError
+from efficientbench.finetuning.saved import ADAPTER, ADAPTER_CONFIG, SavingError, as_plain_lora, doubled, verify
 
 SHAPES = {"layer.lora_A.weight": (2, 6), "layer.lora_B.weight": (4, 2)}
 
@@ -37,15 +36,24 @@ def test_whole_files_pass(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_not_what_was_trained_fail(tmp_path: Path, changes: dict[str, torch.Tensor], told: str) -> None:
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(SavingError, match=told):
         verify(adapter(tmp_path, **changes), SHAPES)
 
 
 def test_a_missing_tensor_fails_unless_the_format_leaves_it_out(tmp_path: Path) -> None:
     more = {**SHAPES, "output.weight": (3, 3)}
-    with pytest.raises(TrainingError, match="output.weight is missing"):
+    with pytest.raises(SavingError, match="output.weight is missing"):
         verify(adapter(tmp_path), more)
     assert verify(tmp_path, more, frozenset({"output.weight"})) == 20
+
+
+def test_matrices_that_began_with_numbers_must_have_changed(tmp_path: Path) -> None:
+    """PiSSA's B is not zero at the start."""
+    initial = load_file(adapter(tmp_path) / ADAPTER)
+    with pytest.raises(SavingError, match="all is as it began: nothing was learned"):
+        verify(tmp_path, SHAPES, initial=initial)
+    adapter(tmp_path, A=initial["layer.lora_A.weight"] + 1)
+    assert verify(tmp_path, SHAPES, initial=initial) == 20
 
 
 def test_pissa_on_the_base_computes_what_it_trained(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from efficientbench.finetuning.load import resolve_tuning
-from efficientbench.finetuning.zero import deepspeed_config
+from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 
 
 def test_what_follows_from_the_run_has_one_source() -> None:
@@ -44,3 +44,21 @@ def test_accelerate_is_as_the_ranks_on_cpus_expect_it(monkeypatch: pytest.Monkey
     # Without the patch a launched rank on a CPU finds no backend, and would train alone.
     assert PartialState._prepare_backend(state, False, False, None) == (None, DistributedType.NO)
     assert "if not cpu" in inspect.getsource(PartialState.__init__)
+
+
+def test_ranks_on_cpus_stay_there_on_a_host_with_npus(monkeypatch: pytest.MonkeyPatch) -> None:
+    deepspeed_ops = pytest.importorskip("deepspeed.ops")
+    from accelerate import state
+    from accelerate.state import DistributedType, PartialState
+
+    monkeypatch.setattr(PartialState, "_prepare_backend", PartialState._prepare_backend)
+    monkeypatch.setattr(deepspeed_ops, "__compatible_ops__", deepspeed_ops.__compatible_ops__)
+    monkeypatch.setattr(state, "is_npu_available", lambda: True)
+    for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    rank = object.__new__(PartialState)
+    assert PartialState._prepare_backend(rank)[1] is DistributedType.MULTI_NPU
+    allow_cpu_ranks()
+    for cpu in (False, True):
+        assert PartialState._prepare_backend(rank, cpu) == ("gloo", DistributedType.MULTI_CPU)

@@ -119,10 +119,16 @@ def test_an_active_environment_that_lacks_a_package_is_not_used(clone: Path, tmp
         folder.mkdir()
         (folder / "__init__.py").touch()
     assert len(folders) > 15
-    script = 'source "$1"; _bootstrap_serves "$2"'
+    script = 'source "$1"; _bootstrap_serves "${@:2}"'
     command = ["bash", "-c", script, "script", str(clone / "launchers" / "bootstrap.sh"), str(venv / "bin" / "python")]
     environment = clean_environment(f"{venv / 'bin'}:{os.environ['PATH']}")
     assert subprocess.run(command, env=environment, check=False).returncode == 0
+    # DeepSpeed alone does not fine-tune.
+    tuning = [*command, "finetune"]
+    for package, code in (("deepspeed", 1), ("peft", 1), ("trl", 0)):
+        (packages / package).mkdir()
+        (packages / package / "__init__.py").touch()
+        assert subprocess.run(tuning, env=environment, check=False).returncode == code, package
     shutil.rmtree(packages / "pyarrow")
     assert subprocess.run(command, env=environment, check=False).returncode == 1
 

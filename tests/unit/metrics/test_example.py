@@ -73,6 +73,9 @@ def test_a_trainer_that_begins_anew_samples_once() -> None:
     callback.on_train_end(*TRAINER)
     assert (len(begun), callback.run.tokens) == (1, 21)
     assert callback.run.amu_gb > 0.01
+    # The first reading has the model in it.
+    assert callback.run.memory_idle_gb is None
+    assert callback.run.unavailable["memory_idle_gb"] == "the monitor starts after the model was built"
 
 
 def test_measuring_loads_neither_harness_nor_megatron_nor_torch() -> None:

@@ -1,0 +1,86 @@
+"""Builds the model of a fine-tuning as its method trains it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from transformers import AutoModelForCausalLM, set_seed
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.finetuning.methods import check_targets, peft_arguments
+from efficientbench.finetuning.saved import whole_shape
+
+
+def build(config: FinetuneConfig, base: str) -> tuple[Any, dict[str, torch.Tensor] | None]:
+    """Return the model as the method trains it, and of PiSSA what its matrices begin with, on the host.
+
+    Args:
+        config: the run.
+        base: what transformers loads the base model by.
+
+    Raises:
+        ConfigError: `adapter` names layers that the model does not have.
+    """
+    computed = torch.bfloat16 if config.training.dtype == "bf16" else torch.float32
+    arguments = peft_arguments(config.method, config.adapter)
+    # DeepSpeed updates float32 copies. Without it AdamW updates the weights, and bf16 would lose its small changes.
+    own_weights = arguments is None and config.zero.stage == 0
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if own_weights else computed)
+    set_seed(config.training.seed)
+    if arguments is not None:
+        check_targets(config.adapter.targets, _linear_layers(model))
+        # ZeRO-3 gathers tensors of one dtype together.
+        adapted = get_peft_model(model, LoraConfig(**arguments), autocast_adapter_dtype=config.zero.stage == 0)
+        return adapted, _on_host(adapted) if config.method == "pissa" else None
+    if config.method == "freeze":
+        freeze(model, config.adapter.freeze_layers)
+        for parameter in model.parameters():
+            if own_weights and not parameter.requires_grad:
+                parameter.data = parameter.data.to(computed)
+    return model, None
+
+
+def freeze(model: Any, layers: int) -> None:
+    """Leave only the last decoder layers to be trained, and let no gradient go below them.
+
+    Raises ConfigError: the model has fewer layers.
+    """
+    count = model.config.num_hidden_layers
+    if layers > count:
+        raise ConfigError(f"adapter.freeze_layers: {layers} layers are to be trained, and the model has {count}")
+    trained = model.model.layers[count - layers :]
+    model.requires_grad_(False)
+    trained.requires_grad_(True)
+    trained[0].register_forward_pre_hook(_cut)
+
+
+def _cut(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Return a layer's arguments with hidden states that begin a graph of their own.
+
+    With recomputation transformers lets the embedding's result ask for gradients, which would go through all frozen
+    layers. A layer that is recomputed as ZeRO-3 needs it has gradients only where its input asks for them.
+    """
+    hidden, *others = arguments
+    return (hidden.detach().requires_grad_(), *others)
+
+
+def saved_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor that the saved files must hold."""
+    tensors = get_peft_model_state_dict(model) if isinstance(model, PeftModel) else dict(model.named_parameters())
+    return {name: whole_shape(tensor) for name, tensor in tensors.items()}
+
+
+def _on_host(adapted: Any) -> dict[str, torch.Tensor]:
+    """Return a copy of the adapter's tensors by the names that its file will have."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in get_peft_model_state_dict(adapted).items()}
+
+
+def _linear_layers(model: Any) -> set[str]:
+    """Return the names that an adapter's target can have."""
+    # The loss reads the output projection's weight past an adapter.
+    head = model.get_output_embeddings()
+    found = [name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear) and each is not head]
+    return {name.rpartition(".")[2] for name in found}

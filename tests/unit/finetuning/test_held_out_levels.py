@@ -1,0 +1,58 @@
+"""Levels of held-out examples, so that their losses stand beside the levels that were trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from efficientbench.finetuning.choice import RunOrder, choose_order
+from efficientbench.finetuning.curriculum_config import CurriculumConfig
+from efficientbench.finetuning.difficulty import Sample, levels_between
+from efficientbench.finetuning.prepare import held_out_levels
+from efficientbench.finetuning.rows import Row
+
+
+def rows(*difficulties: object) -> list[Row]:
+    return [Row((), difficulty, f"rows.jsonl:{number}") for number, difficulty in enumerate(difficulties, 1)]
+
+
+def ordered(config: CurriculumConfig, train: list[Row], numbers: list[float] | None = None) -> RunOrder:
+    samples = [Sample(row.difficulty, row.place) for row in train]
+    return choose_order(config, samples, 20, 4, numbers)
+
+
+def test_a_computed_score_is_cut_where_that_of_the_training_was() -> None:
+    """30 lengths in three levels of ten: to 10, to 20, and longer."""
+    config, train = CurriculumConfig(score="length"), rows(*[None] * 30)
+    numbers = [float(length) for length in range(30, 0, -1)]
+    order = ordered(config, train, numbers)
+    found = held_out_levels(
+        config, order, (train, numbers), (rows(None, None, None, None, None), [1, 10, 11, 20.5, 99])
+    )
+    assert found.tolist() == [0, 0, 1, 2, 2]
+    assert found.dtype == np.int64
+
+
+def test_numbers_in_the_column_are_cut_in_the_same_way() -> None:
+    config, train = CurriculumConfig(), rows(*[number / 10 for number in range(30)])
+    order = ordered(config, train)
+    held_out = rows(-3, 0.9, 1.0, 2.0, 7, None)
+    assert held_out_levels(config, order, (train, None), (held_out, None)).tolist() == [0, 0, 1, 2, 2, -1]
+
+
+def test_named_levels_stay_those_of_their_names() -> None:
+    config, train = CurriculumConfig(), rows(*["explain", "reasoning", "topology"] * 10)
+    held_out = rows("topology", "explain", None, "other")
+    assert held_out_levels(config, ordered(config, train), (train, None), (held_out, None)).tolist() == [2, 0, -1, -1]
+
+
+def test_without_levels_in_the_training_there_are_none() -> None:
+    config, train = CurriculumConfig(use="off", score="length"), rows(*[None] * 30)
+    numbers = [float(length) for length in range(30)]
+    order = ordered(config, train, numbers)
+    assert held_out_levels(config, order, (train, numbers), (rows(None), [3.0])).tolist() == [-1]
+    computed = CurriculumConfig(use="off", score="loss")
+    assert held_out_levels(computed, order, (train, None), (rows(None), None)).tolist() == [-1]
+
+
+def test_a_level_that_no_sample_has_is_given_to_none() -> None:
+    assert levels_between([0.0, 1.5, 9.0], [(1.0, 0), (2.0, 2)]).tolist() == [0, 2, 2]

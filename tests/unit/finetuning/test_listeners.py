@@ -1,0 +1,36 @@
+"""What listens to a fine-tuning, called as the Trainer calls it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+from efficientbench.finetuning.listeners import Stop, listeners
+from efficientbench.metrics import EfficiencyCallback
+
+SAVING_S = 0.3
+
+
+def test_the_checkpoint_of_a_stopped_run_is_not_measured(tmp_path: Path) -> None:
+    monitor = EfficiencyCallback(tokens_per_step=1, warmup_steps=0, sensors=[])
+    callbacks = [DefaultFlowCallback, *listeners(Stop(lambda: True), monitor, tmp_path / "steps.jsonl")]
+    handler = CallbackHandler(callbacks, None, None, None, None)
+    args = TrainingArguments(output_dir=str(tmp_path), include_num_input_tokens_seen="all", save_strategy="no")
+    state, control = TrainerState(max_steps=10), TrainerControl()
+    control = handler.on_train_begin(args, state, control)
+    control = handler.on_step_begin(args, state, control)
+    state.global_step = 1
+    control = handler.on_step_end(args, state, control)
+    assert (control.should_training_stop, control.should_save) == (True, True)
+    time.sleep(SAVING_S)
+    control = handler.on_save(args, state, control)
+    handler.on_train_end(args, state, control)
+    assert monitor.run is not None
+    ((begin_s, end_s),) = monitor.run.windows
+    assert end_s - begin_s < SAVING_S
