@@ -11,7 +11,8 @@ from efficientbench.config.matrix import MATRIX
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.planning.plan import DoesNotFitError, Hardware, Plan
+from efficientbench.planning.fitting import DoesNotFitError
+from efficientbench.planning.plan import Hardware, Plan
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed

@@ -12,7 +12,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.devices.base import DeviceError
-from efficientbench.planning.plan import Plan, check_fits, make_plan, plan_anywhere
+from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.plan import Plan, make_plan, plan_anywhere
 from efficientbench.planning.plan_table import print_matrix, print_plan
 
 Rows = dict[str, list[str]]
