@@ -21,7 +21,6 @@ from efficientbench.cli.options import (
     resolve_arguments,
 )
 
-
 if TYPE_CHECKING:
     from efficientbench.config.schema import RunConfig
 

@@ -53,11 +53,11 @@ def _row(candidate: Candidate, found: Search) -> tuple[str, ...]:
 
 
 def _notes(found: Search) -> list[str]:
-    training = found.ranked[0].config.training
+    training, capacity_bytes = found.ranked[0].config.training, found.rates.memory_bytes or 0
     return [
-        f"{found.fitting:,} layouts with a micro-batch fit into {(found.rates.memory_bytes or 0) / 1e9:g} GB, each with "
-        f"the least recomputation; {found.too_large:,} do not",
-        f"a step has {training.global_batch_size:,} sequences of {training.seq_len:,} tokens in each; tensor parallelism "
-        "stays in a node; keys that you give stay",
+        f"{found.fitting:,} layouts with a micro-batch fit into {capacity_bytes / 1e9:g} GB, each with the least "
+        f"recomputation; {found.too_large:,} do not",
+        f"a step has {training.global_batch_size:,} sequences of {training.seq_len:,} tokens in each; tensor "
+        "parallelism stays in a node; keys that you give stay",
         "exposed: transfers that nothing hides; as fast by three digits: fewest ranks in tp first, then in pp",
     ]
