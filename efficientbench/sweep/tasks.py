@@ -36,6 +36,8 @@ class Task:
     plan: Plan | None = None
     """On this machine; None where it is refused."""
     refused: Failure | None = None
+    too_large: Plan | None = field(default=None, kw_only=True)
+    """The plan of a run that is refused since it does not fit."""
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
     """The micro-batch that the user wrote, where a smaller one takes its place."""
@@ -70,7 +72,7 @@ class Task:
         return config.training.micro_batch_size if config else 0
 
 
-def build_tasks(request: Request, machine: Machine, jobs: int | None, trial: bool = True) -> list[Task]:
+def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: bool = False) -> list[Task]:
     """Return every run of the sweep, planned on this machine.
 
     A combination that cannot run is refused with its reason, and the others stay.
@@ -79,24 +81,26 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, trial: boo
         request: the sweep.
         machine: that runs it.
         jobs: as of `slots_needed`.
-        trial: whether a micro-batch that is `auto` is tried on the devices; else it follows from plans alone.
+        dry_run: whether nothing will run: a micro-batch that is `auto` then follows from plans alone, and runs that do
+            not fit are rows, even where none is left.
 
     Raises:
         ConfigError: a mistake in the request itself, or nothing that it names can run.
         LaunchError: a micro-batch was tried and failed for another reason than memory.
     """
-    combinations = _with_micro_batch(chosen_combinations(request), machine, jobs, trial)
+    combinations = _with_micro_batch(chosen_combinations(request), machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
-    reasons = [task.refused.reason for task in tasks if task.refused]
-    if len(reasons) == len(tasks):
-        raise ConfigError(list(dict.fromkeys(reasons)))
+    refused = [task.refused for task in tasks if task.refused]
+    shown = dry_run and any(each.kind == "out_of_memory" for each in refused)
+    if len(refused) == len(tasks) and not shown:
+        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
     return tasks
 
 
 def _with_micro_batch(
-    combinations: list[Combination], machine: Machine, jobs: int | None, trial: bool
+    combinations: list[Combination], machine: Machine, jobs: int | None, dry_run: bool
 ) -> list[Combination]:
     """Return the combinations with one decided micro-batch for all of those that leave it open."""
     runs: list[tuple[RunConfig, Hardware]] = [
@@ -106,7 +110,7 @@ def _with_micro_batch(
     ]
     if not runs:
         return combinations
-    size = decide(runs, machine.type, machine.name, trial)
+    size = decide(runs, machine.type, machine.name, trial=not dry_run, nodes=machine.nodes)
     decided = f"training.micro_batch_size={size}"
     return [
         replace(each, config=resized(each.config, size), overrides=(*each.overrides, decided))
@@ -142,9 +146,9 @@ def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | 
         return replace(task, config=None, refused=refused)
     needed = slots_needed(machine, jobs, _named_ranks(task.config))
     try:
-        plan = plan_on(task.config, machine.part(needed), nodes=1)
+        plan = plan_on(task.config, machine.part(needed), machine.nodes)
     except DoesNotFitError as error:
-        return replace(task, refused=Failure("out_of_memory", str(error)), slots=needed)
+        return replace(task, refused=Failure("out_of_memory", str(error)), too_large=error.plan, slots=needed)
     except ConfigError as error:
         return replace(task, refused=Failure("mistake", str(error)), slots=needed)
     return replace(task, plan=plan, slots=needed)
@@ -176,10 +180,11 @@ def smaller(task: Task, machine: Machine) -> Task | None:
         changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
         config = task.config.model_copy(update={"training": changed})
         try:
-            plan = plan_on(config, machine.part(task.slots), nodes=1)
+            plan = plan_on(config, machine.part(task.slots), machine.nodes)
         except ConfigError:
             continue
         if plan.config.training.micro_batch_size == size:
             extra = (f"training.micro_batch_size={size}", f"training.micro_batch_size_asked={asked}")
-            return replace(task, arguments=(*task.arguments, *extra), plan=plan, refused=None, asked=asked)
+            arguments = (*task.arguments, *extra)
+            return replace(task, arguments=arguments, plan=plan, refused=None, too_large=None, asked=asked)
     return None
