@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
 from efficientbench.config.registry import load_kinds
 from efficientbench.config.schema import RunConfig
 from efficientbench.devices.base import Device
@@ -26,6 +25,7 @@ from efficientbench.metrics.hardware import memory_bandwidth
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.generation import GenerationRecord, GenerationRow, write_generation
 from efficientbench.planning import host_memory
+from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.identity import run_environment, subject
 from efficientbench.running.output_folder import OutputFolder
@@ -71,7 +71,9 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
         return
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
-    config = resolve(run, smoke, arguments, matrix)
+    config, said = resolve_run(run, smoke, arguments, matrix)
+    if said:
+        print(said)
     with with_random_weights(config) as model:
         yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
 

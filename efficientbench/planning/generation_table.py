@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
 from efficientbench.planning.plan import gigabytes
 from efficientbench.planning.plan_table import plain_table
+from efficientbench.planning.vocabulary import resolve_run
 
 ABSENT = "n/a"
 
@@ -56,7 +56,7 @@ def matrix_configs(overrides: Sequence[str], smoke: bool) -> list[RunConfig]:
     found, first = [], None
     for run in load_matrix().runs:
         try:
-            found.append(resolve(run.name, smoke, overrides))
+            found.append(resolve_run(run.name, smoke, overrides)[0])
         except ConfigError as error:
             first = first or error
     if first is not None and not found:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from efficientbench.config.backbone import CHOICES
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.training import TrainingConfig
@@ -25,6 +24,7 @@ from efficientbench.costs.model import (
 from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
+from efficientbench.planning.vocabulary import resolve_run
 
 
 def plain_table(first: str, columns: Iterable[str], title: str | None = None, left: int = 0) -> Table:
@@ -98,7 +98,7 @@ def _matrix_plans(overrides: Sequence[str], smoke: bool) -> tuple[list[Plan], li
     plans, refused, first = [], [], None
     for run in load_matrix().runs:
         try:
-            plans.append(plan_anywhere(resolve(run.name, smoke, overrides)))
+            plans.append(plan_anywhere(resolve_run(run.name, smoke, overrides)[0]))
         except ConfigError as error:
             first = first or error
             refused.append(f"{run.name}: {error}")

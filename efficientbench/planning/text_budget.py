@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from efficientbench.config.schema import DataConfig
 from efficientbench.metrics.definitions import speed_only_reason, text_read
 from efficientbench.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from efficientbench.data_tools.manifest import Corpus
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ def tokenized(data: DataConfig) -> list[int] | None:
     Raises:
         DataError: a manifest is damaged.
     """
+    corpora = known_corpora(data)
+    return None if corpora is None else [corpus.tokens for corpus in corpora]
+
+
+def known_corpora(data: DataConfig) -> list[Corpus] | None:
+    """Return the sources that are tokenized pairs with a manifest; None where one is not.
+
+    Raises:
+        DataError: a manifest is damaged.
+    """
     sources = [source for source in data.sources if source is not None]
     if len(sources) < len(data.sources):
         return None
@@ -63,7 +77,7 @@ def tokenized(data: DataConfig) -> list[int] | None:
     manifests = [manifest_path(_prefix(source)) for source in sources]
     if not all(manifest.is_file() for manifest in manifests):
         return None
-    return [load_corpus(manifest).tokens for manifest in manifests]
+    return [load_corpus(manifest) for manifest in manifests]
 
 
 def _prefix(source: str) -> Path:

@@ -10,9 +10,11 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.errors import DataError
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.planning.fitting import DoesNotFitError
 from efficientbench.planning.plan import Hardware, Plan
+from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
@@ -88,7 +90,8 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
         ConfigError: a mistake in the request itself, or nothing that it names can run.
         LaunchError: a micro-batch was tried and failed for another reason than memory.
     """
-    combinations = _with_micro_batch(chosen_combinations(request), machine, jobs, dry_run)
+    chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
+    combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
@@ -97,6 +100,17 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     if len(refused) == len(tasks) and not shown:
         raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
     return tasks
+
+
+def _with_vocabulary(combination: Combination) -> Combination:
+    """Return the combination with the vocabulary of its text's tokenizer where that is larger, as `run` takes it."""
+    if combination.refused is not None:
+        return combination
+    try:
+        config, _ = with_vocabulary(combination.config, is_given(combination.overrides))
+    except (ConfigError, DataError) as error:
+        return replace(combination, refused=str(error))
+    return replace(combination, config=config)
 
 
 def _with_micro_batch(

@@ -230,7 +230,7 @@ def test_a_refused_run_keeps_the_label_that_all_have(tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_at_hand_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"output={tmp_path}", "training.global_batch_size=64"]
     with pytest.raises(typer.Exit) as planned:
-        sweep(arguments=words, only="gqa", sizes="0.5B,32B", dry_run=True, device="h100 sxm", nodes=2)
+        sweep(arguments=words, only="gqa_0.5B,gqa_32B", dry_run=True, device="h100 sxm", nodes=2)
     assert planned.value.exit_code == 0
     printed = capsys.readouterr().out
     assert "planned for 2 nodes of 8 × H100 SXM" in printed
