@@ -36,6 +36,8 @@ class RunFacts:
     """Of one device for the run's dtype, dense, FLOP/s."""
     peak_flops_source: str
     """The datasheet or 'configuration'; where the peak is None, the reason."""
+    not_counted: str = "the model's declarations have no formula for what it needs"
+    """Why parameters or FLOPs are None."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Measured:
         """Return a field of `facts` that the model's formulas give."""
         value = getattr(self.facts, name)
         if value is None:
-            raise MetricsError("the model's declarations have no formula for what it needs")
+            raise MetricsError(self.facts.not_counted)
         return value
 
     @property
