@@ -30,12 +30,18 @@ from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
 
 if TYPE_CHECKING:
+    import torch
+
     from efficientbench.training.batches import Batches
 
 
-def run_facts(job: Job, device: Device) -> RunFacts:
-    """Return what is known of the run before its first step; all ranks must call this together."""
+def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
+    """Return what is known of the run before its first step; all ranks must call this together.
+
+    Where no table has the peak of `torch_device`, matrix products are timed on it.
+    """
     from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
@@ -51,16 +57,21 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     if peak is None:
         peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
-    shares_host = device.memory_capacity_bytes() is None
+    devices = hosts if device.memory_capacity_bytes() is None else layout.world_size
+    measured_peak = None
+    # Together, also where only some have no peak: the ranks of a host share its cores.
+    if any(gather(peak is None, bool)):
+        measured_peak = sum(gather(measured_matmul_flops(torch_device, training.dtype), float)) / devices
     return RunFacts(
         parameters=None if parameters is None else parameters.total,
         parameters_active=None if parameters is None else parameters.active,
-        devices=hosts if shares_host else layout.world_size,
+        devices=devices,
         flops_per_token=None if flops is None else flops.training,
         flops_per_token_full_square=None if flops is None else flops.training_full_square,
         flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
+        measured_peak_flops=None if peak else measured_peak,
     )
 
 

@@ -55,6 +55,7 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             dtype_of,
             of_all_ranks,
             parameters_of,
+            peak_on_the_spot,
             write_own_record,
         )
 
@@ -66,16 +67,18 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
             return None
         flops, source = counted_flops(model, flops_per_token)
         tokens = sum(step.tokens for rank in measured for step in rank.steps)
+        dtype = dtype_of(model, dtype)
         loop = OwnLoop(
             run=Path(folder).resolve().name,
             seq_len=seq_len,
             micro_batch_size=micro_batch_size,
             global_batch_size=max(1, round(tokens / steps / seq_len)),
-            dtype=dtype_of(model, dtype),
+            dtype=dtype,
             seed=seed,
             parameters=parameters_of(model),
             flops_per_token=flops,
             flops_source=source,
             peak_flops=peak_flops,
+            measured_peak_flops=peak_on_the_spot(model, dtype, measured, peak_flops),
         )
         return write_own_record(Path(folder), loop, measured, self._started_at, time.monotonic() - self._started_s)

@@ -47,6 +47,8 @@ class OwnLoop:
     """Who has counted them."""
     peak_flops: float | None
     """Dense FLOP/s of one device; None: the table of devices has it, or there is no MFU."""
+    measured_peak_flops: float | None = None
+    """Of matrix products on the device, where no table has its peak; None: not measured."""
 
 
 def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
@@ -81,6 +83,19 @@ def dtype_of(model: Any, given: str | None) -> str:
 def parameters_of(model: Any) -> int | None:
     """Return the number of a torch model's parameters, shared ones once; None without a model."""
     return None if model is None else sum(each.numel() for each in model.parameters())
+
+
+def peak_on_the_spot(model: Any, dtype: str, measured: Sequence[RankMeasurement], given: float | None) -> float | None:
+    """Return the rate of matrix products on a model's device where its peak is not known, FLOP/s.
+
+    None where it is known or given, without a model, and with several ranks, which would have to measure together.
+    """
+    names = merge(measured).device_names
+    if model is None or given is not None or len(measured) > 1 or not names or peak_flops(names[0], dtype)[0]:
+        return None
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+
+    return measured_matmul_flops(next(iter(model.parameters())).device, dtype)
 
 
 def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
@@ -124,6 +139,7 @@ def _record(loop: OwnLoop, measured: Sequence[RankMeasurement], started_at: date
         peak_flops=peak,
         peak_flops_source=source,
         not_counted=NOT_COUNTED,
+        measured_peak_flops=None if peak else loop.measured_peak_flops,
     )
     summary = summarize(run, facts, Quality())
     absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}

@@ -25,6 +25,7 @@ from efficientbench.metrics.records.own_loop import (
     counted_flops,
     dtype_of,
     parameters_of,
+    peak_on_the_spot,
     write_own_record,
 )
 from efficientbench.metrics.sensors.base import Sensor
@@ -134,12 +135,14 @@ class EfficiencyCallback(TrainerCallback):
         measured = _gathered(self._monitor.finish(), RankMeasurement)
         self.run = merge(measured)
         if self._output is not None and state.is_world_process_zero and self.run.step_times_s:
-            loop = self._loop(args, model, self.run)
+            loop = self._loop(args, model, measured)
             write_own_record(self._output, loop, measured, self._started_at, time.monotonic() - self._started_s)
 
-    def _loop(self, args: Any, model: Any, run: RunMeasurement) -> OwnLoop:
+    def _loop(self, args: Any, model: Any, measured: Sequence[RankMeasurement]) -> OwnLoop:
         """Return what the Trainer ran. Sequences may be of any lengths: the record has their mean."""
         assert self._output is not None
+        assert self.run is not None
+        run, dtype = self.run, dtype_of(model, "bf16" if args.bf16 else "fp16" if args.fp16 else None)
         batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         flops, source = counted_flops(model, self._flops_per_token)
         return OwnLoop(
@@ -147,12 +150,13 @@ class EfficiencyCallback(TrainerCallback):
             seq_len=max(1, round(run.tokens / len(run.step_times_s) / batch)),
             micro_batch_size=args.train_batch_size,
             global_batch_size=batch,
-            dtype=dtype_of(model, "bf16" if args.bf16 else "fp16" if args.fp16 else None),
+            dtype=dtype,
             seed=args.seed,
             parameters=parameters_of(model),
             flops_per_token=flops,
             flops_source=source,
             peak_flops=self._peak_flops,
+            measured_peak_flops=peak_on_the_spot(model, dtype, measured, self._peak_flops),
         )
 
     def _pause_for_others(self, control: Any) -> None:

@@ -124,3 +124,13 @@ def test_two_ranks_write_one_record(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     record = read_record(tmp_path / "ours" / "record.json")
     assert (record.dp, record.tokens, record.global_batch_size, record.devices) == (2, 10 * 2 * 8 * 64, 16, 1)
+
+
+def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", model=Counting(8, 4))
+    assert record.mfu is None
+    assert record.measured_peak_flops is not None
+    assert record.tokens_per_s is not None
+    assert record.mfu_of_measured_peak == pytest.approx(192 * record.tokens_per_s / record.measured_peak_flops)
+    # A peak that is given needs no measurement.
+    assert saved(tmp_path / "given", model=Counting(8, 4), peak_flops=1e9).measured_peak_flops is None
