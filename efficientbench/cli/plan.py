@@ -89,16 +89,20 @@ def plan(
         print_matrix(overrides, smoke)
         return
     config, _ = resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)
+    if world is not None and best and device is not None:
+        options = {"--data": data, "--tokenizer": tokenizer, "--matrix": matrix and str(matrix)}
+        given = [name or "", *overrides_of(arguments or [], None, None), *(["--smoke"] if smoke else [])]
+        given += [word for option, value in options.items() if value for word in (option, value)]
+        _print_search(config, given, world, devices_per_node or 8, device)
+        return
+    _print_plan(config, world, devices_per_node or 8, device)
+
+
+def _print_plan(config: RunConfig, world: int | None, per_node: int, device: str | None) -> None:
+    """Print the plan on a cluster of `world` accelerators, or where there is none on any machine."""
     from rich.console import Console
 
     if world is not None:
-        per_node = devices_per_node or 8
-        if best and device is not None:
-            options = {"--data": data, "--tokenizer": tokenizer, "--matrix": matrix and str(matrix)}
-            given = [name or "", *overrides_of(arguments or [], None, None), *(["--smoke"] if smoke else [])]
-            given += [word for option, value in options.items() if value for word in (option, value)]
-            _print_search(config, given, world, per_node, device)
-            return
         from efficientbench.planning.cluster_plan import make_cluster_plan
         from efficientbench.planning.cluster_table import print_cluster_plan
 
