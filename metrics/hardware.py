@@ -34,7 +34,8 @@ class OwnRow(BaseModel):
     peak_tflops: dict[Literal["bf16", "fp16", "tf32", "fp32"], PositiveFloat]
     memory_bandwidth_gb_s: PositiveFloat
     memory_gb: PositiveFloat | None = None
-    backend: Literal["nccl", "hccl", "gloo"] = "nccl"
+    backend: str | None = None
+    """Library of collectives, one of those in `hardware.yaml`; None: that of its first links."""
     in_node_gb_s: PositiveFloat
     between_nodes_gb_s: PositiveFloat | None = None
     source: str | None = None
@@ -228,10 +229,23 @@ def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise MetricsError(f"{OWN_ROWS}={path}: no row of a device: {wrong}") from None
+    backends = [links["backend"] for links in _table()["links"]]
+    if unknown := [row.backend for row in rows if row.backend not in (None, *backends)]:
+        raise MetricsError(
+            f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(dict.fromkeys(backends))}"
+        )
     return {
         "devices": [
             {**row.model_dump(), "match": row.match or re.escape(row.name), "source": row.source or path}
             for row in rows
         ],
-        "links": [{**row.model_dump(), "devices": [row.name], "source": row.source or path} for row in rows],
+        "links": [
+            {
+                **row.model_dump(),
+                "devices": [row.name],
+                "backend": row.backend or backends[0],
+                "source": row.source or path,
+            }
+            for row in rows
+        ],
     }

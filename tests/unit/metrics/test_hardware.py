@@ -145,6 +145,7 @@ def test_a_row_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (yaml.safe_dump({**OWN, "peak_tflop": 1}), "no row of a device: peak_tflop: Extra inputs"),
         (yaml.safe_dump({**OWN, "memory_gb": -1}), "memory_gb: Input should be greater than 0"),
         ("just text", "no row of a device"),
+        (yaml.safe_dump({**OWN, "backend": "smoke signals"}), "backend: 'smoke signals' is none of "),
     ],
 )
 def test_a_wrong_file_of_rows_says_why(
