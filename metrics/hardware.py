@@ -229,23 +229,17 @@ def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise MetricsError(f"{OWN_ROWS}={path}: no row of a device: {wrong}") from None
-    backends = [links["backend"] for links in _table()["links"]]
+    backends = list(dict.fromkeys(links["backend"] for links in _table()["links"]))
     if unknown := [row.backend for row in rows if row.backend not in (None, *backends)]:
-        raise MetricsError(
-            f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(dict.fromkeys(backends))}"
-        )
-    return {
-        "devices": [
-            {**row.model_dump(), "match": row.match or re.escape(row.name), "source": row.source or path}
-            for row in rows
-        ],
-        "links": [
-            {
-                **row.model_dump(),
-                "devices": [row.name],
-                "backend": row.backend or backends[0],
-                "source": row.source or path,
-            }
-            for row in rows
-        ],
-    }
+        raise MetricsError(f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(backends)}")
+    whole = [
+        {
+            **row.model_dump(),
+            "match": row.match or re.escape(row.name),
+            "source": row.source or path,
+            "backend": row.backend or backends[0],
+            "devices": [row.name],
+        }
+        for row in rows
+    ]
+    return {"devices": whole, "links": whole}
