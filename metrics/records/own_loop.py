@@ -70,14 +70,13 @@ def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
 def dtype_of(model: Any, given: str | None) -> str:
     """Return the dtype of matrix products: as given, else that of the model's parameters.
 
-    Raises MetricsError: neither says.
+    Raises MetricsError: neither says, or it is none of DTYPES.
     """
-    if given is not None:
-        return given
-    found = str(next(iter(model.parameters())).dtype) if model is not None else None
-    if found not in DTYPES:
+    parameter = None if model is None else next(iter(model.parameters()))
+    found = given if given is not None else DTYPES.get(str(getattr(parameter, "dtype", None)))
+    if found is None or found not in DTYPES.values():
         raise MetricsError(f"the dtype of matrix products is not known ({found}): give dtype='bf16', 'fp16' or 'fp32'")
-    return DTYPES[found]
+    return found
 
 
 def parameters_of(model: Any) -> int | None:

@@ -66,6 +66,8 @@ def test_what_is_not_known_is_absent_with_its_reason(tmp_path: Path) -> None:
     assert record.unavailable["parameters"] == record.unavailable["tt_tokens_per_param_s"] == NOT_COUNTED
     with pytest.raises(MetricsError, match="give dtype='bf16', 'fp16' or 'fp32'"):
         measured().save(tmp_path / "other", **SHAPE)
+    with pytest.raises(MetricsError, match="is not known .half.: give"):
+        measured().save(tmp_path / "other", dtype="half", **SHAPE)
     with pytest.raises(MetricsError, match="no step was measured"):
         measured(warmup_steps=3).save(tmp_path / "other", dtype="fp32", **SHAPE)
     (tmp_path / "file").write_text("")
