@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,8 @@ def known_corpora(data: DataConfig) -> list[Corpus] | None:
     from efficientbench.data_tools.manifest import load_corpus, manifest_path
 
     manifests = [manifest_path(_prefix(source)) for source in sources]
-    if not all(manifest.is_file() for manifest in manifests):
+    # Not by Path, which raises for names that no file system takes.
+    if not all(map(os.path.isfile, manifests)):
         return None
     return [load_corpus(manifest) for manifest in manifests]
 
