@@ -75,9 +75,11 @@ def known_corpora(data: DataConfig) -> list[Corpus] | None:
     # Here, since it loads numpy: most plans are of a corpus that is yet to be downloaded.
     from efficientbench.data_tools.manifest import load_corpus, manifest_path
 
-    manifests = [manifest_path(_prefix(source)) for source in sources]
+    # The current folder has no name that a pair could have.
+    prefixes = [prefix for source in sources if (prefix := _prefix(source)).name]
+    manifests = [manifest_path(prefix) for prefix in prefixes]
     # Not by Path, which raises for names that no file system takes.
-    if not all(map(os.path.isfile, manifests)):
+    if len(prefixes) < len(sources) or not all(map(os.path.isfile, manifests)):
         return None
     return [load_corpus(manifest) for manifest in manifests]
 

@@ -87,3 +87,9 @@ def test_what_plans_also_prepares_its_text(tokenizer: Path, tmp_path: Path) -> N
 def test_a_tokenizer_that_is_not_there_is_named_by_plan_too(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         resolve_run("gqa_0.5B", True, [f"data.tokenizer={tmp_path / 'gone'}"])
+
+
+@pytest.mark.parametrize("path", [".", "/", "..", "A" * 300, "a\0b"])
+def test_a_text_of_any_name_is_no_pair(path: str) -> None:
+    config, said = resolve_run("gqa_0.5B", True, [f"data.path={path}"])
+    assert (config.model.vocab_size, said) == (1024, None)
