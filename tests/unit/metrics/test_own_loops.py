@@ -136,3 +136,30 @@ def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
     assert record.mfu_of_measured_peak == pytest.approx(192 * record.tokens_per_s / record.measured_peak_flops)
     # A peak that is given needs no measurement.
     assert saved(tmp_path / "given", model=Counting(8, 4), peak_flops=1e9).measured_peak_flops is None
+
+
+@pytest.mark.proof
+def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(64, (16, 8))]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "model"),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        logging_steps=2,
+        report_to="tensorboard",
+        disable_tqdm=True,
+        save_strategy="no",
+        use_cpu=True,
+    )
+    trainer = Trainer(Qwen2ForCausalLM(Qwen2Config(**shape, **heads)), arguments, train_dataset=texts)
+    EfficiencyCallback(tokens_per_step=16, warmup_steps=1, sensors=[HostSensor()]).attach(trainer)
+    trainer.train()
+    (folder,) = {file.parent for file in (tmp_path / "model").rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("train/efficiency/tokens_per_s")] == [2, 4]
