@@ -19,6 +19,10 @@ class EfficiencyMonitor(monitor.EfficiencyMonitor):
         self._started_at, self._started_s = datetime.now(timezone.utc), time.monotonic()
         super().start()
 
+    def __enter__(self) -> EfficiencyMonitor:
+        super().__enter__()
+        return self
+
     def save(
         self,
         folder: str | Path,
