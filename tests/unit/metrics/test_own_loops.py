@@ -116,18 +116,6 @@ def test_an_example_of_another_trainer_writes_a_record(package: str, tmp_path: P
     assert (record.tokens, record.global_batch_size, record.flops_per_token) == (10 * 8 * 64, 8, 6 * 128 * 256)
 
 
-@pytest.mark.proof
-def test_two_ranks_write_one_record(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    words += [str(EXAMPLES / "accelerate_loop.py"), str(tmp_path / "ours")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    record = read_record(tmp_path / "ours" / "record.json")
-    assert (record.dp, record.tokens, record.global_batch_size, record.devices) == (2, 10 * 2 * 8 * 64, 16, 1)
-
-
 def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
     record = saved(tmp_path / "ours", model=Counting(8, 4))
     assert record.mfu is None
