@@ -32,9 +32,10 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
         DataError: there is no such folder, or the hub has no such name or cannot be reached.
     """
     folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
-    if folder.is_dir():
+    # Not by Path, which raises for names that no file system takes.
+    if os.path.isdir(folder):
         return folder
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise DataError(f"tokenizer {path_or_name} is a file: give its folder")
     name = str(path_or_name)
     if _is_path(name):

@@ -139,14 +139,16 @@ FINETUNING = (
     "padding_share",
 )
 """Columns that fine-tunings alone fill, on the page of these."""
+PARTS = {"finetuning": FINETUNING, "peak": ("mfu_of_measured_peak", "measured_peak_flops")}
+"""Columns on pages of their own."""
 
 
 def columns(part: str = "") -> str:
-    """Return a table of the columns of `report.csv`; `part`: those that 'finetuning' alone fills, or all others."""
+    """Return a table of the columns of `report.csv`; `part`: those on a page of their own, or all others."""
     rows = [
         [f"`{name}`", column.unit, column.description, column.better or "", column.known_as]
         for name, column in COLUMNS.items()
-        if (name in FINETUNING) == (part == "finetuning")
+        if (name in PARTS[part] if part else not any(name in names for names in PARTS.values()))
     ]
     return _table(["column", "unit", "meaning", "better", "known elsewhere as"], rows)
 

@@ -1,13 +1,22 @@
-"""A `transformers.Trainer`, measured by a callback. Needs accelerate; `python examples/transformers_trainer.py`."""
+"""A `transformers.Trainer`, measured by a callback; `python examples/transformers_trainer.py [FOLDER]`.
+
+It needs accelerate. FOLDER gets the record.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from tempfile import TemporaryDirectory
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 from efficientbench.metrics import EfficiencyCallback
+
+if importlib.util.find_spec("accelerate") is None:
+    sys.exit("transformers.Trainer needs accelerate, which is not installed: pip install accelerate")
+output = sys.argv[1] if len(sys.argv) > 1 else "output/own_loops/transformers_trainer"
 
 torch.manual_seed(0)
 model = Qwen2ForCausalLM(
@@ -30,9 +39,12 @@ with TemporaryDirectory() as folder:
         include_num_input_tokens_seen="all",
         eval_strategy="steps",
         eval_steps=6,
+        logging_steps=4,
         report_to="none",
         disable_tqdm=True,
     )
-    measured = EfficiencyCallback(warmup_steps=2)
-    Trainer(model, arguments, train_dataset=texts, eval_dataset=texts[:8], callbacks=[measured]).train()
+    measured = EfficiencyCallback(warmup_steps=2, output=output)
+    trainer = Trainer(model, arguments, train_dataset=texts, eval_dataset=texts[:8])
+    measured.attach(trainer)
+    trainer.train()
 print(measured.summary())

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from efficientbench.metrics.errors import MetricsError
     from efficientbench.metrics.monitoring.aggregate import merge
     from efficientbench.metrics.monitoring.measurement import describe
-    from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
-    from efficientbench.metrics.monitoring.trainer_callback import EfficiencyCallback
+    from efficientbench.metrics.records.loop_monitor import EfficiencyMonitor
+    from efficientbench.metrics.records.trainer_callback import EfficiencyCallback
     from efficientbench.metrics.sensors.allocator import AllocatorSensor
     from efficientbench.metrics.sensors.host import HostSensor
     from efficientbench.metrics.sensors.nvml import NvmlSensor
@@ -31,8 +31,8 @@ __all__ = [
 
 _MODULES = {
     "AllocatorSensor": "efficientbench.metrics.sensors.allocator",
-    "EfficiencyCallback": "efficientbench.metrics.monitoring.trainer_callback",
-    "EfficiencyMonitor": "efficientbench.metrics.monitoring.monitor",
+    "EfficiencyCallback": "efficientbench.metrics.records.trainer_callback",
+    "EfficiencyMonitor": "efficientbench.metrics.records.loop_monitor",
     "HostSensor": "efficientbench.metrics.sensors.host",
     "MetricsError": "efficientbench.metrics.errors",
     "NvmlSensor": "efficientbench.metrics.sensors.nvml",

@@ -1,25 +1,59 @@
-"""Looks up the peak rates of devices in `hardware.yaml`."""
+"""Looks up the rates of devices in `hardware.yaml`, and before it in the file of own rows that `OWN_ROWS` names."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from efficientbench.metrics.errors import MetricsError
 
 TABLE = Path(__file__).with_name("hardware.yaml")
+OWN_ROWS = "EFFICIENTBENCH_DEVICES"
+"""Environment variable with the path of a YAML file: one `OwnRow`, or a list of them."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _MAKERS = frozenset({"nvidia", "geforce", "tesla"})
 """Words of the drivers' names that tell no device from another."""
 _REMEDY = "give the device's dense peak in the configuration"
+
+
+class OwnRow(BaseModel):
+    """A row that a user gives, with its links; the keys are those of `hardware.yaml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    match: str | None = None
+    """Regular expression for the name that the driver reports; None: the name itself."""
+    peak_tflops: dict[Literal["bf16", "fp16", "tf32", "fp32"], PositiveFloat]
+    memory_bandwidth_gb_s: PositiveFloat
+    memory_gb: PositiveFloat | None = None
+    backend: str | None = None
+    """Library of collectives, one of those in `hardware.yaml`; None: that of its first links."""
+    in_node_gb_s: PositiveFloat
+    between_nodes_gb_s: PositiveFloat | None = None
+    source: str | None = None
+    """None: the file."""
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """What a row says of a device whatever its dtype."""
+
+    name: str
+    backend: str
+    """The library of collectives that uses its links."""
+    memory_bytes: float | None
+    """Capacity; None if the name does not settle it."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +85,9 @@ def peak_flops(device_name: str, dtype: str) -> tuple[float | None, str]:
     Returns:
         (peak in FLOP/s, the datasheet it comes from), or (None, why it is unknown).
     """
-    undetermined = _matching("undetermined", device_name)
-    if undetermined is not None:
-        return None, f"{undetermined['reason']}: {_REMEDY}"
-    row = _matching("devices", device_name)
+    row, reason = _official(device_name)
     if row is None:
-        return None, f"the peak of '{device_name}' is not in the hardware table: {_REMEDY}"
+        return None, f"{reason or f'the peak of {device_name!r} is not in the hardware table'}: {_REMEDY}"
     try:
         return _peak_flops(row, dtype), row["source"]
     except MetricsError as error:
@@ -68,12 +99,19 @@ def memory_bandwidth(device_name: str) -> tuple[float | None, str]:
 
     `device_name` is as the driver reports it.
     """
-    undetermined, row = _matching("undetermined", device_name), _matching("devices", device_name)
-    if undetermined is not None:
-        return None, undetermined["reason"]
+    row, reason = _official(device_name)
     if row is None:
-        return None, f"the memory bandwidth of '{device_name}' is not in the hardware table"
+        return None, reason or f"the memory bandwidth of '{device_name}' is not in the hardware table"
     return row["memory_bandwidth_gb_s"] * 1e9, row["source"]
+
+
+def known_device(name: str) -> KnownDevice:
+    """Return what the table says of a device, by its name as of `device_rates`.
+
+    Raises MetricsError: the table has no such device, or several.
+    """
+    row = _row(name)
+    return KnownDevice(row["name"], _links(row)["backend"], row["memory_gb"] and row["memory_gb"] * 1e9)
 
 
 def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRates:
@@ -88,13 +126,10 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
     Raises:
         MetricsError: the table has no such device, or several, or lacks its peak in that dtype.
     """
-    row = _matching("devices", name) or _named(name)
-    if row is None:
-        names = [row["name"] for row in _table()["devices"]]
-        near = _near(name)
-        hint = f"; did you mean '{near}'?" if near else ""
-        raise MetricsError(f"'{name}' is not in the table of devices ({', '.join(names)}){hint}")
-    links = next(links for links in _table()["links"] if row["name"] in links["devices"])
+    row = _row(name)
+    links, source = _links(row), row["source"]
+    if span := row.get("unofficial_tflops"):
+        source = f"{_span(span)} are in use for {row['name']}, UNOFFICIAL: {source}"
     network = links["between_nodes_gb_s"]
     return DeviceRates(
         name=row["name"],
@@ -104,8 +139,40 @@ def device_rates(name: str, dtype: str, peak: float | None = None) -> DeviceRate
         memory_bytes=row["memory_gb"] and row["memory_gb"] * 1e9,
         in_node_bytes_s=links["in_node_gb_s"] * 1e9,
         between_nodes_bytes_s=network and network * 1e9,
-        sources=("peak given" if peak else row["source"], links["source"]),
+        sources=("peak given" if peak else source, links["source"]),
     )
+
+
+def _official(device_name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the row of a driver's name if a datasheet or the user settles it, else why not; '' for no row at all."""
+    row = _matching("devices", device_name)
+    if row is None:
+        undetermined = _matching("undetermined", device_name)
+        return None, undetermined["reason"] if undetermined else ""
+    if span := row.get("unofficial_tflops"):
+        return None, f"no datasheet settles the rates of {row['name']} ({_span(span)} are in use; {row['source']})"
+    return row, ""
+
+
+def _span(tflops: list[float]) -> str:
+    low, high = tflops
+    return f"{low:g} TFLOP/s" if low == high else f"{low:g} to {high:g} TFLOP/s"
+
+
+def _links(row: dict[str, Any]) -> dict[str, Any]:
+    return next(links for links in _rows("links") if row["name"] in links["devices"])
+
+
+def _row(name: str) -> dict[str, Any]:
+    """Return the row of a device's name, as the driver or a user writes it. Raises MetricsError: none, or several."""
+    row = _matching("devices", name) or _named(name)
+    if row is not None:
+        return row
+    names = [row["name"] for row in _rows("devices")]
+    near = _near(name)
+    hint = f"; did you mean '{near}'?" if near else ""
+    where = f"the table of devices ({', '.join(names)}) or a file of your own ({OWN_ROWS}=FILE)"
+    raise MetricsError(f"'{name}' is not in {where}{hint}")
 
 
 def _words(name: str) -> list[str]:
@@ -122,7 +189,7 @@ def _named(name: str) -> dict[str, Any] | None:
 
     Raises MetricsError: they stand for several rows.
     """
-    words, rows = _words(name), _table()["devices"]
+    words, rows = _words(name), _rows("devices")
     found = [row for row in rows if _words(row["name"]) == words]
     found = found or [row for row in rows if _stand_for(words, _words(row["name"]))]
     if len(found) > 1:
@@ -146,12 +213,13 @@ def _near(name: str) -> str | None:
     The chip is the same, and every word is like one of the row's. A name that has all words of a row and more is that
     of another card, as RTX 4090 Laptop is.
     """
-    words, names = _words(name), [row["name"] for row in _table()["devices"]]
+    words, names = _words(name), [row["name"] for row in _rows("devices")]
     alike = [
         each
         for each in names
         if _chip(words) == _chip(_words(each))
         and not set(_words(each)) <= set(words)
+        and words
         and all(difflib.get_close_matches(word, _words(each)) for word in words)
     ]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0)), None)
@@ -160,7 +228,7 @@ def _near(name: str) -> str | None:
 def _matching(part: str, device_name: str) -> dict[str, Any] | None:
     """Return the row of a part of the table whose pattern is the driver's name of a device."""
     name = device_name.strip().removeprefix("NVIDIA ")
-    return next((row for row in _table()[part] if re.fullmatch(row["match"], name)), None)
+    return next((row for row in _rows(part) if re.fullmatch(row["match"], name)), None)
 
 
 def _peak_flops(row: dict[str, Any], dtype: str) -> float:
@@ -171,6 +239,41 @@ def _peak_flops(row: dict[str, Any], dtype: str) -> float:
     return float(tflops * 1e12)
 
 
+def _rows(part: str) -> list[dict[str, Any]]:
+    """Return the rows of a part of the table, the user's own first."""
+    own = os.environ.get(OWN_ROWS)
+    return [*(_own_table(own).get(part, []) if own else []), *_table()[part]]
+
+
 @lru_cache(maxsize=1)
 def _table() -> dict[str, list[dict[str, Any]]]:
     return yaml.safe_load(TABLE.read_text())
+
+
+@lru_cache(maxsize=1)
+def _own_table(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Read a file of own rows as parts of the table. Raises MetricsError: it cannot be read, or a row is wrong."""
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+        rows = [OwnRow.model_validate(row) for row in (content if isinstance(content, list) else [content])]
+        for row in rows:
+            re.compile(row.match or "")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, re.error) as error:
+        raise MetricsError(f"{OWN_ROWS}={path}: cannot be read ({error})") from None
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise MetricsError(f"{OWN_ROWS}={path}: no row of a device: {wrong}") from None
+    backends = list(dict.fromkeys(links["backend"] for links in _table()["links"]))
+    if unknown := [row.backend for row in rows if row.backend not in (None, *backends)]:
+        raise MetricsError(f"{OWN_ROWS}={path}: backend: {unknown[0]!r} is none of {', '.join(backends)}")
+    whole = [
+        {
+            **row.model_dump(),
+            "match": row.match or re.escape(row.name),
+            "source": row.source or path,
+            "backend": row.backend or backends[0],
+            "devices": [row.name],
+        }
+        for row in rows
+    ]
+    return {"devices": whole, "links": whole}

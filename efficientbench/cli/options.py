@@ -68,12 +68,17 @@ def resolve_arguments(
     tokenizer: str | None,
     matrix: Path | None = None,
 ) -> tuple[RunConfig, str]:
-    """Return the configuration and the mode that a command line names; the last mode counts."""
-    from efficientbench.config.load import resolve
+    """Return the configuration and the mode that a command line names; the last mode counts.
+
+    Print where the model takes its tokenizer's vocabulary.
+    """
     from efficientbench.config.matrix import MATRIX
+    from efficientbench.planning.vocabulary import resolve_run
 
     modes = [argument for argument in arguments if argument in MODES]
-    config = resolve(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
+    config, said = resolve_run(name, smoke, overrides_of(arguments, data, tokenizer), matrix or MATRIX)
+    if said:
+        typer.echo(said)
     return config, modes[-1] if modes else MODES[0]
 
 

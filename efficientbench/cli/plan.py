@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +20,9 @@ from efficientbench.cli.options import (
     overrides_of,
     resolve_arguments,
 )
+
+if TYPE_CHECKING:
+    from efficientbench.config.schema import RunConfig
 
 
 def plan(
@@ -45,6 +49,10 @@ def plan(
             help="with --world or --generate: a row of metrics/hardware.yaml, like 'H100 SXM'",
         ),
     ] = None,
+    best: Annotated[
+        bool,
+        typer.Option("--search", help="with --world and --device: rank layouts, micro-batches and recomputation"),
+    ] = False,
     generate: Annotated[
         bool, typer.Option("--generate", help="prefill and decoding by the roofline, and the largest batch that fits")
     ] = False,
@@ -62,6 +70,8 @@ def plan(
         raise typer.BadParameter("--prompt-tokens and --batch go with --generate")
     if every and matrix is not None:
         raise typer.BadParameter("--all is about the shipped matrix: leave --matrix out, or name a run of it")
+    if best and (world is None or device is None or every):
+        raise typer.BadParameter("--search goes with NAME, --world N and --device NAME: what is searched on")
     if not every and name is None:
         raise typer.BadParameter("plan needs the name of a run, like gqa_1.5B, or --all")
     overrides = overrides_of([*([name] if name else []), *(arguments or [])], data, tokenizer) if every else []
@@ -86,15 +96,44 @@ def plan(
         print_matrix(overrides, smoke)
         return
     config, _ = resolve_arguments(name or "", arguments or [], smoke, data, tokenizer, matrix)
+    if world is not None and best and device is not None:
+        options = {"--data": data, "--tokenizer": tokenizer, "--matrix": matrix and str(matrix)}
+        given = [name or "", *overrides_of(arguments or [], None, None), *(["--smoke"] if smoke else [])]
+        given += [word for option, value in options.items() if value for word in (option, value)]
+        _print_search(config, given, world, devices_per_node or 8, device)
+        return
+    _print_plan(config, world, devices_per_node or 8, device)
+
+
+def _print_plan(config: RunConfig, world: int | None, per_node: int, device: str | None) -> None:
+    """Print the plan on a cluster of `world` accelerators, or where there is none on any machine."""
     from rich.console import Console
 
     if world is not None:
         from efficientbench.planning.cluster_plan import make_cluster_plan
         from efficientbench.planning.cluster_table import print_cluster_plan
 
-        print_cluster_plan(make_cluster_plan(config, world, devices_per_node or 8, device), Console(width=160))
+        print_cluster_plan(make_cluster_plan(config, world, per_node, device), Console(width=160))
         return
     from efficientbench.planning.plan import plan_anywhere
     from efficientbench.planning.plan_table import print_plan
 
     print_plan(plan_anywhere(config), Console(emoji=False))
+
+
+def _print_search(config: RunConfig, given: list[str], world: int, per_node: int, device: str) -> None:
+    """Print the fastest layouts, and the command of the first; `given` are the words of the command line."""
+    from rich.console import Console
+
+    from efficientbench.config.words import ALIASES
+    from efficientbench.planning.search import search, words_of
+    from efficientbench.planning.search_table import print_search
+
+    keys = [word.partition("=")[0] for word in given]
+    found = search(config, world, per_node, device, {ALIASES.get(key, key) for key in keys})
+    words = [*given, *words_of(found.ranked[0].config, config)]
+    if found.nodes > 1:
+        command = ["launch", *words, "--to", "slurm", "--nodes", str(found.nodes), "--devices-per-node", str(per_node)]
+    else:
+        command = ["run", *words]
+    print_search(found, shlex.join(["efficientbench", *command]), Console(width=160, emoji=False))

@@ -64,11 +64,25 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the plan with estimates of time, memory and energy; run nothing")
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="NAME", help="with --dry-run: plan for this row of metrics/hardware.yaml"),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="with --device: machines that each run takes; 1")
+    ] = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option("--devices-per-node", metavar="N", min=1, help="with --device: of each machine; 8")
+    ] = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
 ) -> None:
     """Train, measure and report many runs; called again, it does what is missing."""
+    if device is None and (nodes or devices_per_node):
+        raise typer.BadParameter("--nodes and --devices-per-node go with --device NAME: what to plan for")
+    if device is not None and not dry_run:
+        raise typer.BadParameter("--device goes with --dry-run: a sweep runs on the devices of this machine")
     from efficientbench.config.matrix import MATRIX
     from efficientbench.sweep.selection import Request
     from efficientbench.sweep.sweep import sweep as run_sweep
@@ -85,7 +99,12 @@ def sweep(
         retry_smaller=retry_smaller,
         generate=generate,
     )
-    raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run))
+    cluster = None
+    if device is not None:
+        from efficientbench.sweep.machine import planned_machine
+
+        cluster = planned_machine(device, nodes or 1, devices_per_node or 8)
+    raise typer.Exit(run_sweep(request, jobs, time_limit_s, retry_failed, dry_run, cluster))
 
 
 def _matrix(given: Sequence[str]) -> Path | None:

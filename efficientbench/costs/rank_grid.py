@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, get_args
 
 from efficientbench.config.layout import Layout
 
@@ -38,22 +39,7 @@ class RankGrid:
     def groups(self, kind: Group) -> list[tuple[int, ...]]:
         """Return every group of a kind; each rank is in one, except that `embedding` leaves out the inner stages."""
         layout = self.layout
-        replicas = layout.cp * layout.dp
-        stage = layout.tp * replicas
-        expert_tp = layout.tp if layout.ep == 1 else 1
-        # Kind → distance between neighbours in a group, and ranks of a group.
-        shape: dict[str, tuple[int, int]] = {
-            "tp": (1, layout.tp),
-            "cp": (layout.tp, layout.cp),
-            "tp × cp": (1, layout.tp * layout.cp),
-            "dp": (layout.tp, replicas),
-            "ep": (expert_tp, layout.ep),
-            "expert dp": (expert_tp * layout.ep, stage // (expert_tp * layout.ep)),
-            "pp": (stage, layout.pp),
-            "embedding": (stage, layout.pp),
-            "world": (1, layout.world_size),
-        }
-        stride, size = shape[kind]
+        stride, size = self._shape(kind)
         groups = [
             tuple(range(first + offset, first + offset + stride * size, stride))
             for first in range(0, layout.world_size, stride * size)
@@ -63,7 +49,7 @@ class RankGrid:
 
     def span(self, kind: Group) -> Span:
         """Return the reach of the groups of a kind."""
-        return max((self._span(group) for group in self.groups(kind)), key=lambda span: (span.nodes, -span.per_node))
+        return self._spans[kind]
 
     def stage_ranks(self, stage: int) -> range:
         """Return the ranks of a pipeline stage."""
@@ -82,6 +68,42 @@ class RankGrid:
         return any(
             rank // per_node != (rank + ahead) % layout.world_size // per_node for rank in self.stage_ranks(stage)
         )
+
+    @cached_property
+    def _spans(self) -> dict[Group, Span]:
+        """The reach of every kind; a search over layouts asks for each many times."""
+        return {kind: self._reach(kind) for kind in get_args(Group)}
+
+    def _shape(self, kind: Group) -> tuple[int, int]:
+        """Return the distance between neighbours in a group of a kind, and its ranks."""
+        layout = self.layout
+        replicas = layout.cp * layout.dp
+        stage = layout.tp * replicas
+        expert_tp = layout.tp if layout.ep == 1 else 1
+        shape: dict[str, tuple[int, int]] = {
+            "tp": (1, layout.tp),
+            "cp": (layout.tp, layout.cp),
+            "tp × cp": (1, layout.tp * layout.cp),
+            "dp": (layout.tp, replicas),
+            "ep": (expert_tp, layout.ep),
+            "expert dp": (expert_tp * layout.ep, stage // (expert_tp * layout.ep)),
+            "pp": (stage, layout.pp),
+            "embedding": (stage, layout.pp),
+            "world": (1, layout.world_size),
+        }
+        return shape[kind]
+
+    def _reach(self, kind: Group) -> Span:
+        """Return the reach of a kind: by its shape where that fills nodes evenly, else from all of its groups."""
+        (stride, size), per_node = self._shape(kind), self.layout.ranks_per_node
+        ends_only = kind == "embedding" and size > 1
+        if stride % per_node == 0:
+            return Span(2, 2, 1) if ends_only else Span(size, size, 1)
+        if not ends_only and per_node % (stride * size) == 0:
+            return Span(size, 1, size)
+        if not ends_only and per_node % stride == 0 and stride * size % per_node == 0:
+            return Span(size, stride * size // per_node, per_node // stride)
+        return max((self._span(group) for group in self.groups(kind)), key=lambda span: (span.nodes, -span.per_node))
 
     def _span(self, group: tuple[int, ...]) -> Span:
         on_node = Counter(rank // self.layout.ranks_per_node for rank in group)

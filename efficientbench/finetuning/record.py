@@ -17,14 +17,13 @@ from efficientbench.devices.base import Device
 from efficientbench.finetuning.cost import Trained, TuningFlops, attended_length, tuning_flops
 from efficientbench.finetuning.job import TuningJob
 from efficientbench.finetuning.shapes import shape_of
-from efficientbench.metrics.definitions import FORMULAS, percentiles, ratio_standard_error
+from efficientbench.metrics.definitions import FORMULAS, ratio_standard_error
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RunMeasurement
 from efficientbench.metrics.records.environment import collect_environment, sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts, Tuning, Validation
+from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.records.record_parts import Window
 from efficientbench.metrics.records.summarize import nothing_measured, quality_curve, summarize
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "trl", "peft", "accelerate", "deepspeed")
 """Packages whose versions a record keeps."""
-MAXIMUM_DISTURBANCES = 500
 
 
 class Recording:
@@ -98,14 +96,8 @@ class Recording:
             **summary.values,
             **self._times("stopped" if saved_numbers is None else "completed"),
             unavailable=summary.unavailable | missing,
-            step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
             data=[job.data],
-            samples=run.samples,
-            sample_intervals_s=run.sample_intervals_s,
-            energy_doubt=run.energy_doubt,
-            timelines=list(run.timelines),
-            windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
-            disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
+            **measured_parts(run, summary.outliers),
             # Of earlier ones neither time nor energy was measured here.
             quality_curve=quality_curve(run, [each for each in validations if each.step > job.resumed_step]),
             resumed_after_steps=[job.resumed_step] if job.resumed_step else [],

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.registry import load_kinds
 from efficientbench.config.schema import RunConfig
@@ -27,6 +26,7 @@ from efficientbench.metrics.hardware import memory_bandwidth
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.generation import GENERATION_NAME, GenerationRecord, GenerationRow, write_generation
 from efficientbench.planning import host_memory
+from efficientbench.planning.vocabulary import resolve_run
 from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.running.identity import run_environment, subject
 from efficientbench.running.output_folder import OutputFolder
@@ -72,7 +72,9 @@ def target(run: str, arguments: Sequence[str], smoke: bool, step: int | None, ma
         return
     if step is not None:
         raise ConfigError(f"--step: {run} is a run of the matrix, and gets random weights: give a run's folder")
-    config = _named(run, arguments, smoke, matrix)
+    config, said = _named(run, arguments, smoke, matrix)
+    if said:
+        print(said)
     with with_random_weights(config) as model:
         yield Target(model, in_one_process(config), "random", OutputFolder.of(config))
 
@@ -85,7 +87,7 @@ def record_folder(run: str, arguments: Sequence[str], smoke: bool, matrix: Path)
             ranks.
     """
     if not _is_folder(run):
-        return OutputFolder.of(_named(run, arguments, smoke, matrix))
+        return OutputFolder.of(_named(run, arguments, smoke, matrix)[0])
     if smoke:
         raise ConfigError(f"--smoke: {run} is a folder, whose model has its size")
     if matrix != MATRIX:
@@ -97,15 +99,16 @@ def _is_folder(run: str) -> bool:
     return Path(run).is_dir() or len(Path(run).parts) > 1
 
 
-def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> RunConfig:
-    config = resolve(run, smoke, arguments, matrix)
+def _named(run: str, arguments: Sequence[str], smoke: bool, matrix: Path) -> tuple[RunConfig, str | None]:
+    """Return the configuration of a run's name, and what to tell of its vocabulary, if anything."""
+    config, said = resolve_run(run, smoke, arguments, matrix)
     for axis in ("tp", "cp", "pp", "vpp", "ep", "dp"):
         size = getattr(config.parallel, axis)
         if size is not None and size > 1:
             raise ConfigError(
                 f"parallel.{axis}={size}: generation is measured in one process on one device: set parallel.{axis}=1"
             )
-    return config
+    return config, said
 
 
 def measure_run(found: Target, cases: Sequence[Case], repeats: int) -> int:

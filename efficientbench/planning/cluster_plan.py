@@ -12,6 +12,7 @@ from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.schema import RunConfig
 from efficientbench.config.variant import UndeclaredError, known
 from efficientbench.costs.rank_grid import RankGrid
+from efficientbench.devices.base import Device
 from efficientbench.devices.cpu import CPU
 from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.metrics.hardware import DeviceRates, device_rates
@@ -58,11 +59,7 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
     """
     rates = device_rates(device, config.training.dtype, config.measurement.peak_flops) if device else None
     config, layout = layout_of_world(config, world, devices_per_node)
-    if config.device == "auto":
-        # The type whose collectives the named device uses, else the first accelerator.
-        chosen = next(each for each in all_devices() if rates is None or each.backend == rates.backend)
-    else:
-        chosen = device_called(config.device)
+    chosen = accelerator(config, rates)
     config = with_kernels(config, chosen)
     projection, not_projected = None, None
     if rates is None:
@@ -84,10 +81,20 @@ def make_cluster_plan(config: RunConfig, world: int, devices_per_node: int, devi
     )
 
 
-def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tuple[RunConfig, Layout]:
-    """Return the layout on `world` ranks, and the configuration with a micro-batch that all replicas can fill.
+def accelerator(config: RunConfig, rates: DeviceRates | None) -> Device:
+    """Return the device type of a planned run: for `auto` the one whose collectives a named device uses.
 
-    Raises ConfigError: the ranks are not whole nodes or not whole replicas, or the layout cannot work.
+    Raises DeviceError: the configuration names an unknown device type.
+    """
+    if config.device != "auto":
+        return device_called(config.device)
+    return next(each for each in all_devices() if rates is None or each.backend == rates.backend)
+
+
+def whole_nodes(world: int, devices_per_node: int) -> tuple[int, int]:
+    """Return the ranks of a node and the number of nodes; a world smaller than a node is one node.
+
+    Raises ConfigError: the ranks are not whole nodes.
     """
     per_node = min(world, devices_per_node)
     if world % per_node:
@@ -96,6 +103,15 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
             f"--world: {world} ranks are not whole nodes of {per_node}: {below} or {below + per_node} would be, or "
             "another --devices-per-node"
         )
+    return per_node, world // per_node
+
+
+def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tuple[RunConfig, Layout]:
+    """Return the layout on `world` ranks, and the configuration with a micro-batch that all replicas can fill.
+
+    Raises ConfigError: the ranks are not whole nodes or not whole replicas, or the layout cannot work.
+    """
+    per_node, nodes = whole_nodes(world, devices_per_node)
     parallel = config.parallel
     model_ranks = parallel.tp * parallel.cp * parallel.pp
     if parallel.dp is not None and model_ranks * parallel.dp != world:
@@ -111,7 +127,6 @@ def layout_of_world(config: RunConfig, world: int, devices_per_node: int) -> tup
             f"--world: {world} ranks are not whole replicas of tp × cp × pp = {parallel.tp} × {parallel.cp} × "
             f"{parallel.pp} = {model_ranks}: {near} would be, or another tp, cp or pp"
         )
-    nodes = world // per_node
     config = fit_micro_batch(config, per_node, nodes)
     return config, Layout.of(config, per_node, nodes)
 

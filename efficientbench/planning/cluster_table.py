@@ -13,9 +13,10 @@ from efficientbench.costs.communication import Transfer, micro_batch_transfers, 
 from efficientbench.costs.rank_grid import Group
 from efficientbench.metrics.definitions import flops_utilization
 from efficientbench.planning.cluster_plan import ClusterPlan
+from efficientbench.planning.fitting import remedies
 from efficientbench.planning.plan import gigabytes, memory_parts, number_of
 from efficientbench.planning.plan_table import plain_table
-from efficientbench.planning.step_time import ASSUMED, bubble_fraction, crosses_nodes
+from efficientbench.planning.step_time import assumptions, bubble_fraction, crosses_nodes
 
 IN_NODE, BETWEEN_NODES = "in the node", "between nodes"
 
@@ -151,26 +152,28 @@ def _notes(cluster: ClusterPlan) -> list[str]:
         if reason := missing(formula):
             lines.append(f"{name}: n/a; {reason}")
     if rates is not None and rates.memory_bytes is not None and known(lambda: plan.memory) is not None:
-        fullest = plan.memory[cluster.fullest_stage].total
-        verdict = "fits" if fullest <= rates.memory_bytes else "does NOT fit"
-        lines.append(f"memory: {gigabytes(fullest)} of {gigabytes(rates.memory_bytes)} on the fullest rank: {verdict}")
+        lines.append(_verdict(cluster, rates.memory_bytes))
     if cluster.projection is None or rates is None:
         return [*lines, f"step time: n/a; {cluster.not_projected}"]
     tokens_s = plan.budget.tokens_per_step / cluster.projection.step_time_s
     flops = plan.budget.tokens_per_step * plan.flops.training
     used = flops_utilization(flops, cluster.projection.step_time_s, layout.world_size, rates.peak_flops)
     lines.append(f"projected: {tokens_s:,.0f} tokens/s, {tokens_s / layout.world_size:,.0f} a device, MFU {used:.1%}")
-    network = rates.between_nodes_bytes_s
-    between = f", {network / 1e9:g} GB/s between nodes" if network else ""
-    return [
-        *lines,
-        f"assumed, not measured: {ASSUMED.matmul:.0%} of {rates.peak_flops / 1e12:g} TFLOP/s in matmuls, "
-        f"{ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of {rates.memory_bytes_s / 1e12:g} TB/s of "
-        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; only "
-        "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
-        "loading, evaluation and checkpoints left out",
-        f"rates: {'; '.join(rates.sources)}",
-    ]
+    return [*lines, *assumptions(rates)]
+
+
+def _verdict(cluster: ClusterPlan, capacity_bytes: float) -> str:
+    """Return whether the fullest rank fits into a device, and what on as many ranks would."""
+    fullest = cluster.plan.memory[cluster.fullest_stage].total
+    line = f"memory: {gigabytes(fullest)} of {gigabytes(capacity_bytes)} on the fullest rank: "
+    if fullest <= capacity_bytes:
+        return line + "fits"
+    found = remedies(cluster.plan, int(capacity_bytes), same_ranks=True)
+    return (
+        line
+        + "does NOT fit; "
+        + (f"what would fit: {'; '.join(found)}" if found else "nothing on so many ranks would: take more of them")
+    )
 
 
 def _size(size_bytes: float) -> str:

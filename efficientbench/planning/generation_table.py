@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from efficientbench.config.load import resolve
 from efficientbench.config.schema import RunConfig
 from efficientbench.metrics.hardware import DeviceRates, device_rates
 from efficientbench.planning.generation_plan import CONTEXTS, Bound, GenerationPlan, plan_generation, runtime_bytes
 from efficientbench.planning.plan import gigabytes
 from efficientbench.planning.plan_table import of_each_run, plain_table
+from efficientbench.planning.vocabulary import resolve_run
 
 ABSENT = "n/a"
 
@@ -51,7 +51,7 @@ def matrix_configs(overrides: Sequence[str], smoke: bool) -> tuple[list[RunConfi
 
     Raises ConfigError: they fit none.
     """
-    return of_each_run(lambda name: resolve(name, smoke, overrides))
+    return of_each_run(lambda name: resolve_run(name, smoke, overrides)[0])
 
 
 def _bounds(plans: Sequence[tuple[GenerationPlan, DeviceRates | None]]) -> Table:

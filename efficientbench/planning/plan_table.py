@@ -12,7 +12,6 @@ from rich.table import Table
 
 from efficientbench.config.backbone import CHOICES
 from efficientbench.config.errors import ConfigError
-from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.model import ModelConfig
 from efficientbench.config.training import TrainingConfig
@@ -26,6 +25,7 @@ from efficientbench.costs.model import (
 from efficientbench.planning.determinism import determinism
 from efficientbench.planning.plan import Plan, gigabytes, hidden, memory_parts, plan_anywhere, planned_device
 from efficientbench.planning.text_budget import text_budget, tokenized
+from efficientbench.planning.vocabulary import resolve_run
 
 Made = TypeVar("Made")
 
@@ -85,7 +85,7 @@ def print_matrix(overrides: Sequence[str], smoke: bool) -> None:
 
     Raises ConfigError: the overrides fit none of the runs.
     """
-    plans, refused = of_each_run(lambda name: plan_anywhere(resolve(name, smoke, overrides)))
+    plans, refused = of_each_run(lambda name: plan_anywhere(resolve_run(name, smoke, overrides)[0]))
     table = plain_table("run", _MATRIX_COLUMNS, "the matrix, planned")
     for plan in plans:
         table.add_row(plan.config.name, *_matrix_row(plan))

@@ -26,6 +26,20 @@ class Efficiency:
 ASSUMED = Efficiency()
 
 
+def assumptions(rates: DeviceRates) -> list[str]:
+    """Return what a projection assumes, and where a device's rates are from, in a line each."""
+    network = rates.between_nodes_bytes_s
+    between = f", {network / 1e9:g} GB/s between nodes" if network else ""
+    return [
+        f"assumed, not measured: {ASSUMED.matmul:.0%} of {rates.peak_flops / 1e12:g} TFLOP/s in matmuls, "
+        f"{ASSUMED.attention:.0%} in attention, {ASSUMED.memory:.0%} of {rates.memory_bytes_s / 1e12:g} TB/s of "
+        f"memory, {ASSUMED.link:.0%} of {rates.in_node_bytes_s / 1e9:g} GB/s in a node{between}; only "
+        "gradients and weights of replicas hide behind computing, no transfer has a latency; experts get equal shares; "
+        "loading, evaluation and checkpoints left out",
+        f"rates: {'; '.join(rates.sources)}",
+    ]
+
+
 @dataclass(frozen=True)
 class Projection:
     """A step's time on the ranks of the slowest stage, by part, in seconds."""
@@ -54,11 +68,17 @@ def project(config: RunConfig, layout: Layout, rates: DeviceRates, efficiency: E
     `rates.between_nodes_bytes_s` must be known where the layout has several nodes.
     """
     grid, stages = RankGrid(layout), range(layout.pp)
-    compute = [_compute_times(micro_batch_work(config, layout, stage), rates, efficiency) for stage in stages]
-    exchange = [
-        _transfer_times(micro_batch_transfers(config, layout, stage), grid, stage, rates, efficiency)
-        for stage in stages
-    ]
+    # Inner stages differ in the links to their neighbours at most.
+    kinds = [(stage == 0, stage == layout.pp - 1, _sends_far(grid, stage)) for stage in stages]
+    of_kind = {
+        kind: (
+            _compute_times(micro_batch_work(config, layout, stage), rates, efficiency),
+            _transfer_times(micro_batch_transfers(config, layout, stage), grid, stage, rates, efficiency),
+        )
+        for kind, stage in zip(kinds, stages, strict=True)
+        if kinds.index(kind) == stage
+    }
+    compute, exchange = ([of_kind[kind][part] for kind in kinds] for part in (0, 1))
     lengths = [sum(compute[stage].values()) + sum(exchange[stage].values()) for stage in stages]
     slowest = max(stages, key=lengths.__getitem__)
     once = _transfer_times(step_transfers(config, layout, slowest), grid, slowest, rates, efficiency)
@@ -141,6 +161,9 @@ def link_bytes_s(transfer: Transfer, grid: RankGrid, stage: int, rates: DeviceRa
 
 def crosses_nodes(transfer: Transfer, grid: RankGrid, stage: int) -> bool:
     """Return whether the transfer leaves a node, for any rank of the stage."""
-    if transfer.operation == "send":
-        return grid.sends_between_nodes(stage) or grid.sends_between_nodes((stage - 1) % grid.layout.pp)
-    return grid.span(transfer.group).nodes > 1
+    return _sends_far(grid, stage) if transfer.operation == "send" else grid.span(transfer.group).nodes > 1
+
+
+def _sends_far(grid: RankGrid, stage: int) -> bool:
+    """Return whether any rank of the stage sends to another node in the pipeline, forward or backward."""
+    return grid.sends_between_nodes(stage) or grid.sends_between_nodes((stage - 1) % grid.layout.pp)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from efficientbench.config.schema import DataConfig
 from efficientbench.metrics.definitions import speed_only_reason, text_read
 from efficientbench.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from efficientbench.data_tools.manifest import Corpus
 
 
 @dataclass(frozen=True)
@@ -54,16 +59,29 @@ def tokenized(data: DataConfig) -> list[int] | None:
     Raises:
         DataError: a manifest is damaged.
     """
+    corpora = known_corpora(data)
+    return None if corpora is None else [corpus.tokens for corpus in corpora]
+
+
+def known_corpora(data: DataConfig) -> list[Corpus] | None:
+    """Return the sources that are tokenized pairs with a manifest; None where one is not.
+
+    Raises:
+        DataError: a manifest is damaged.
+    """
     sources = [source for source in data.sources if source is not None]
     if len(sources) < len(data.sources):
         return None
     # Here, since it loads numpy: most plans are of a corpus that is yet to be downloaded.
     from efficientbench.data_tools.manifest import load_corpus, manifest_path
 
-    manifests = [manifest_path(_prefix(source)) for source in sources]
-    if not all(manifest.is_file() for manifest in manifests):
+    # The current folder has no name that a pair could have.
+    prefixes = [prefix for source in sources if (prefix := _prefix(source)).name]
+    manifests = [manifest_path(prefix) for prefix in prefixes]
+    # Not by Path, which raises for names that no file system takes.
+    if len(prefixes) < len(sources) or not all(map(os.path.isfile, manifests)):
         return None
-    return [load_corpus(manifest).tokens for manifest in manifests]
+    return [load_corpus(manifest) for manifest in manifests]
 
 
 def _prefix(source: str) -> Path:

@@ -21,6 +21,7 @@ from efficientbench.data_tools.manifest import load_checksums, load_record
 from efficientbench.data_tools.splitting import SPLITS, split_documents
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.planning.vocabulary import too_small
 from efficientbench.running.job import Job
 
 _ENTRY_BYTES = 24
@@ -45,11 +46,8 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
         corpora.append(prepare_corpus(path, data.tokenizer, Path(data.cache), data.trained_vocab_size, show))
     _check_tokenizers(data, corpora)
     if corpora[0].vocab_size > config.model.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {corpora[0].vocab_size:,} of the "
-            f"tokenizer {data.tokenizer or corpora[0].tokenizer_folder}; set model.vocab_size={corpora[0].vocab_size} "
-            "or more"
-        )
+        source = f"the tokenizer {data.tokenizer or corpora[0].tokenizer_folder}"
+        raise ConfigError(too_small(config, corpora[0].vocab_size, source))
     if config.training.objective == "sft":
         _check_conversations(data, corpora)
     for corpus in corpora:

@@ -58,7 +58,7 @@ def resized(config: RunConfig, size: int) -> RunConfig:
     return config.model_copy(update={"training": config.training.model_copy(update={"micro_batch_size": size})})
 
 
-def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True) -> int:
+def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True, nodes: int = 1) -> int:
     """Return the micro-batch of all runs of a suite: that of its file, or the largest that all can have.
 
     Runs that cannot have any are left out; planning them tells why.
@@ -68,24 +68,25 @@ def decide(runs: Runs, device_type: str, device_name: str, trial: bool = True) -
         device_type: of their devices, by torch's name.
         device_name: of the devices.
         trial: whether to try the run that needs most memory, and write the file; else by plan alone.
+        nodes: on which each run is planned; on several by plan alone.
 
     Raises:
         ConfigError, LaunchError: as `with_micro_batch`.
     """
     file = Path(runs[0][0].output).absolute() / FILE
-    runs = [(config, part) for config, part in runs if _plans([(config, part)], 1, room=1) is not None]
+    runs = [(config, part) for config, part in runs if _plans([(config, part)], 1, nodes, room=1) is not None]
     if not runs:
         return 1
     kept = _read(file, device_name)
     if kept is not None:
-        if _plans(runs, kept, room=1) is None:
+        if _plans(runs, kept, nodes, room=1) is None:
             raise ConfigError(
                 f"training.micro_batch_size: auto is {kept} in this suite ({file}), which does not serve every run "
                 "here: give a number, or another folder by output=FOLDER"
             )
         return kept
     for size in _sizes([config for config, _ in runs]):
-        plans = _plans(runs, size)
+        plans = _plans(runs, size, nodes)
         if plans is None:
             continue
         if not trial:
@@ -103,7 +104,7 @@ def _sizes(configs: Sequence[RunConfig]) -> list[int]:
     return [size for size in range(min(most, *batches), 0, -1) if all(batch % size == 0 for batch in batches)]
 
 
-def _plans(runs: Runs, size: int, room: float = ROOM) -> list[tuple[int, Plan]] | None:
+def _plans(runs: Runs, size: int, nodes: int, room: float = ROOM) -> list[tuple[int, Plan]] | None:
     """Return the bytes and the plans of all runs with this micro-batch; None where one cannot have it.
 
     Bytes are those of a rank, or of a node's ranks where these share its memory; 0 where no formula gives them.
@@ -111,7 +112,7 @@ def _plans(runs: Runs, size: int, room: float = ROOM) -> list[tuple[int, Plan]] 
     plans = []
     for config, part in runs:
         try:
-            plan = plan_on(resized(config, size), part, nodes=1)
+            plan = plan_on(resized(config, size), part, nodes)
         except ConfigError:
             return None
         own_bytes = part.memory_capacity_bytes()

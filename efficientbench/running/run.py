@@ -31,10 +31,10 @@ from efficientbench.metrics.cgroup import memory_limit_bytes
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS, read_record
 from efficientbench.metrics.report.headline import print_results
 from efficientbench.planning.determinism import determinism
+from efficientbench.planning.fitting import check_fits
 from efficientbench.planning.plan import (
     Hardware,
     Plan,
-    check_fits,
     gigabytes,
     hidden,
     make_plan,

@@ -60,18 +60,19 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
 
 
 def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
-    plan = task.plan
-    if plan is None or estimate is None:
+    plan = task.plan or task.too_large
+    if plan is None:
         return (ABSENT,) * 7
     used = plan.config.training.micro_batch_size
+    time_s, energy_j = (estimate.time_s, estimate.energy_j) if estimate else (None, None)
     return (
-        str(plan.layout.world_size),
+        f"{plan.layout.world_size:,}",
         f"{plan.budget.steps:,}" if plan.budget.counted else ABSENT,
         f"{plan.budget.tokens:,}" if plan.budget.counted else ABSENT,
         f"{used} for {task.asked}" if task.asked else str(used),
         known(lambda: f"{plan.node_memory_bytes() / 1e9:.2f}") or ABSENT,
-        ABSENT if estimate.time_s is None else seconds(estimate.time_s),
-        ABSENT if estimate.energy_j is None else _energy(estimate.energy_j),
+        ABSENT if time_s is None else seconds(time_s),
+        ABSENT if energy_j is None else _energy(energy_j),
     )
 
 

@@ -76,6 +76,8 @@ def _projected_s(plan: Plan, device: str) -> tuple[float | None, str]:
     except MetricsError as error:
         peak, reason = peak_flops(device, dtype)
         return None, str(error) if peak is not None else reason
+    if plan.layout.nodes > 1 and rates.between_nodes_bytes_s is None:
+        return None, f"what the network of a node of {rates.name} carries is not in the table of devices"
     reached = f"{ASSUMED.matmul:.0%} of its peak in matrix products, {ASSUMED.memory:.0%} of its memory bandwidth"
     source = f"projected from the rates of {rates.name}, {reached} assumed, training alone"
     return project(plan.config, plan.layout, rates).step_time_s * plan.budget.steps, source

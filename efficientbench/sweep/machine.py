@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, replace
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import DeviceError
-from efficientbench.devices.registry import find_device
+from efficientbench.devices.registry import all_devices, find_device
 from efficientbench.launchers.processes.worker_process import module_command
+from efficientbench.metrics.hardware import known_device
 
 MOST_RUNS = 1000
 """Most runs at once."""
@@ -38,6 +39,8 @@ class Machine:
     """The environment variable that limits which devices a process sees; None where there is none (a CPU)."""
     compiles: bool = False
     """Whether torch.compile makes faster kernels for the devices than torch's own."""
+    nodes: int = 1
+    """Machines like this one that a run takes together; above 1 only where a sweep is planned for a cluster."""
 
     @property
     def shared(self) -> bool:
@@ -74,6 +77,34 @@ def find_machine(device: str) -> Machine:
         raise ConfigError(done.stderr.strip().rpartition("\n")[2] or f"device={device} cannot be examined")
     found = json.loads(done.stdout.splitlines()[-1])
     return Machine(**{**found, "devices": tuple(found["devices"])})
+
+
+def planned_machine(device: str, nodes: int, devices_per_node: int) -> Machine:
+    """Return machines that are not at hand, from the table of devices.
+
+    Args:
+        device: a name in the table, like 'H100 SXM'.
+        nodes: machines that each run takes together.
+        devices_per_node: devices of each.
+
+    Raises:
+        ConfigError: the memory of such a device does not follow from its name.
+        MetricsError: the table lacks the device.
+    """
+    known = known_device(device)
+    if known.memory_bytes is None:
+        raise ConfigError(f"--device: the memory of {known.name} does not follow from its name")
+    kind = next(each for each in all_devices() if each.backend == known.backend)
+    return Machine(
+        type=kind.type,
+        name=known.name,
+        devices=tuple(map(str, range(devices_per_node))),
+        memory_bytes=int(known.memory_bytes),
+        runtime_bytes=kind.runtime_bytes,
+        visibility=kind.visibility,
+        compiles=kind.fuses(),
+        nodes=nodes,
+    )
 
 
 def parallel_runs(jobs: str, machine: Machine) -> int | None:

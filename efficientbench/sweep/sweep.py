@@ -17,6 +17,7 @@ from efficientbench.launchers.processes.launch import received_signals
 from efficientbench.metrics.cgroup import usable_cores
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.record import RunRecord, load_records
+from efficientbench.planning.plan import number_of
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.estimate import estimate
@@ -43,6 +44,7 @@ def sweep(
     time_limit_s: float | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
+    cluster: Machine | None = None,
 ) -> int:
     """Run what a sweep still lacks, and report the suite.
 
@@ -52,6 +54,7 @@ def sweep(
         time_limit_s: of one run.
         retry_failed: whether runs that failed in an earlier call are tried again.
         dry_run: whether to print the plan and run nothing.
+        cluster: with `dry_run`, the machines to plan for instead of this one.
 
     Returns:
         0 when every run is done, 1 when some failed or cannot run, 130 after Ctrl-C, 143 after SIGTERM.
@@ -59,9 +62,9 @@ def sweep(
     Raises:
         ConfigError: a mistake in the request, or a folder that cannot be written.
     """
-    machine = find_machine(_device(request))
+    machine = cluster or find_machine(_device(request))
     at_once = parallel_runs(jobs, machine)
-    tasks = build_tasks(request, machine, at_once, trial=not dry_run)
+    tasks = build_tasks(request, machine, at_once, dry_run)
     suite = _suite(tasks)
     queue = Queue(suite)
     if dry_run:
@@ -74,6 +77,8 @@ def sweep(
         estimates = [estimate(task.plan, machine, records, cores) if task.plan else None for task in tasks]
         most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
         print_dry_run(tasks, states, estimates, max(1, most))
+        if cluster is not None:
+            print(f"planned for {number_of(cluster.nodes, 'node')} of {len(cluster.devices)} × {cluster.name}")
         if request.generate:
             print("generation with each trained model: time and energy are not estimated")
         return 0

@@ -10,8 +10,11 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
+from efficientbench.data_tools.errors import DataError
 from efficientbench.launchers.processes.failure import Failure
-from efficientbench.planning.plan import DoesNotFitError, Hardware, Plan
+from efficientbench.planning.fitting import DoesNotFitError
+from efficientbench.planning.plan import Hardware, Plan
+from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
@@ -35,6 +38,8 @@ class Task:
     plan: Plan | None = None
     """On this machine; None where it is refused."""
     refused: Failure | None = None
+    too_large: Plan | None = field(default=None, kw_only=True)
+    """The plan of a run that is refused since it does not fit."""
     slots: int = 1
     asked: int | None = field(default=None, kw_only=True)
     """The micro-batch that the user wrote, where a smaller one takes its place."""
@@ -69,7 +74,7 @@ class Task:
         return config.training.micro_batch_size if config else 0
 
 
-def build_tasks(request: Request, machine: Machine, jobs: int | None, trial: bool = True) -> list[Task]:
+def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: bool = False) -> list[Task]:
     """Return every run of the sweep, planned on this machine.
 
     A combination that cannot run is refused with its reason, and the others stay.
@@ -78,24 +83,38 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, trial: boo
         request: the sweep.
         machine: that runs it.
         jobs: as of `slots_needed`.
-        trial: whether a micro-batch that is `auto` is tried on the devices; else it follows from plans alone.
+        dry_run: whether nothing will run: a micro-batch that is `auto` then follows from plans alone, and runs that do
+            not fit are rows, even where none is left.
 
     Raises:
         ConfigError: a mistake in the request itself, or nothing that it names can run.
         LaunchError: a micro-batch was tried and failed for another reason than memory.
     """
-    combinations = _with_micro_batch(chosen_combinations(request), machine, jobs, trial)
+    chosen = [_with_vocabulary(each) for each in chosen_combinations(request)]
+    combinations = _with_micro_batch(chosen, machine, jobs, dry_run)
     tasks = [task for each in combinations for task in _tasks(request, each, machine, jobs)]
     if request.retry_smaller:
         tasks = [_fitting(task, machine) for task in tasks]
-    reasons = [task.refused.reason for task in tasks if task.refused]
-    if len(reasons) == len(tasks):
-        raise ConfigError(list(dict.fromkeys(reasons)))
+    refused = [task.refused for task in tasks if task.refused]
+    shown = dry_run and any(each.kind == "out_of_memory" for each in refused)
+    if len(refused) == len(tasks) and not shown:
+        raise ConfigError(list(dict.fromkeys(each.reason for each in refused)))
     return tasks
 
 
+def _with_vocabulary(combination: Combination) -> Combination:
+    """Return the combination with the vocabulary of its text's tokenizer where that is larger, as `run` takes it."""
+    if combination.refused is not None:
+        return combination
+    try:
+        config, _ = with_vocabulary(combination.config, is_given(combination.overrides))
+    except (ConfigError, DataError) as error:
+        return replace(combination, refused=str(error))
+    return replace(combination, config=config)
+
+
 def _with_micro_batch(
-    combinations: list[Combination], machine: Machine, jobs: int | None, trial: bool
+    combinations: list[Combination], machine: Machine, jobs: int | None, dry_run: bool
 ) -> list[Combination]:
     """Return the combinations with one decided micro-batch for all of those that leave it open."""
     runs: list[tuple[RunConfig, Hardware]] = [
@@ -105,7 +124,7 @@ def _with_micro_batch(
     ]
     if not runs:
         return combinations
-    size = decide(runs, machine.type, machine.name, trial)
+    size = decide(runs, machine.type, machine.name, trial=not dry_run, nodes=machine.nodes)
     decided = f"training.micro_batch_size={size}"
     return [
         replace(each, config=resized(each.config, size), overrides=(*each.overrides, decided))
@@ -141,9 +160,9 @@ def _planned(task: Task, refused: Failure | None, machine: Machine, jobs: int | 
         return replace(task, config=None, refused=refused)
     needed = slots_needed(machine, jobs, _named_ranks(task.config))
     try:
-        plan = plan_on(task.config, machine.part(needed), nodes=1)
+        plan = plan_on(task.config, machine.part(needed), machine.nodes)
     except DoesNotFitError as error:
-        return replace(task, refused=Failure("out_of_memory", str(error)), slots=needed)
+        return replace(task, refused=Failure("out_of_memory", str(error)), too_large=error.plan, slots=needed)
     except ConfigError as error:
         return replace(task, refused=Failure("mistake", str(error)), slots=needed)
     return replace(task, plan=plan, slots=needed)
@@ -175,10 +194,11 @@ def smaller(task: Task, machine: Machine) -> Task | None:
         changed = training.model_copy(update={"micro_batch_size": size, "micro_batch_size_asked": asked})
         config = task.config.model_copy(update={"training": changed})
         try:
-            plan = plan_on(config, machine.part(task.slots), nodes=1)
+            plan = plan_on(config, machine.part(task.slots), machine.nodes)
         except ConfigError:
             continue
         if plan.config.training.micro_batch_size == size:
             extra = (f"training.micro_batch_size={size}", f"training.micro_batch_size_asked={asked}")
-            return replace(task, arguments=(*task.arguments, *extra), plan=plan, refused=None, asked=asked)
+            arguments = (*task.arguments, *extra)
+            return replace(task, arguments=arguments, plan=plan, refused=None, too_large=None, asked=asked)
     return None

@@ -13,14 +13,14 @@ from efficientbench.config.variant import known
 from efficientbench.costs.hardware import hardware_flops_per_token
 from efficientbench.costs.model import count_parameters, flops_per_token
 from efficientbench.devices.base import Device
-from efficientbench.metrics.definitions import load_imbalance, percentiles
+from efficientbench.metrics.definitions import load_imbalance
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.metrics.monitoring.aggregate import longest
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
 from efficientbench.metrics.records.facts import Quality, RunFacts
-from efficientbench.metrics.records.record import MOST_OUTLIERS, RunRecord
-from efficientbench.metrics.records.record_parts import ExpertLoad, Outlier, ParameterGroup, Window
+from efficientbench.metrics.records.measured_parts import measured_parts
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup
 from efficientbench.metrics.records.summarize import quality_curve, summarize
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.planning.determinism import not_promised
@@ -30,15 +30,18 @@ from efficientbench.running.job import Job
 from efficientbench.worker.listeners.recorder import Recorder
 
 if TYPE_CHECKING:
+    import torch
+
     from efficientbench.training.batches import Batches
 
-MAXIMUM_DISTURBANCES = 500
-"""A record keeps this many disturbances, the longest ones."""
 
+def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
+    """Return what is known of the run before its first step; all ranks must call this together.
 
-def run_facts(job: Job, device: Device) -> RunFacts:
-    """Return what is known of the run before its first step; all ranks must call this together."""
+    Where no table has the peak of `torch_device`, matrix products are timed on it.
+    """
     from efficientbench.metrics.monitoring.exchange import gather
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
     from efficientbench.model.kernels.names import attention_work
 
     config, layout = job.config, job.layout
@@ -54,16 +57,21 @@ def run_facts(job: Job, device: Device) -> RunFacts:
     if peak is None:
         peak, source = peak_flops(device.names()[0], training.dtype)
     hosts = len(set(gather(host_uuid(), str)))
-    shares_host = device.memory_capacity_bytes() is None
+    devices = hosts if device.memory_capacity_bytes() is None else layout.world_size
+    measured_peak = None
+    # Together, also where only some have no peak: the ranks of a host share its cores.
+    if any(gather(peak is None, bool)):
+        measured_peak = sum(gather(measured_matmul_flops(torch_device, training.dtype), float)) / devices
     return RunFacts(
         parameters=None if parameters is None else parameters.total,
         parameters_active=None if parameters is None else parameters.active,
-        devices=hosts if shares_host else layout.world_size,
+        devices=devices,
         flops_per_token=None if flops is None else flops.training,
         flops_per_token_full_square=None if flops is None else flops.training_full_square,
         flops_per_token_hardware=hardware,
         peak_flops=peak,
         peak_flops_source=source,
+        measured_peak_flops=None if peak else measured_peak,
     )
 
 
@@ -101,17 +109,9 @@ def build_record(
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
         unavailable=summary.unavailable | undeclared(config),
-        step_time_percentiles_s=percentiles(run.step_times_s) if run.step_times_s else None,
         data=recorded_sources(job, batches.duplicates, batches.too_long),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
-        samples=run.samples,
-        sample_intervals_s=run.sample_intervals_s,
-        energy_doubt=run.energy_doubt,
-        timelines=list(run.timelines),
-        windows=[Window(begin_s, end_s) for begin_s, end_s in run.windows],
-        disturbances=longest(run.disturbances, MAXIMUM_DISTURBANCES),
-        rank_waits=list(run.waits),
         kernels=kernel_names(config, device.type),
         kernel_reasons=kernel_reasons(config, device.type),
         decayed_parameters=list(decayed),
@@ -122,7 +122,7 @@ def build_record(
         validation_text=quality.validation_text,
         attention_across_documents=ATTENDS_ACROSS_DOCUMENTS,
         quality_curve=quality_curve(run, recorder.validations),
-        outliers=_slowest(summary.outliers),
+        **measured_parts(run, summary.outliers),
         resumed_after_steps=recorder.resumed,
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
@@ -141,12 +141,6 @@ def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list
             optimizer = training.optimizer if role == "matrices" else "adamw"
             found.append(ParameterGroup(role=role, optimizer=optimizer, learning_rate=rate, parameters=names))
     return found
-
-
-def _slowest(outliers: Sequence[Outlier]) -> list[Outlier]:
-    """Return the MOST_OUTLIERS slowest steps, in the order of the run."""
-    slowest = sorted(outliers, key=lambda outlier: -outlier.step_time_s)[:MOST_OUTLIERS]
-    return sorted(slowest, key=lambda outlier: outlier.step)
 
 
 def _expert_load(quality: Quality) -> ExpertLoad | None:

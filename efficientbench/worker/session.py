@@ -64,7 +64,7 @@ def train_rank(
         monitor = build_monitor(job, device, rank, local_rank, waits, manifest.step if manifest is not None else 0)
         monitor.start()
         measure = Measure(monitor, counts_tokens=rank == 0)
-        facts = run_facts(job, device)
+        facts = run_facts(job, device, torch_device)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         listeners: list[Listener] = [Heartbeat(heartbeat), measure, *(reporter.listeners if reporter else [])]
         core = CoreDuringTraining.of(job, heartbeat, measure, device)

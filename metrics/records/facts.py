@@ -36,6 +36,10 @@ class RunFacts:
     """Of one device for the run's dtype, dense, FLOP/s."""
     peak_flops_source: str
     """The datasheet or 'configuration'; where the peak is None, the reason."""
+    not_counted: str = "the model's declarations have no formula for what it needs"
+    """Why parameters or FLOPs are None."""
+    measured_peak_flops: float | None = None
+    """Of matrix products of one device before the run, FLOP/s; None where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Measured:
         """Return a field of `facts` that the model's formulas give."""
         value = getattr(self.facts, name)
         if value is None:
-            raise MetricsError("the model's declarations have no formula for what it needs")
+            raise MetricsError(self.facts.not_counted)
         return value
 
     @property
@@ -206,9 +210,17 @@ class Measured:
             raise MetricsError(self.facts.peak_flops_source)
         return self.facts.peak_flops
 
-    def utilization(self, flops_per_token: float) -> float:
-        """Return the FLOPs of the steps over what the devices could do in the steps' time."""
-        peak, time_s = self.peak_flops, math.fsum(self.step_times_s)
+    @property
+    def measured_peak(self) -> float:
+        """Return the rate of matrix products that one device reached before the run, FLOP/s."""
+        if self.facts.measured_peak_flops is None:
+            known = self.facts.peak_flops is not None
+            raise MetricsError("the peak itself is known" if known else "no matrix products were measured")
+        return self.facts.measured_peak_flops
+
+    def utilization(self, flops_per_token: float, peak: float | None = None) -> float:
+        """Return the FLOPs of the steps over what the devices could do at `peak`, by default theirs, in that time."""
+        peak, time_s = peak or self.peak_flops, math.fsum(self.step_times_s)
         return definitions.flops_utilization(flops_per_token * self.run.tokens, time_s, self.facts.devices, peak)
 
     @property

@@ -234,3 +234,8 @@ class Metrics(BaseModel):
         compared="J/sample")
     padding_share: float | None = figure("", "share of padding in what a fine-tuning's micro-batches hold",
         lambda m: m.tuning and m.step_times_s and 1 - m.run.tokens / m.tuning.padded_tokens, better="lower")
+    mfu_of_measured_peak: float | None = figure("",
+        "as MFU, over `measured_peak_flops`: of devices whose peak is not known, above the MFU that they would have",
+        lambda m: m.utilization(m.of_model("flops_per_token"), m.measured_peak), better="higher")
+    measured_peak_flops: float | None = figure("FLOP/s",
+        "the fastest of some large matrix products on one device, just before the run", lambda m: m.measured_peak)

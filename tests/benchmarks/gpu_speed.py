@@ -52,7 +52,8 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.hardware import peak_flops
-from efficientbench.planning.plan import check_fits, make_plan, with_kernels
+from efficientbench.planning.fitting import check_fits
+from efficientbench.planning.plan import make_plan, with_kernels
 
 BASE = ["data.trained_vocab_size=4096", "training.steps=1000", "training.global_batch_size=8"]
 LENGTHS = (2048, 8192, 32_768)

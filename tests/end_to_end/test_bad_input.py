@@ -101,6 +101,7 @@ def test_a_corrupt_index(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
 @pytest.mark.proof
 def test_a_tokenizer_with_more_tokens_than_the_model(tiny: Tiny, tmp_path: Path, shared_data: Path) -> None:
     words = ["--data", str(shared_data / "c4" / "c4_demo.jsonl"), "--tokenizer", str(shared_data / "qwen2_tokenizer")]
+    words += ["model.vocab_size=1024"]
     refused(efficientbench(*tiny, *words), "model.vocab_size: ", "151,646", "set model.vocab_size=151646 or more")
     nothing_looks_finished(tmp_path)
 

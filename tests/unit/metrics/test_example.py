@@ -1,4 +1,4 @@
-"""The examples: a plain PyTorch loop in five lines, a Trainer by a callback, with nothing of the harness loaded."""
+"""The examples: a plain PyTorch loop in six lines, a Trainer by a callback, with nothing of the harness loaded."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ import runpy
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.repository import ROOT
 
 from efficientbench.metrics import EfficiencyCallback, HostSensor, MetricsError, merge
+from efficientbench.metrics.records.record import read_record
 
 EXAMPLES = ROOT / "examples"
 
 
-def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_loop_is_measured_in_six_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     example = EXAMPLES / "plain_pytorch.py"
     marked = re.findall(r"  # (\d)$", example.read_text(), flags=re.MULTILINE)
-    assert marked == ["1", "2", "3", "4", "5"]  # all that the measurement adds
+    assert marked == ["1", "2", "3", "4", "5", "6"]  # all that the measurement adds
+    monkeypatch.setattr(sys, "argv", ["plain_pytorch.py", str(tmp_path / "plain")])
     monitor = runpy.run_path(str(example))["monitor"]
     run = merge([monitor.finish()])
     assert (len(run.step_times_s), run.tokens) == (10, 10 * 8 * 64)
@@ -31,14 +36,29 @@ def test_a_plain_loop_is_measured_in_five_lines(capsys: pytest.CaptureFixture[st
     for title in ("devices", "steps", "throughput", "memory", "utilization", "energy"):
         assert f"\n{title} " in f"\n{shown}"
     assert "10 measured" in shown
+    record = read_record(tmp_path / "plain" / "record.json")
+    assert (record.run, record.tokens, record.steps_measured, record.seq_len) == ("plain", run.tokens, 10, 64)
+    assert (record.global_batch_size, record.micro_batch_size, record.dtype) == (8, 8, "fp32")
+    assert (record.parameters, record.flops_per_token) == (2 * 128 * 256 + 256, 6 * 128 * 256)
 
 
-def test_a_trainer_is_measured_by_a_callback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trainer_is_measured_by_a_callback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
+    monkeypatch.setattr(sys, "argv", ["transformers_trainer.py", str(tmp_path / "trainer")])
     run = runpy.run_path(str(EXAMPLES / "transformers_trainer.py"))["measured"].run
     assert (len(run.step_times_s), run.tokens) == (10, 10 * 4 * 32)
     shown = capsys.readouterr().out
     assert "10 measured" in shown
+    record = read_record(tmp_path / "trainer" / "record.json")
+    assert (record.run, record.tokens, record.seq_len, record.global_batch_size) == ("trainer", run.tokens, 32, 4)
+    assert (record.dtype, record.dp) == ("fp32", 1)
+    # Six for each parameter outside the embedding: two layers of 64, and their norms.
+    assert record.flops_per_token == 6 * (record.parameters - 256 * 64)
+    logged = [float(rate) for rate in re.findall(r"efficiency/tokens_per_s': '?([0-9.e+]+)", shown)]
+    assert len(logged) == 3
+    assert min(logged) > 0
     # The evaluation after step 6 lies between two windows, and the checkpoint's writing after them.
     (_, end_s), (begin_s, _) = run.windows
     evaluation_s = re.search(r"'eval_runtime': '?([0-9.e-]+)", shown)

@@ -19,6 +19,7 @@ from efficientbench.cli.app import app
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.costs.communication import micro_batch_transfers
 from efficientbench.costs.compute import micro_batch_work
 from efficientbench.costs.memory import rank_experts, rank_parameters
 from efficientbench.costs.rank_grid import RankGrid
@@ -27,7 +28,15 @@ from efficientbench.metrics.hardware import device_rates
 from efficientbench.planning.cluster_plan import ClusterPlan, count_stage_parameters, layout_of_world, make_cluster_plan
 from efficientbench.planning.cluster_table import print_cluster_plan
 from efficientbench.planning.plan import make_plan
-from efficientbench.planning.step_time import Efficiency, bubble_fraction, project
+from efficientbench.planning.step_time import (
+    ASSUMED,
+    Efficiency,
+    bubble_fraction,
+    crosses_nodes,
+    link_bytes_s,
+    project,
+    work_time_s,
+)
 
 H100 = device_rates("H100 SXM", "bf16")
 TP_SP = ("parallel.tp=2", "parallel.sp=true")
@@ -122,6 +131,27 @@ def test_bubble_is_narayanans(vpp: int, fraction: float) -> None:
     projection = project(config, layout, H100)
     busy_s = projection.step_time_s - projection.bubble_s
     assert 0 < projection.bubble_s / busy_s < fraction
+
+
+def test_every_stage_counts_also_where_nodes_cut_the_pipeline_unevenly() -> None:
+    config = resolve("gqa_3B", overrides=("training.global_batch_size=64", "parallel.pp=12"))
+    config, layout = layout_of_world(config, 24, 6)
+    grid = RankGrid(layout)
+    assert {crosses_nodes(micro_batch_transfers(config, layout, stage)[-1], grid, stage) for stage in range(12)} == {
+        False,
+        True,
+    }
+
+    def micro_batch_s(stage: int) -> float:
+        works = micro_batch_work(config, layout, stage).items()
+        sent_s = sum(
+            each.sent_bytes(grid.span(each.group).size) / (link_bytes_s(each, grid, stage, H100) * ASSUMED.link)
+            for each in micro_batch_transfers(config, layout, stage)
+        )
+        return sum(work_time_s(kind, work, H100, ASSUMED) for kind, work in works) + sent_s
+
+    lengths = [micro_batch_s(stage) for stage in range(12)]
+    assert project(config, layout, H100).bubble_s == pytest.approx(sum(lengths) - max(lengths))
 
 
 def test_projection_by_hand() -> None:

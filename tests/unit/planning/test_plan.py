@@ -12,7 +12,8 @@ from efficientbench.config.layout import Layout
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
 from efficientbench.devices.base import DeviceError
-from efficientbench.planning.plan import Plan, check_fits, make_plan, plan_anywhere
+from efficientbench.planning.fitting import check_fits, remedies
+from efficientbench.planning.plan import Plan, make_plan, plan_anywhere
 from efficientbench.planning.plan_table import print_matrix, print_plan
 
 Rows = dict[str, list[str]]
@@ -115,6 +116,32 @@ def test_only_what_helps_is_named() -> None:
     assert refusal(plan_of("gqa_3B", smoke=True), 1e8, shared=True).endswith(
         "nothing short of another model would help"
     )
+
+
+def test_changes_are_combined_where_none_suffices_alone() -> None:
+    words = ("training.micro_batch_size=8", "training.global_batch_size=16")
+    both = "training.micro_batch_size=1 training.recompute=full"
+    capacity_bytes = plan_of("gqa_3B", *words, *both.split()).rank_memory_bytes()
+    message = refusal(plan_of("gqa_3B", *words), capacity_bytes, shared=False)
+    assert f"; {both};" in message
+    assert "; training.recompute=full;" not in message
+    # Not even these fit into half of it, but with more ranks they do.
+    plan = plan_of("gqa_3B", *words)
+    for text in refusal(plan, capacity_bytes / 6, shared=False).split("what would help: --smoke; ")[1].split("; "):
+        overrides = [argument for argument in text.split() if "=" in argument]
+        check_fits(plan_of("gqa_3B", *words, *overrides), int(capacity_bytes / 6), shared=False)
+
+
+def test_on_as_many_ranks_another_grid_is_named() -> None:
+    plan = plan_of("gqa_3B", devices=8)
+    capacity_bytes = int(0.6 * plan.rank_memory_bytes())
+    found = remedies(plan, capacity_bytes, same_ranks=True)
+    assert found
+    for text in found:
+        other = plan_of("gqa_3B", *text.split(), devices=8)
+        assert other.layout.world_size == 8
+        check_fits(other, capacity_bytes, shared=False)
+    assert any("parallel.pp=" in text for text in found)
 
 
 def test_the_refusal_names_the_figures() -> None:

@@ -78,7 +78,7 @@ def test_a_suite_keeps_what_was_decided_for_its_device(tmp_path: Path) -> None:
 def test_a_sweep_gives_every_run_the_number(tmp_path: Path) -> None:
     overrides = ("training.micro_batch_size=auto", f"output={tmp_path}")
     request = Request(only=("gqa", "mla"), sizes=("0.5B", "3B"), overrides=overrides)
-    tasks = build_tasks(request, machine(100), None, trial=False)
+    tasks = build_tasks(request, machine(100), None, dry_run=True)
     sizes = {task.plan.config.training.micro_batch_size for task in tasks if task.plan}
     assert len(tasks) == 4
     assert len(sizes) == 1

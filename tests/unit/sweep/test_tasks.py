@@ -225,3 +225,35 @@ def test_a_refused_run_keeps_the_label_that_all_have(tmp_path: Path) -> None:
         ("gqa_0.5B_smoke__alibi", False),
         ("mla_0.5B_smoke__alibi", True),
     ]
+
+
+def test_a_cluster_that_is_not_at_hand_is_planned_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"output={tmp_path}", "training.global_batch_size=64"]
+    with pytest.raises(typer.Exit) as planned:
+        sweep(arguments=words, only="gqa_0.5B,gqa_32B", dry_run=True, device="h100 sxm", nodes=2)
+    assert planned.value.exit_code == 0
+    printed = capsys.readouterr().out
+    assert "planned for 2 nodes of 8 × H100 SXM" in printed
+    rows = {line.split()[0]: line.split() for line in printed.splitlines() if line.startswith("gqa_")}
+    assert rows["gqa_0.5B"][1:3] == ["queued", "16"]
+    # What does not fit is a row with its memory, and its reason says what would help.
+    assert rows["gqa_32B"][1:3] == ["refused", "16"]
+    assert float(rows["gqa_32B"][6]) > 8 * 80
+    assert "gqa_32B: refused (out_of_memory): gqa_32B does not fit: a rank needs about" in printed
+    assert "projected from the rates of H100 SXM" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_what_nowhere_fits_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as planned:
+        sweep(arguments=[f"output={tmp_path}"], only="gqa_32B", dry_run=True, device="RTX 4090", devices_per_node=1)
+    assert planned.value.exit_code == 0
+    assert "refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [{"nodes": 2, "dry_run": True}, {"device": "H100 SXM"}])
+def test_a_cluster_is_only_planned_for(words: dict[str, object]) -> None:
+    with pytest.raises(typer.BadParameter):
+        sweep(only="gqa_0.5B", **words)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the memory of V100 SXM2 does not follow"):
+        sweep(only="gqa_0.5B", dry_run=True, device="V100 SXM2")

@@ -1,0 +1,213 @@
+"""Searches the layout, micro-batch and recomputation with which a run is fastest on a cluster, by projection."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, product
+from operator import itemgetter
+
+from pydantic import ValidationError
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.layout import Layout
+from efficientbench.config.part import AUTO
+from efficientbench.config.schema import RunConfig
+from efficientbench.costs.memory import memory_by_stage
+from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.planning.cluster_plan import accelerator, whole_nodes
+from efficientbench.planning.plan import gigabytes, number_of, with_kernels
+from efficientbench.planning.step_time import Projection, project
+
+MOST_RANKED = 10
+MOST_STAGES = 16
+MOST_VIRTUAL_STAGES = 4
+"""On each pipeline rank."""
+CONTEXT_RANKS = (1, 2, 4, 8)
+MOST_TOKENS = 16_384
+"""Of a micro-batch on one rank: more fill no processor better."""
+SEARCHED = (
+    *("parallel.tp", "parallel.sp", "parallel.cp", "parallel.pp", "parallel.vpp", "parallel.ep"),
+    *("training.micro_batch_size", "training.recompute"),
+)
+"""Keys that a search sets, unless the user has."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with micro-batch and recomputation that fits, and its projected step."""
+
+    config: RunConfig
+    layout: Layout
+    memory_bytes: int
+    """Peak of the fullest rank."""
+    projection: Projection
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Projected tokens a second of all ranks together."""
+        training = self.config.training
+        return training.global_batch_size * training.seq_len / self.projection.step_time_s
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of a step's transfers that nothing hides."""
+        return sum(self.projection.communication_s.values()) - self.projection.hidden_s
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found."""
+
+    ranked: tuple[Candidate, ...]
+    """The MOST_RANKED fastest; of those as fast by three digits the one with fewest ranks in tp, then in pp, first."""
+    fitting: int
+    """Layouts with a micro-batch that fit."""
+    too_large: int
+    """Those that need more than a device's memory, however much is recomputed."""
+    rates: DeviceRates
+    nodes: int
+
+
+Laid = tuple[RunConfig, Layout]
+
+
+def search(config: RunConfig, world: int, devices_per_node: int, device: str, given: Collection[str] = ()) -> Search:
+    """Rank what a run could be on `world` accelerators.
+
+    Of a layout with a micro-batch only the least recomputation that fits is ranked: more of it only takes time. The
+    global batch and the sequence stay as they are.
+
+    Args:
+        config: the run.
+        world: number of ranks, which all work.
+        devices_per_node: ranks of a node; a smaller world is one node.
+        device: a name in the table of devices, like 'H100 SXM'.
+        given: the keys of SEARCHED that the user has set, and that stay.
+
+    Raises:
+        ConfigError: no layout works, none fits, or a variant declares no formula for memory or time.
+        MetricsError: the table of devices lacks `device`.
+    """
+    rates = device_rates(device, config.training.dtype, config.measurement.peak_flops)
+    per_node, nodes = whole_nodes(world, devices_per_node)
+    if rates.memory_bytes is None:
+        raise ConfigError(f"--search: the memory of {rates.name} does not follow from its name")
+    if nodes > 1 and rates.between_nodes_bytes_s is None:
+        raise ConfigError(f"--search: the table of devices lacks what the network of a node of {rates.name} carries")
+    chosen = accelerator(config, rates)
+    config = with_kernels(config, chosen)
+    found: list[Candidate] = []
+    too_large: list[tuple[int, RunConfig]] = []
+    for laid in _layouts(config, world, per_node, nodes, given):
+        sized = ((each, layout, _fullest(each, layout, chosen.runtime_bytes)) for each, layout in laid)
+        fitting = next((each for each in sized if each[2] <= rates.memory_bytes), None)
+        if fitting is None:
+            # Whoever computes most again needs least.
+            too_large.append((_fullest(*laid[-1], chosen.runtime_bytes), laid[-1][0]))
+        else:
+            found.append(Candidate(*fitting, project(fitting[0], fitting[1], rates)))
+    valid = (each for each in sorted(found, key=_order) if _is_valid(each.config))
+    ranked = tuple(islice(valid, MOST_RANKED))
+    if not ranked:
+        raise ConfigError(_nothing(config, per_node, nodes, too_large, rates))
+    return Search(ranked, len(found), len(too_large), rates, nodes)
+
+
+def words_of(changed: RunConfig, config: RunConfig) -> list[str]:
+    """Return the `key=value` texts that make of `config` the changed run, as far as a search changes it."""
+    words = []
+    for key in SEARCHED:
+        part, _, name = key.partition(".")
+        value, before = (getattr(getattr(each, part), name) for each in (changed, config))
+        if value != before:
+            words.append(f"{key}={str(value).lower()}")
+    return words
+
+
+def _order(candidate: Candidate) -> tuple[float, ...]:
+    layout, tokens_per_s = candidate.layout, candidate.tokens_per_s
+    return (-float(f"{tokens_per_s:.3g}"), layout.tp, layout.pp, layout.cp, layout.vpp, -tokens_per_s)
+
+
+def _fullest(config: RunConfig, layout: Layout, runtime_bytes: int) -> int:
+    return max(stage.total for stage in memory_by_stage(config, layout, runtime_bytes))
+
+
+def _is_valid(config: RunConfig) -> bool:
+    """Return whether the schema takes the run, whose keys may exclude each other."""
+    try:
+        RunConfig.model_validate(config.model_dump())
+    except ValidationError:
+        return False
+    return True
+
+
+def _layouts(config: RunConfig, world: int, per_node: int, nodes: int, given: Collection[str]) -> Iterator[list[Laid]]:
+    """Yield for each layout and micro-batch the runs that can work, those with least recomputation first."""
+    training = config.training
+    for grid in _grids(config, world, per_node, given):
+        split = config.model_copy(update={"parallel": config.parallel.model_copy(update=grid)})
+        replicas = world // (split.parallel.tp * split.parallel.cp * split.parallel.pp)
+        share, rest = divmod(training.global_batch_size, replicas)
+        if rest or split.parallel.dp not in (None, replicas):
+            continue
+        most = min(share, max(1, MOST_TOKENS * split.parallel.cp // training.seq_len))
+        for size in _fixed(config, given, "training.micro_batch_size") or _divisors(share, most):
+            laid = []
+            for recompute in _fixed(config, given, "training.recompute") or ("none", "selective", "full"):
+                changed = training.model_copy(update={"micro_batch_size": size, "recompute": recompute})
+                each = split.model_copy(update={"training": changed})
+                with suppress(ConfigError):
+                    laid.append((each, Layout.of(each, per_node, nodes)))
+            if laid:
+                yield laid
+
+
+def _grids(config: RunConfig, world: int, per_node: int, given: Collection[str]) -> Iterator[Mapping[str, object]]:
+    """Yield the values of `parallel` that use all ranks; tensor parallelism stays in a node."""
+    model, seq_len = config.model, config.training.seq_len
+    tensor = _fixed(config, given, "parallel.tp") or _divisors(per_node)
+    context = _fixed(config, given, "parallel.cp") or CONTEXT_RANKS
+    stages = _fixed(config, given, "parallel.pp") or _divisors(model.layers, MOST_STAGES)
+    experts = _fixed(config, given, "parallel.ep") or (_divisors(model.moe.experts) if model.moe else [1])
+    for tp, cp, pp in product(tensor, context, stages):
+        if world % (tp * cp * pp):
+            continue
+        # Sequence parallelism sends as many bytes, and keeps fewer activations.
+        (sp,) = _fixed(config, given, "parallel.sp") or [tp > 1 and seq_len // cp % tp == 0]
+        virtual = _divisors(model.layers // pp, MOST_VIRTUAL_STAGES) if pp > 1 else [1]
+        for vpp, ep in product(_fixed(config, given, "parallel.vpp") or virtual, experts):
+            yield {"tp": tp, "sp": sp, "cp": cp, "pp": pp, "vpp": vpp, "ep": ep}
+
+
+def _fixed(config: RunConfig, given: Collection[str], key: str) -> list | None:
+    """Return the one value of a key that the user has set; None where the search chooses."""
+    part, _, name = key.partition(".")
+    value = getattr(getattr(config, part), name)
+    undecided = name == "micro_batch_size" and value == AUTO
+    return [value] if key in given and not undecided else None
+
+
+def _divisors(number: int, most: int | None = None) -> list[int]:
+    return [each for each in range(1, min(number, most or number) + 1) if number % each == 0]
+
+
+def _nothing(
+    config: RunConfig, per_node: int, nodes: int, too_large: Sequence[tuple[int, RunConfig]], rates: DeviceRates
+) -> str:
+    """Return why no candidate is left."""
+    where = f"{number_of(per_node * nodes, 'rank')} of {rates.name}"
+    if too_large:
+        needed, least = min(too_large, key=itemgetter(0))
+        words = " ".join(words_of(least, config)) or "as it is"
+        return (
+            f"{config.name}: nothing fits on {where}: a rank needs at least {gigabytes(needed)} of "
+            f"{gigabytes(rates.memory_bytes or 0)} ({words})"
+        )
+    try:
+        Layout.of(config, per_node, nodes)
+    except ConfigError as error:
+        return f"{config.name}: no layout works on {where}: {error}"
+    return f"{config.name}: no layout works on {where} with the keys that are given"

@@ -1,0 +1,104 @@
+"""The vocabulary of a run's model: that of its text's tokenizer, where that is larger and no key sets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.matrix import MATRIX
+from efficientbench.config.schema import DataConfig, RunConfig
+from efficientbench.config.variant import known
+from efficientbench.config.words import ALIASES
+from efficientbench.costs.model import count_parameters
+from efficientbench.planning.text_budget import known_corpora
+
+
+class Vocabulary(NamedTuple):
+    """A vocabulary that is known before a run prepares its text."""
+
+    size: int
+    source: str
+    """What has it, for messages."""
+    exact: bool
+    """False: a tokenizer that is yet to be trained has so many tokens at most."""
+
+
+def resolve_run(
+    name: str, smoke: bool = False, overrides: Sequence[str] = (), matrix_file: Path = MATRIX
+) -> tuple[RunConfig, str | None]:
+    """Return a run's configuration as `resolve` does, with a vocabulary that its text's tokenizer fits into.
+
+    Returns:
+        The configuration, and what to tell the user where the model has grown; else None.
+
+    Raises:
+        ConfigError: as of `resolve`; or `model.vocab_size` is given, and too small for the tokenizer.
+        DataError: the tokenizer cannot be loaded, or a manifest is damaged.
+    """
+    config = resolve(name, smoke, overrides, matrix_file)
+    return with_vocabulary(config, is_given(overrides))
+
+
+def is_given(overrides: Sequence[str]) -> bool:
+    """Return whether one of the texts `key=value` sets the model's vocabulary."""
+    keys = (override.partition("=")[0] for override in overrides)
+    return "model.vocab_size" in {ALIASES.get(key, key) for key in keys}
+
+
+def with_vocabulary(config: RunConfig, given: bool) -> tuple[RunConfig, str | None]:
+    """Return the run with a vocabulary that its text's tokenizer fits into, and what to tell the user, if anything.
+
+    Args:
+        config: the run.
+        given: whether the user has set `model.vocab_size`, which then stays.
+
+    Raises ConfigError and DataError as `resolve_run` does.
+    """
+    text = _vocabulary(config.data)
+    if text.size <= config.model.vocab_size:
+        return config, None
+    if given:
+        if text.exact:
+            raise ConfigError(too_small(config, text.size, text.source))
+        return config, None
+    model = config.model.model_copy(update={"vocab_size": text.size})
+    counts = [known(partial(_parameters, each)) for each in (config, config.model_copy(update={"model": model}))]
+    grown = ""
+    if counts[0] and counts[1]:
+        grown = f"; the model has {counts[1]:,} parameters instead of {counts[0]:,}, {counts[1] / counts[0]:.3g} times"
+    said = f"model.vocab_size={text.size} instead of {config.model.vocab_size}, as {text.source} has{grown}"
+    return config.model_copy(update={"model": model}), said
+
+
+def too_small(config: RunConfig, size: int, source: str) -> str:
+    """Return the message for a model whose vocabulary is smaller than its text's."""
+    return (
+        f"model.vocab_size: {config.model.vocab_size:,} tokens are fewer than the {size:,} of {source}; set "
+        f"model.vocab_size={size} or more"
+    )
+
+
+def _parameters(config: RunConfig) -> int:
+    return count_parameters(config.model).total
+
+
+def _vocabulary(data: DataConfig) -> Vocabulary:
+    if data.tokenizer is not None:
+        return Vocabulary(_size(data.tokenizer), f"the tokenizer {data.tokenizer}", exact=True)
+    corpora = known_corpora(data)
+    if corpora:
+        return Vocabulary(corpora[0].vocab_size, f"the tokenizer {corpora[0].tokenizer_folder}", exact=True)
+    return Vocabulary(data.trained_vocab_size, "data.trained_vocab_size", exact=False)
+
+
+@lru_cache(maxsize=4)
+def _size(tokenizer: str) -> int:
+    """Return the size of a tokenizer's vocabulary; a sweep asks for the same one in every run."""
+    # Here, since it loads libraries: most runs train a tokenizer.
+    from efficientbench.data_tools.tokenizer import load_tokenizer
+
+    return load_tokenizer(tokenizer).vocab_size

@@ -1,0 +1,50 @@
+"""The rate of matrix products that a device reaches on the spot, for devices whose peak no table has."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SMALLEST, LARGEST = 512, 8192
+"""Rows and columns of the first matrices that are tried, and of the last: devices reach their rate at other sizes."""
+LONG_ENOUGH_S = 0.005
+"""A product that takes so long fills the device: larger ones are not tried."""
+FEWEST_PRODUCTS, LEAST_S = 3, 0.05
+"""Products and seconds that each size gets."""
+
+
+def measured_matmul_flops(device: torch.device, dtype: str) -> float:
+    """Return the FLOP/s of the fastest of many square products [n, n] · [n, n] on one device.
+
+    It is a rate that was reached, below a datasheet's peak. The random state of the program stays as it is.
+    """
+    size, reached = SMALLEST, 0.0
+    while True:
+        product_s = _fastest_s(size, device, DTYPES[dtype])
+        reached = max(reached, 2 * size**3 / product_s)
+        if product_s >= LONG_ENOUGH_S or size == LARGEST:
+            break
+        size *= 2
+    if device.type != "cpu":
+        torch.get_device_module(device.type).empty_cache()
+    return reached
+
+
+def _fastest_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the time of the fastest product of this size, after one that is not timed."""
+    # Drawn by the CPU, some rows many times over: a device's own generator would change the run's random numbers.
+    rows = torch.randn(64, size, generator=torch.Generator().manual_seed(0))
+    factor = rows.repeat(size // 64, 1).to(device=device, dtype=dtype)
+    product, synchronize = torch.empty_like(factor), torch.get_device_module(device.type).synchronize
+    torch.mm(factor, factor, out=product)
+    synchronize()
+    times_s: list[float] = []
+    begin_s = time.perf_counter()
+    while len(times_s) < FEWEST_PRODUCTS or time.perf_counter() - begin_s < LEAST_S:
+        product_begin_s = time.perf_counter()
+        torch.mm(factor, factor, out=product)
+        synchronize()
+        times_s.append(time.perf_counter() - product_begin_s)
+    return min(times_s)

@@ -1,0 +1,90 @@
+"""The monitor of a loop of one's own: it measures, and saves a record of the loop."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring import monitor
+
+
+class EfficiencyMonitor(monitor.EfficiencyMonitor):
+    """The monitor of `efficientbench.metrics`, whose measurement becomes a record for `report` and `compare`."""
+
+    def start(self) -> None:
+        """Open the sensors, take the idle baseline, start sampling."""
+        self._started_at, self._started_s = datetime.now(timezone.utc), time.monotonic()
+        super().start()
+
+    def __enter__(self) -> EfficiencyMonitor:
+        super().__enter__()
+        return self
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        seq_len: int,
+        micro_batch_size: int,
+        model: Any = None,
+        flops_per_token: float | None = None,
+        dtype: str | None = None,
+        peak_flops: float | None = None,
+        seed: int = 0,
+    ) -> Path | None:
+        """Write `record.json` into a folder, which `efficientbench report` and `compare` read; return its path.
+
+        In a program of torch.distributed every rank calls it, and the first one writes; the others get None.
+
+        Args:
+            folder: of this run alone; its name is the run's.
+            seq_len: tokens of a sequence.
+            micro_batch_size: sequences of one forward and backward pass on one rank.
+            model: a torch module, for parameters, dtype and its own count of FLOPs; None: the record lacks them.
+            flops_per_token: of forward and backward, for MFU; None: as the model counts.
+            dtype: of the matrix products: 'bf16', 'fp16' or 'fp32'; None: that of the model's parameters.
+            peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
+            seed: tells repeats apart.
+
+        Raises:
+            MetricsError: no step was measured, the dtype is not known, or the record cannot be written.
+        """
+        # Here, since measuring loads none of what records need.
+        from efficientbench.metrics.monitoring.aggregate import merge
+        from efficientbench.metrics.records.own_loop import (
+            OwnLoop,
+            counted_flops,
+            dtype_of,
+            of_all_ranks,
+            parameters_of,
+            peak_on_the_spot,
+            write_own_record,
+        )
+
+        measured, writes = of_all_ranks(self.finish())
+        steps = len(measured[0].steps)
+        if not steps:
+            raise MetricsError("nothing to save: no step was measured; fewer warmup_steps, or more steps")
+        if not writes:
+            return None
+        flops, source = counted_flops(model, flops_per_token)
+        tokens = sum(step.tokens for rank in measured for step in rank.steps)
+        dtype = dtype_of(model, dtype)
+        loop = OwnLoop(
+            run=Path(folder).resolve().name,
+            seq_len=seq_len,
+            micro_batch_size=micro_batch_size,
+            global_batch_size=max(1, round(tokens / steps / seq_len)),
+            dtype=dtype,
+            seed=seed,
+            parameters=parameters_of(model),
+            flops_per_token=flops,
+            flops_source=source,
+            peak_flops=peak_flops,
+            measured_peak_flops=peak_on_the_spot(model, dtype, measured, peak_flops),
+        )
+        duration_s = time.monotonic() - self._started_s
+        return write_own_record(Path(folder), loop, merge(measured), len(measured), self._started_at, duration_s)

@@ -1,0 +1,171 @@
+"""Records of loops of one's own, which reports, `compare` and CSV read like those of this project's runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.hardware import peak_flops
+from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement
+from efficientbench.metrics.records.environment import collect_environment, sensor_states
+from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.measured_parts import measured_parts
+from efficientbench.metrics.records.record import OF_FORMULAS, RECORD_NAME, RunRecord, write_record
+from efficientbench.metrics.records.summarize import summarize
+
+PACKAGES = ("efficientbench", "torch", "torch-npu", "transformers", "accelerate", "lightning")
+"""Packages whose versions a record keeps."""
+DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+NOT_COUNTED = "the loop gave neither flops_per_token nor a model that counts them"
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """What a loop runs, as its record needs it."""
+
+    run: str
+    seq_len: int
+    """Tokens of a sequence; of unequal ones their mean."""
+    micro_batch_size: int
+    """Sequences of one forward and backward pass on one rank."""
+    global_batch_size: int
+    """Sequences of an optimizer step, over all ranks."""
+    dtype: str
+    """Of the matrix products: bf16, fp16 or fp32."""
+    seed: int
+    parameters: int | None
+    flops_per_token: float | None
+    """Forward and backward."""
+    flops_source: str
+    """Who has counted them."""
+    peak_flops: float | None
+    """Dense FLOP/s of one device; None: the table of devices has it, or there is no MFU."""
+    measured_peak_flops: float | None = None
+    """Of matrix products on the device, where no table has its peak; None: not measured."""
+
+
+def counted_flops(model: Any, given: float | None) -> tuple[float | None, str]:
+    """Return the FLOPs of a token, forward and backward, and who has counted them.
+
+    A model counts its own by a method `estimate_flops`, as that of nanochat does, or by the convention of transformers:
+    six for each parameter outside embeddings.
+    """
+    if given is not None:
+        return given, "flops_per_token"
+    if callable(getattr(model, "estimate_flops", None)):
+        return float(model.estimate_flops()), "model.estimate_flops()"
+    if callable(getattr(model, "num_parameters", None)):
+        counted = 6.0 * model.num_parameters(exclude_embeddings=True)
+        return counted, "6 × model.num_parameters(exclude_embeddings=True), as transformers' Trainer counts"
+    return None, NOT_COUNTED
+
+
+def dtype_of(model: Any, given: str | None) -> str:
+    """Return the dtype of matrix products: as given, else that of the model's parameters.
+
+    Raises MetricsError: neither says, or it is none of DTYPES.
+    """
+    parameter = None if model is None else next(iter(model.parameters()))
+    found = given if given is not None else DTYPES.get(str(getattr(parameter, "dtype", None)))
+    if found is None or found not in DTYPES.values():
+        raise MetricsError(f"the dtype of matrix products is not known ({found}): give dtype='bf16', 'fp16' or 'fp32'")
+    return found
+
+
+def parameters_of(model: Any) -> int | None:
+    """Return the number of a torch model's parameters, shared ones once; None without a model."""
+    return None if model is None else sum(each.numel() for each in model.parameters())
+
+
+def peak_on_the_spot(model: Any, dtype: str, measured: Sequence[RankMeasurement], given: float | None) -> float | None:
+    """Return the rate of matrix products on a model's device where its peak is not known, FLOP/s.
+
+    None where it is known or given, without a model, and with several ranks, which would have to measure together.
+    """
+    names = merge(measured).device_names
+    if model is None or given is not None or len(measured) > 1 or not names or peak_flops(names[0], dtype)[0]:
+        return None
+    from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+
+    return measured_matmul_flops(next(iter(model.parameters())).device, dtype)
+
+
+def of_all_ranks(mine: RankMeasurement) -> tuple[list[RankMeasurement], bool]:
+    """Return what every rank measured, and whether this one writes; in a distributed program all ranks call it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return [mine], True
+    from efficientbench.metrics.monitoring.exchange import gather
+
+    return gather(mine, RankMeasurement), torch.distributed.get_rank() == 0
+
+
+def write_own_record(
+    folder: Path, loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float
+) -> Path:
+    """Write a loop's record into a folder, which is made, and return its path; a record that was there is replaced.
+
+    `run` is what `ranks` processes measured together.
+
+    Raises MetricsError: it cannot be written.
+    """
+    path = folder / RECORD_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MetricsError(f"{folder}: cannot be made ({error.strerror})") from None
+    write_record(_record(loop, run, ranks, started_at, duration_s), path)
+    return path
+
+
+def _record(loop: OwnLoop, run: RunMeasurement, ranks: int, started_at: datetime, duration_s: float) -> RunRecord:
+    # A host is one device, however many ranks compute on it.
+    devices, name = max(1, len(run.device_names)), run.device_names[0] if run.device_names else "unknown"
+    peak, source = (loop.peak_flops, "peak_flops of the loop") if loop.peak_flops else peak_flops(name, loop.dtype)
+    facts = RunFacts(
+        parameters=loop.parameters,
+        parameters_active=loop.parameters,
+        devices=devices,
+        flops_per_token=loop.flops_per_token,
+        flops_per_token_full_square=None,
+        flops_per_token_hardware=None,
+        peak_flops=peak,
+        peak_flops_source=source,
+        not_counted=NOT_COUNTED,
+        measured_peak_flops=None if peak else loop.measured_peak_flops,
+    )
+    summary = summarize(run, facts, Quality())
+    absent = {name: NOT_COUNTED for name in OF_FORMULAS if getattr(facts, name) is None}
+    environment = collect_environment(PACKAGES, Path.cwd())
+    return RunRecord(
+        run=loop.run,
+        variant=loop.run,
+        size="own",
+        seed=loop.seed,
+        parameters=loop.parameters,
+        parameters_active=loop.parameters,
+        flops_per_token=loop.flops_per_token,
+        devices=devices,
+        device_name=name,
+        dtype=loop.dtype,
+        seq_len=loop.seq_len,
+        micro_batch_size=loop.micro_batch_size,
+        global_batch_size=loop.global_batch_size,
+        dp=ranks,
+        **summary.values,
+        **measured_parts(run, summary.outliers),
+        status="completed",
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=duration_s,
+        formula_id=FORMULAS,
+        unavailable=summary.unavailable | absent,
+        config={"own_loop": asdict(loop)},
+        environment=environment | {"sensors": sensor_states(run.sensors)},
+    )

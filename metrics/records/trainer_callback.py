@@ -1,0 +1,179 @@
+"""Measures a `transformers.Trainer` as a callback, and writes a record of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+from transformers.trainer_callback import DefaultFlowCallback
+
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.exchange import gather
+from efficientbench.metrics.monitoring.measurement import RankMeasurement, RunMeasurement, describe
+from efficientbench.metrics.monitoring.monitor import EfficiencyMonitor
+from efficientbench.metrics.monitoring.sensor_registry import local_sensors
+from efficientbench.metrics.records.own_loop import (
+    OwnLoop,
+    counted_flops,
+    dtype_of,
+    parameters_of,
+    peak_on_the_spot,
+    write_own_record,
+)
+from efficientbench.metrics.sensors.base import Sensor
+from efficientbench.metrics.sensors.host import host_uuid
+
+
+class EfficiencyCallback(TrainerCallback):
+    """Times optimizer steps and samples sensors; evaluation and checkpoints lie outside the window.
+
+    Each rank of a distributed run has one; their measurements are merged at the end of training. To what the Trainer
+    logs it adds `efficiency/tokens_per_s` and `efficiency/step_time_s` since the last log; `attach` makes its loggers
+    write them too.
+
+    Args:
+        tokens_per_step: trained on in one optimizer step by all ranks together. By default the Trainer's own count,
+            which needs `include_num_input_tokens_seen` in its arguments.
+        warmup_steps: the first steps, which run but are not measured.
+        sensors: by default `local_sensors`: the process's accelerator, else the host.
+        output: folder of this run alone, where training ends with a `record.json` for `efficientbench report` and
+            `compare`; its name is the run's. None: no record.
+        flops_per_token: of forward and backward, for the record's MFU; None: as the model counts.
+        peak_flops: dense FLOP/s of one device, where the table of devices lacks it.
+    """
+
+    def __init__(
+        self,
+        tokens_per_step: int | None = None,
+        warmup_steps: int = 2,
+        sensors: Sequence[Sensor] | None = None,
+        output: str | Path | None = None,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        self.run: RunMeasurement | None = None
+        """The measurement, once training has ended."""
+        self._tokens_per_step = tokens_per_step
+        self._warmup_steps = warmup_steps
+        self._sensors = sensors
+        self._output = None if output is None else Path(output)
+        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._monitor = EfficiencyMonitor(())
+        self._tokens_seen = 0
+        self._since_log: list[tuple[float, int]] = []
+        """Time and tokens of each step since the last log."""
+
+    def summary(self) -> str:
+        """Return the measurement in a few lines of text."""
+        if self.run is None:
+            raise MetricsError("nothing is measured before training has ended")
+        return describe(self.run)
+
+    def attach(self, trainer: Any) -> None:
+        """Enter a Trainer before its loggers, so that TensorBoard and others write what this one adds to the logs.
+
+        Use it instead of the Trainer's `callbacks`, which come after the loggers.
+        """
+        callbacks = trainer.callback_handler.callbacks
+        # That one decides on evaluation and checkpoints, which `on_step_end` has to know.
+        flow = next(place for place, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback))
+        callbacks.insert(flow + 1, self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._tokens_per_step is None and args.include_num_input_tokens_seen in ("no", False):
+            raise MetricsError(
+                "the Trainer does not count tokens: set include_num_input_tokens_seen='all' in TrainingArguments, or "
+                "give EfficiencyCallback(tokens_per_step=…)"
+            )
+        places = _gathered((host_uuid(), os.getpid()), tuple[str, int])
+        pids = [pid for host, pid in places if host == host_uuid()]
+        # Of a training that was stopped and restarts, as `auto_find_batch_size` does with a smaller batch.
+        self._monitor.close()
+        self._monitor = EfficiencyMonitor(
+            local_sensors(pids) if self._sensors is None else self._sensors,
+            barrier=dist.barrier if _is_distributed() else None,
+            warmup_steps=self._warmup_steps,
+            rank=args.process_index,
+            steps_before=state.global_step,
+        )
+        self._tokens_seen, self._since_log = state.num_input_tokens_seen, []
+        self._started_at, self._started_s = datetime.now(timezone.utc), time.monotonic()
+        self._monitor.start()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._monitor.resume()
+        self._monitor.begin_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        tokens = self._tokens_per_step
+        if tokens is None:
+            tokens, self._tokens_seen = state.num_input_tokens_seen - self._tokens_seen, state.num_input_tokens_seen
+        step_time_s = self._monitor.end_step(tokens if state.is_world_process_zero else 0)
+        self._since_log.append((step_time_s, tokens))
+        self._pause_for_others(control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if not self._since_log or logs is None or "loss" not in logs:
+            return
+        time_s = math.fsum(step_time_s for step_time_s, _ in self._since_log)
+        logs["efficiency/tokens_per_s"] = sum(tokens for _, tokens in self._since_log) / time_s
+        logs["efficiency/step_time_s"] = time_s / len(self._since_log)
+        self._since_log = []
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pause_for_others(control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        measured = _gathered(self._monitor.finish(), RankMeasurement)
+        run = merge(measured)
+        # A Trainer calls back only then, so that the first reading is not that of an idle device.
+        unavailable = {"memory_idle_gb": "the monitor starts after the model was built"} | run.unavailable
+        self.run = replace(run, memory_idle_gb=None, unavailable=unavailable)
+        if self._output is not None and state.is_world_process_zero and self.run.step_times_s:
+            loop = self._loop(args, model, measured)
+            duration_s = time.monotonic() - self._started_s
+            write_own_record(self._output, loop, self.run, len(measured), self._started_at, duration_s)
+
+    def _loop(self, args: Any, model: Any, measured: Sequence[RankMeasurement]) -> OwnLoop:
+        """Return what the Trainer ran. Sequences may be of any lengths: the record has their mean."""
+        assert self._output is not None
+        assert self.run is not None
+        run, dtype = self.run, dtype_of(model, "bf16" if args.bf16 else "fp16" if args.fp16 else None)
+        batch = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        flops, source = counted_flops(model, self._flops_per_token)
+        return OwnLoop(
+            run=self._output.resolve().name,
+            seq_len=max(1, round(run.tokens / len(run.step_times_s) / batch)),
+            micro_batch_size=args.train_batch_size,
+            global_batch_size=batch,
+            dtype=dtype,
+            seed=args.seed,
+            parameters=parameters_of(model),
+            flops_per_token=flops,
+            flops_source=source,
+            peak_flops=self._peak_flops,
+            measured_peak_flops=peak_on_the_spot(model, dtype, measured, self._peak_flops),
+        )
+
+    def _pause_for_others(self, control: Any) -> None:
+        # The Trainer calls on_evaluate and on_save only afterwards, but decides before.
+        if control.should_evaluate or control.should_save:
+            self._monitor.pause()
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _gathered(mine: Any, kind: Any) -> list[Any]:
+    """Return the values of all ranks, in order."""
+    return gather(mine, kind) if _is_distributed() else [mine]

@@ -1,0 +1,56 @@
+"""The peak that is measured on the spot: products that were made, and nobody's random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from support.metrics_parts import HandClock, TraceSensor, measure_steps
+
+from efficientbench.metrics.monitoring import matmul_peak
+from efficientbench.metrics.monitoring.matmul_peak import measured_matmul_flops
+from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.summarize import summarize
+
+CPU = torch.device("cpu")
+FACTS = RunFacts(1000, 1000, 2, 6e3, 7e3, 8e3, None, "a CPU has no row", measured_peak_flops=3e5)
+
+
+def test_no_product_that_was_made_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, float]] = []
+    fastest = matmul_peak._fastest_s
+
+    def noted(size: int, device: torch.device, dtype: torch.dtype) -> float:
+        made.append((size, fastest(size, device, dtype)))
+        return made[-1][1]
+
+    monkeypatch.setattr(matmul_peak, "_fastest_s", noted)
+    assert measured_matmul_flops(CPU, "fp32") == max(2 * size**3 / time_s for size, time_s in made)
+    sizes = [size for size, _ in made]
+    assert sizes == [512 * 2**step for step in range(len(sizes))]
+    # Larger ones follow until one takes long.
+    assert made[-1][1] >= 0.005 or made[-1][0] == 8192
+    assert all(time_s < 0.005 for _, time_s in made[:-1])
+
+
+def test_the_programs_random_numbers_stay() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    measured_matmul_flops(CPU, "bf16")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_mfu_of_the_measured_peak_is_no_mfu() -> None:
+    clock = HandClock(0)
+    run = measure_steps(clock, TraceSensor(clock, ("A", "B"), power=lambda t: 200.0), times_s=(1, 2, 3, 4), readings=32)
+    summary = summarize(run, FACTS, Quality())
+    assert summary.values["mfu"] is None
+    assert summary.unavailable["mfu"] == "a CPU has no row"
+    assert summary.values["measured_peak_flops"] == 3e5
+    # Two devices, ten seconds of steps.
+    assert summary.values["mfu_of_measured_peak"] == pytest.approx(6e3 * run.tokens / (10 * 2 * 3e5))
+    known = summarize(run, dataclasses.replace(FACTS, peak_flops=1e6, measured_peak_flops=None), Quality())
+    assert known.values["mfu_of_measured_peak"] is None
+    assert known.unavailable["mfu_of_measured_peak"] == "the peak itself is known"

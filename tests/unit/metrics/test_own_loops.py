@@ -1,0 +1,153 @@
+"""Loops of one's own end in records that the report, `compare` and CSV take like those of this project's runs."""
+
+from __future__ import annotations
+
+import csv
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.repository import ROOT
+from typer.testing import CliRunner
+
+from efficientbench.cli.app import app
+from efficientbench.metrics import EfficiencyCallback, EfficiencyMonitor, HostSensor, MetricsError
+from efficientbench.metrics.records.own_loop import NOT_COUNTED
+from efficientbench.metrics.records.record import RunRecord, read_record
+
+EXAMPLES = ROOT / "examples"
+SHAPE = {"seq_len": 16, "micro_batch_size": 2}
+
+
+class Counting(torch.nn.Linear):
+    """A model that counts its FLOPs, as nanochat's does."""
+
+    def estimate_flops(self) -> int:
+        return 6 * self.in_features * self.out_features
+
+
+def measured(warmup_steps: int = 0) -> EfficiencyMonitor:
+    monitor = EfficiencyMonitor([HostSensor()], warmup_steps=warmup_steps)
+    with monitor:
+        for _ in range(3):
+            with monitor.step(tokens=4 * 16):
+                sum(range(10_000))
+    return monitor
+
+
+def saved(folder: Path, **options: object) -> RunRecord:
+    path = measured().save(folder, **{**SHAPE, "dtype": "fp32", **options})  # type: ignore[arg-type]
+    assert path == folder / "record.json"
+    return read_record(path)
+
+
+def test_mfu_follows_from_flops_and_peak(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", flops_per_token=6e6, peak_flops=1e12)
+    assert record.tokens_per_s is not None
+    assert record.mfu == pytest.approx(6e6 * record.tokens_per_s / 1e12)
+    assert (record.tokens, record.steps_measured, record.global_batch_size, record.devices) == (192, 3, 4, 1)
+    assert record.config["own_loop"]["flops_source"] == "flops_per_token"
+
+
+def test_a_model_counts_its_own(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", model=Counting(8, 4), peak_flops=1e9, dtype=None)
+    assert (record.flops_per_token, record.parameters, record.dtype) == (192, 36, "fp32")
+    assert record.config["own_loop"]["flops_source"] == "model.estimate_flops()"
+
+
+def test_what_is_not_known_is_absent_with_its_reason(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours")
+    assert (record.mfu, record.parameters, record.flops_per_token) == (None, None, None)
+    assert record.unavailable["parameters"] == record.unavailable["tt_tokens_per_param_s"] == NOT_COUNTED
+    with pytest.raises(MetricsError, match="give dtype='bf16', 'fp16' or 'fp32'"):
+        measured().save(tmp_path / "other", **SHAPE)
+    with pytest.raises(MetricsError, match="is not known .half.: give"):
+        measured().save(tmp_path / "other", dtype="half", **SHAPE)
+    with pytest.raises(MetricsError, match="no step was measured"):
+        measured(warmup_steps=3).save(tmp_path / "other", dtype="fp32", **SHAPE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MetricsError, match="file: cannot be made"):
+        measured().save(tmp_path / "file", dtype="fp32", **SHAPE)
+
+
+def test_reports_and_compare_take_them(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        saved(tmp_path / name, flops_per_token=6e6, peak_flops=1e12)
+    reported = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert reported.exit_code == 0, reported.output
+    with (tmp_path / "report.csv").open() as file:
+        assert [row["run"] for row in csv.DictReader(file)] == ["one", "two"]
+    compared = CliRunner().invoke(app, ["compare", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert compared.exit_code == 0, compared.output
+    assert "tokens/s" in compared.stdout
+
+
+def test_a_callback_goes_behind_what_decides_and_before_what_logs() -> None:
+    from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback
+
+    callbacks = [DefaultFlowCallback(), PrinterCallback()]
+    callback = EfficiencyCallback()
+    callback.attach(SimpleNamespace(callback_handler=SimpleNamespace(callbacks=callbacks)))
+    assert callbacks[1] is callback
+
+
+def test_without_accelerate_an_example_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(SystemExit, match="^this example needs accelerate, .*: pip install accelerate$"):
+        runpy.run_path(str(EXAMPLES / "accelerate_loop.py"))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("package", ["accelerate", "lightning"])
+def test_an_example_of_another_trainer_writes_a_record(package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    (example,) = EXAMPLES.glob(f"{package}_*.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, str(example), str(tmp_path / "ours")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "10 measured" in done.stdout
+    record = read_record(tmp_path / "ours" / "record.json")
+    assert (record.tokens, record.global_batch_size, record.flops_per_token) == (10 * 8 * 64, 8, 6 * 128 * 256)
+
+
+def test_a_laptop_has_a_figure_too(tmp_path: Path) -> None:
+    record = saved(tmp_path / "ours", model=Counting(8, 4))
+    assert record.mfu is None
+    assert record.measured_peak_flops is not None
+    assert record.tokens_per_s is not None
+    assert record.mfu_of_measured_peak == pytest.approx(192 * record.tokens_per_s / record.measured_peak_flops)
+    # A peak that is given needs no measurement.
+    assert saved(tmp_path / "given", model=Counting(8, 4), peak_flops=1e9).measured_peak_flops is None
+
+
+@pytest.mark.proof
+def test_a_trainers_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
+
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(64, (16, 8))]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "model"),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        logging_steps=2,
+        report_to="tensorboard",
+        disable_tqdm=True,
+        save_strategy="no",
+        use_cpu=True,
+    )
+    trainer = Trainer(Qwen2ForCausalLM(Qwen2Config(**shape, **heads)), arguments, train_dataset=texts)
+    EfficiencyCallback(tokens_per_step=16, warmup_steps=1, sensors=[HostSensor()]).attach(trainer)
+    trainer.train()
+    (folder,) = {file.parent for file in (tmp_path / "model").rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("train/efficiency/tokens_per_s")] == [2, 4]
