@@ -154,11 +154,13 @@ def group(record: RunRecord, energy: bool = False) -> str:
     return repr((record.smoke, _grid(record), [CONDITIONS[name](record) for name in names]))
 
 
-def differing(records: Sequence[RunRecord]) -> list[str]:
-    """Return the conditions that these runs do not share."""
-    found = ["smoke"] if len({record.smoke for record in records}) > 1 else []
-    found += ["layout"] if len({_grid(record) for record in records}) > 1 else []
-    return found + [name for name in _SHARED if len({CONDITIONS[name](record) for record in records}) > 1]
+def shared_conditions(record: RunRecord) -> dict[str, str]:
+    """Return the conditions that runs of one `group` share, by name, with their texts."""
+    *sizes, overlaps = _grid(record)
+    axes = zip(("tp", "pp", "dp", "ep", "cp"), sizes, strict=True)
+    layout = ", ".join(f"{axis} {size}" for axis, size in axes) + (", overlapped" if overlaps else "")
+    scale = "smoke" if record.smoke else "full size"
+    return {"scale": scale, "layout": layout, **{name: CONDITIONS[name](record) for name in _SHARED}}
 
 
 def _grid(record: RunRecord) -> tuple[int, ...]:
