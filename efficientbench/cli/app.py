@@ -25,6 +25,7 @@ from efficientbench.cli.options import (
     resolve_arguments,
 )
 from efficientbench.cli.plan import plan as plan_command
+from efficientbench.cli.plot import plot as plot_command
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
 from efficientbench.cli.words import list_keys, list_runs
@@ -129,6 +130,9 @@ def report(
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:
         print(path)
+
+
+app.command("plot")(plot_command)
 
 
 app.command("compare")(compare_command)

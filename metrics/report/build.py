@@ -12,6 +12,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
+from efficientbench.metrics.report.answers import RULE, answers_table
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
@@ -24,6 +25,7 @@ from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.suites import make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
 
 
@@ -62,8 +64,8 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations, contexts))
-    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
+    write_whole(folder / "report.html", page(records, damaged, failures, evaluations, generations, contexts))
+    write_whole(folder / "report.md", markdown(records, damaged, failures, evaluations, generations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
     if generations:
@@ -87,8 +89,13 @@ def markdown(
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
 ) -> str:
-    """Return the text of report.md: the table of results, and all that a reader must know beside it."""
-    parts = ["# EfficientBench report", *([markdown_table(results_table(records))] if records else [])]
+    """Return the text of report.md: what the runs say, the table of results, and all that a reader must know."""
+    rows = make_rows(records)
+    records, parts = rows.records, ["# EfficientBench report"]
+    if rows.suites:
+        answered = answers_table(rows.suites)
+        parts += [f"## {answered.title}", markdown_table(answered), RULE, *map(escape, answered.notes)]
+    parts += ["## Results", markdown_table(results_table(records))] if records else []
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
     if generations:
         table = generation_table(beside(generations, records), records)

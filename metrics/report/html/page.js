@@ -1,4 +1,5 @@
-// Sorts the table by a clicked heading, shows only the runs that a word selects, and lights up a run everywhere while the pointer is on one of its marks.
+// Sorts the table by a clicked heading, shows only the runs that a word selects,
+// and lights up a run everywhere while the pointer is on one of its marks.
 (function () {
   function value(row, column) {
     const raw = row.cells[column].dataset.v;
