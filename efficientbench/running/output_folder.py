@@ -16,7 +16,7 @@ from efficientbench.launchers.files import no_link
 
 WRITTEN = (
     *("checkpoint", "steps.jsonl", "config.json", "tensorboard", "log", "tokenizer"),
-    *("evaluation", "trace.json.gz", "adapter", "model", "generation.json", "record.json"),
+    *("evaluation", "trace.json.gz", "step_shares.json", "adapter", "model", "generation.json", "record.json"),
 )
 """What `set_aside` moves, in this order: files and folders of one run, from its first attempt to its last. After a kill
 in between, no checkpoint is left to resume from, and the record of a complete run still says that it is complete."""

@@ -25,6 +25,7 @@ from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.step_shares import load_step_shares
 from efficientbench.metrics.report.suites import make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
 
@@ -63,8 +64,11 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     rows, failures = combine_repeats(records), load_failures(folder)
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
+    profiled, torn = load_step_shares(folder)
+    damaged += torn
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(records, damaged, failures, evaluations, generations, contexts))
+    html = page(records, damaged, failures, evaluations, generations, contexts, profiled)
+    write_whole(folder / "report.html", html)
     write_whole(folder / "report.md", markdown(records, damaged, failures, evaluations, generations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)

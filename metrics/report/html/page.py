@@ -29,9 +29,11 @@ from efficientbench.metrics.report.html.generation_plots import generation_figur
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
 from efficientbench.metrics.report.html.scaling_plots import scaling_figures
+from efficientbench.metrics.report.html.share_plots import share_figures
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
+from efficientbench.metrics.report.step_shares import Profiled
 from efficientbench.metrics.report.suites import Rows, Suite, make_rows
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
@@ -43,6 +45,7 @@ def page(
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
     contexts: Sequence[Context] = (),
+    profiled: Sequence[Profiled] = (),
 ) -> str:
     """Return the whole page on these runs, of which repeats make one row."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
@@ -60,6 +63,7 @@ def page(
         failures=failures_table(failures),
         evaluations=evaluations,
         contexts=context_figures(contexts),
+        shares=share_figures(profiled),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
     )
