@@ -1,0 +1,108 @@
+"""Which row of a set is best: against scipy's Welch test, and how often alike rows are told apart."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.metrics_parts import make_record
+from support.rival_runs import rival_runs
+
+from efficientbench.metrics.analysis.repeats import group_repeats
+from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals, floor_groups, mean_of
+from efficientbench.metrics.ratio import SIGNIFICANCE
+
+SPEEDS = {"gqa": [100.0, 101.0, 99.5], "mqa": [110.0, 111.0, 109.3], "mla": [110.4, 109.0, 112.0]}
+
+
+@pytest.mark.parametrize(("metric", "best"), [("tokens_per_s", "mla"), ("energy_j_per_token", "gqa")])
+def test_rows_stand_as_welchs_test_of_all_pairs_says(metric: str, best: str) -> None:
+    rivals = Rivals(group_repeats(rival_runs(metric, SPEEDS)))
+    names = list(SPEEDS)
+    pairs = list(itertools.permutations(range(3), 2))
+    for first, second in pairs:
+        logs = [np.log(SPEEDS[names[place]]) for place in (second, first)]
+        welch = stats.ttest_ind(*logs, equal_var=False)
+        interval = welch.confidence_interval()
+        ratio = rivals.pair(first, second).ratios[metric]
+        assert ratio.ratio == pytest.approx(np.exp(logs[0].mean() - logs[1].mean()))
+        assert (ratio.low, ratio.high) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+        # Three pairs of one figure.
+        assert ratio.p_value == pytest.approx(min(1.0, 3 * welch.pvalue))
+    standing = rivals.standing(metric)
+    chosen = names.index(best)
+    assert standing.best == chosen
+    others = [place for place in range(3) if place != chosen]
+    judged = {place: rivals.pair(place, chosen).ratios[metric].p_value or 0.0 for place in others}
+    assert set(standing.worse) == {place for place, p_value in judged.items() if p_value < SIGNIFICANCE}
+    assert set(standing.level) == {place for place, p_value in judged.items() if p_value >= SIGNIFICANCE}
+    # mqa and mla differ by less than their noise, and gqa from both by more.
+    assert len(standing.level) == (1 if best == "mla" else 0)
+
+
+def test_rows_of_few_runs_have_no_verdict_and_those_without_a_figure_no_place() -> None:
+    records = [
+        *rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [400.0, 401.0]}),
+        make_record({"run": "bare_1.5B"}, "lost"),
+    ]
+    standing = Rivals(group_repeats(records)).standing("tokens_per_s")
+    assert (standing.best, standing.open, standing.worse) == (1, (0,), {})
+    assert standing.unavailable == {2: "bare_1.5B: lost"}
+    nothing = Rivals(group_repeats(records)).standing("amu_gb")
+    assert (nothing.best, len(nothing.unavailable)) == (None, 3)
+
+
+def test_three_names_of_one_model_tell_the_noise_of_single_runs() -> None:
+    alike = [100.0, 100.4, 99.7]
+    same = [
+        record.model_copy(update={"run": f"{name}_1.5B", "variant": name, "seed": 1})
+        for name, record in zip(("gqa", "rope", "dense"), rival_runs("tokens_per_s", {"gqa": alike}), strict=True)
+    ]
+    same = [record.model_copy(update={"config": same[0].config}) for record in same]
+    [mqa] = rival_runs("tokens_per_s", {"mqa": [120.0]})
+    groups = group_repeats([*same, mqa])
+    floors = floor_groups(groups)
+    assert [group.name for group in floors] == ["gqa_1.5B", "rope_1.5B", "dense_1.5B"]
+    ratio = Rivals([groups[0], groups[3]], floors).pair(0, 1).ratios["tokens_per_s"]
+    variance = np.log(alike).var(ddof=1)
+    t = np.log(1.2) / np.sqrt(2 * variance)
+    assert ratio.p_value == pytest.approx(2 * stats.t.sf(t, 2))
+    assert Rivals([groups[0], groups[3]]).pair(0, 1).ratios["tokens_per_s"].p_value is None
+
+
+def test_rows_that_ran_otherwise_are_not_compared() -> None:
+    figures = {"gqa": [100.0] * 3, "mqa": [150.0] * 3}
+    records = rival_runs("tokens_per_s", figures)
+    slow = [
+        record.model_copy(update={"micro_batch_size": 1}) if record.variant == "gqa" else record for record in records
+    ]
+    standing = Rivals(group_repeats(slow)).standing("tokens_per_s")
+    assert standing.best == 1
+    [difference] = standing.apart[0]
+    assert difference.condition == "layout"
+    assert not standing.worse
+
+
+def test_a_loss_that_says_nothing_has_no_place() -> None:
+    few = {"tokens_per_parameter": 0.1}
+    groups = group_repeats(rival_runs("validation_loss", {"gqa": [3.0]}, **few))
+    assert mean_of(groups[0], "validation_loss") is None
+    assert "0.1 tokens per parameter" in Rivals(groups).standing("validation_loss").unavailable[0]
+
+
+def test_models_that_are_alike_are_told_apart_in_at_most_5_percent_of_sets() -> None:
+    chance = random.Random(7)
+    base = rival_runs("tokens_per_s", {name: [1.0] * 3 for name in ("a", "b", "c", "d", "e")})
+    claims, sets = 0, 100
+    for _ in range(sets):
+        noisy = [
+            record.model_copy(update={metric: 100 * (1 + 0.01 * chance.gauss(0, 1)) for metric in QUESTIONS})
+            for record in base
+        ]
+        rivals = Rivals(group_repeats(noisy))
+        claims += any(rivals.standing(metric).worse for metric in QUESTIONS)
+    # Of a hundred, more than 11 would have a chance of 1 % where each has 5 %.
+    assert claims <= 11
