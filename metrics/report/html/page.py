@@ -83,7 +83,7 @@ def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, A
         "generation": generation_table(generated, records),
         "generation_plots": generation_figures(generated[:MOST_RUNS], runs),
         "generation_legend": generation_legend(generated[:MOST_RUNS], runs),
-        "answers": [(suite, answers(suite)) for suite in rows.suites],
+        "answers": [(suite, list(zip(TITLES.values(), answers(suite), strict=True))) for suite in rows.suites],
         "questions": TITLES.values(),
         "rule": RULE,
         "open": [*open_questions(rows.suites), *filter(None, [left_out(rows)])],
