@@ -24,6 +24,7 @@ class Difference:
 
 # Sections of a model's configuration that choose the kernel of a part: where these differ, the kernel may.
 _CHOSEN_BY = {"attention": ("model.attention.", "model.position.")}
+_CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
 
 def _device(record: RunRecord) -> str:
@@ -135,6 +136,13 @@ def _kind_of_kernels(record: RunRecord) -> str:
 
 def _kernel(name: str | None, why: str | None) -> str:
     return f"{name or 'no such part'}{f' (a fallback: {why})' if why else ''}"
+
+
+def comparison_key(record: RunRecord) -> str:
+    """Return the same text for runs that have no differences, and the same differences to all others."""
+    chosen = {key: value for key, value in flat(record.config).items() if key.startswith(_CHOOSING)}
+    texts = [read(record) for read in CONDITIONS.values()]
+    return repr((texts, _kind_of_kernels(record), record.kernels, record.fallback_kernels, chosen))
 
 
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:

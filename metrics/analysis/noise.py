@@ -15,26 +15,13 @@ from efficientbench.metrics.records.record import RunRecord
 def identical_runs(first: Group, second: Group, neighbours: Sequence[Group]) -> list[list[RunRecord]]:
     """Return sets of runs of one model, whatever their names and seeds, under the conditions of both compared groups.
 
-    Sets are those of `runs_of_one_model`.
-    """
-    sharing = [
-        group
-        for group in (first, second, *neighbours)
-        if not differences(first.first, group.first) and not differences(second.first, group.first)
-    ]
-    return runs_of_one_model(first, second, sharing)
-
-
-def runs_of_one_model(first: Group, second: Group, sharing: Sequence[Group]) -> list[list[RunRecord]]:
-    """Return the sets of runs of one model among groups that share the conditions of both compared ones.
-
     A set that is one compared group alone is left out: its repeats are that side's own noise, and not more. Where both
     are one model, neither is in a set, which would count their difference as noise.
     """
     alike = model_identity(first.first) == model_identity(second.first)
     sets: dict[str, list[Group]] = {}
-    for group in sharing:
-        if not (alike and (group is first or group is second)):
+    for group in (*(() if alike else (first, second)), *neighbours):
+        if not differences(first.first, group.first) and not differences(second.first, group.first):
             sets.setdefault(model_identity(group.first), []).append(group)
     return [
         [record for group in groups for record in group.records]

@@ -8,32 +8,20 @@ is told beforehand which two rows to compare.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from efficientbench.metrics.analysis.compare import ratio_of, why_not
-from efficientbench.metrics.analysis.conditions import Difference, differences
-from efficientbench.metrics.analysis.noise import aa_floor, runs_of_one_model
-from efficientbench.metrics.analysis.repeats import Group, model_identity
-from efficientbench.metrics.ratio import MIN_REPEATS, Ratio
-from efficientbench.metrics.records.record import FIGURES, RunRecord
+from efficientbench.metrics.analysis.conditions import Difference
+from efficientbench.metrics.analysis.identical import IdenticalRuns
+from efficientbench.metrics.analysis.noise import aa_floor
+from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.ratio import Ratio
+from efficientbench.metrics.records.record import FIGURES
 
 QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")
 """Figures by which a report says which row is best."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two rows side by side."""
-
-    differences: tuple[Difference, ...]
-    """Conditions that they do not share: then they are not compared."""
-    ratios: dict[str, Ratio]
-    """Figure → second over first, its p value corrected for all pairs and figures of the set."""
-    unavailable: dict[str, str]
-    """Figure → why it has no ratio."""
 
 
 @dataclass(frozen=True)
@@ -58,57 +46,43 @@ class Standing:
 class Rivals:
     """A set of rows that may be compared, each a run or its repeats."""
 
-    def __init__(self, groups: Sequence[Group], floors: Sequence[Group] = ()) -> None:
-        """Take the set's rows, and the rows of `floor_groups`, among which runs of identical models are."""
+    def __init__(self, groups: Sequence[Group], identical: IdenticalRuns) -> None:
+        """Take the set's rows, and all rows of the report by their models."""
         self.groups = tuple(groups)
-        self._floors = floors
-        self._pairs: dict[tuple[int, int], Pair] = {}
-        self._sharing: dict[int, list[Group]] = {}
+        self._identical = identical
+        self._standings: dict[str, Standing] = {}
         asked = sum(any(mean_of(group, metric) for group in self.groups) for metric in QUESTIONS)
         self.comparisons = max(asked, 1) * max(len(self.groups) * (len(self.groups) - 1) // 2, 1)
         """Pairs of rows, times the figures that any of them has."""
 
-    def pair(self, first: int, second: int) -> Pair:
-        """Return the comparison of two rows, second over first."""
-        found = self._pairs.get((first, second))
-        if found is None:
-            found = self._pairs[first, second] = self._compare(first, second)
-        return found
+    def differences(self, first: int, second: int) -> tuple[Difference, ...]:
+        """Return the conditions that two rows do not share: then they are not compared."""
+        return self._identical.differences(self.groups[first], self.groups[second])
 
-    def _compare(self, one: int, other: int) -> Pair:
-        first, second = self.groups[one], self.groups[other]
-        differ = tuple(differences(first.first, second.first))
-        if differ:
-            return Pair(differ, {}, {})
-        both = [*first.records, *second.records]
-        unavailable = {metric: why for metric in QUESTIONS if (why := why_not(metric, both)) is not None}
-        alike = self._alike(one, other) if len(unavailable) < len(QUESTIONS) else []
-        ratios: dict[str, Ratio] = {}
-        for metric in QUESTIONS:
-            if metric in unavailable:
-                continue
-            ratio = ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric)))
-            p_value = None if ratio.p_value is None else min(1.0, ratio.p_value * self.comparisons)
-            ratios[metric] = replace(ratio, p_value=p_value)
-        return Pair(differ, ratios, unavailable)
+    def ratio(self, metric: str, first: int, second: int) -> Ratio | None:
+        """Return the ratio of a figure, second over first, its p value corrected for all that the set compares.
 
-    def _alike(self, one: int, other: int) -> list[list[RunRecord]]:
-        """Return the sets of runs of one model that share the conditions of both rows."""
-        sharing = [each for each in self._share(one) if any(each is same for same in self._share(other))]
-        first, second = self.groups[one], self.groups[other]
-        beside = [each for each in sharing if each is not first and each is not second]
-        return runs_of_one_model(first, second, [first, second, *beside]) if beside else []
+        None where a row lacks the figure, or where their conditions differ.
+        """
+        one, other = self.groups[first], self.groups[second]
+        if self.differences(first, second) or self.why_not(metric, first, second) is not None:
+            return None
+        floor = aa_floor(self._identical.beside(one, other), attrgetter(metric))
+        ratio = ratio_of(metric, one, other, floor)
+        p_value = None if ratio.p_value is None else min(1.0, ratio.p_value * self.comparisons)
+        return replace(ratio, p_value=p_value)
 
-    def _share(self, place: int) -> list[Group]:
-        """Return the rows with identical models that share a row's conditions."""
-        found = self._sharing.get(place)
-        if found is None:
-            own = self.groups[place].first
-            found = self._sharing[place] = [each for each in self._floors if not differences(own, each.first)]
-        return found
+    def why_not(self, metric: str, first: int, second: int) -> str | None:
+        """Return why a figure of two rows has no ratio; None where it has one."""
+        return why_not(metric, [*self.groups[first].records, *self.groups[second].records])
 
     def standing(self, metric: str) -> Standing:
         """Return how the rows stand in a figure."""
+        if metric not in self._standings:
+            self._standings[metric] = self._compare(metric)
+        return self._standings[metric]
+
+    def _compare(self, metric: str) -> Standing:
         means = {place: mean_of(group, metric) for place, group in enumerate(self.groups)}
         values = {place: mean for place, mean in means.items() if mean is not None}
         reasons = {place: why_not(metric, self.groups[place].records) or "" for place in means if place not in values}
@@ -122,13 +96,13 @@ class Rivals:
         for place in values:
             if place == best:
                 continue
-            pair = self.pair(place, best)
-            if pair.differences:
-                apart[place] = pair.differences
-            elif pair.ratios[metric].measurable is None:
+            ratio = self.ratio(metric, place, best)
+            if ratio is None:
+                apart[place] = self.differences(place, best)
+            elif ratio.measurable is None:
                 unsure.append(place)
-            elif pair.ratios[metric].measurable:
-                worse[place] = pair.ratios[metric]
+            elif ratio.measurable:
+                worse[place] = ratio
             else:
                 level.append(place)
         return Standing(metric, best, worse, tuple(level), tuple(unsure), apart, reasons)
@@ -143,12 +117,3 @@ def mean_of(group: Group, metric: str) -> float | None:
         return None
     values = group.values(metric)
     return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def floor_groups(groups: Sequence[Group]) -> list[Group]:
-    """Return the rows of models that ran often enough, under whatever names, for an A/A floor."""
-    identities = [model_identity(group.first) for group in groups]
-    runs: Counter[str] = Counter()
-    for identity, group in zip(identities, groups, strict=True):
-        runs[identity] += len(group.records)
-    return [group for identity, group in zip(identities, groups, strict=True) if runs[identity] >= MIN_REPEATS]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation import GenerationRecord, load_generations
@@ -26,7 +25,7 @@ from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
 from efficientbench.metrics.report.step_shares import load_step_shares
-from efficientbench.metrics.report.suites import make_rows
+from efficientbench.metrics.report.suites import Rows, make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
 
 
@@ -61,19 +60,19 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         raise MetricsError(
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
-    rows, failures = combine_repeats(records), load_failures(folder)
+    rows, failures = make_rows(records), load_failures(folder)
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
     profiled, torn = load_step_shares(folder)
     damaged += torn
     evaluations = evaluations_table(folder)
-    html = page(records, damaged, failures, evaluations, generations, contexts, profiled)
+    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled)
     write_whole(folder / "report.html", html)
-    write_whole(folder / "report.md", markdown(records, damaged, failures, evaluations, generations))
-    write_csv(rows, folder / "report.csv")
+    write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
+    write_csv(rows.records, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
     if generations:
-        write_generation_csv(beside(generations, rows), rows, folder / CSV_NAME)
+        write_generation_csv(beside(generations, rows.records), rows.records, folder / CSV_NAME)
         names.append(CSV_NAME)
     if find_spec("tensorboard") is not None:
         write_hparams(records, folder / HPARAMS_FOLDER, beside(generations, records))
@@ -81,20 +80,19 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     else:
         warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
     if paper:
-        write_whole(folder / "paper.md", paper_markdown(rows))
+        write_whole(folder / "paper.md", paper_markdown(rows.records))
         names.insert(0, "paper.md")
-    return Report(rows, generations, failures, warnings, [folder / name for name in names])
+    return Report(rows.records, generations, failures, warnings, [folder / name for name in names])
 
 
 def markdown(
-    records: Sequence[RunRecord],
+    rows: Rows,
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
 ) -> str:
     """Return the text of report.md: what the runs say, the table of results, and all that a reader must know."""
-    rows = make_rows(records)
     records, parts = rows.records, ["# EfficientBench report"]
     if rows.suites:
         answered = answers_table(rows.suites)

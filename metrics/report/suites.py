@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efficientbench.metrics.analysis.conditions import group, shared_conditions
+from efficientbench.metrics.analysis.identical import IdenticalRuns
 from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
-from efficientbench.metrics.analysis.rivals import Rivals, floor_groups
+from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
 from efficientbench.metrics.report.paper import SUITES, suite_of
@@ -44,7 +45,8 @@ class Suite:
 
     @property
     def title(self) -> str:
-        return ", ".join(part for part in (self.name, self.size, self.conditions) if part)
+        scale = " (smoke)" if self.rows[0].record.smoke else ""
+        return ", ".join(part for part in (self.name, self.size, self.conditions) if part) + scale
 
     @property
     def baseline(self) -> int:
@@ -87,13 +89,13 @@ def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
         suite, across_sizes, _ = suite_of(row.variant)
         key = suite, "" if across_sizes else row.size, group(row)
         sets.setdefault(key, []).append(_Member(number, each, row, names[number]))
-    floors = floor_groups([each for each in groups if each.first.status == "completed"])
+    identical = IdenticalRuns([each for each in groups if each.first.status == "completed"])
     labels = _condition_labels({key: members[0].row for key, members in sets.items()})
-    found = [_suite(key, labels[key], members, floors) for key, members in sets.items()]
+    found = [_suite(key, labels[key], members, identical) for key, members in sets.items()]
     return sorted(found, key=_order)
 
 
-def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], floors: Sequence[Group]) -> Suite:
+def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], identical: IdenticalRuns) -> Suite:
     ordered = sorted(members, key=lambda member: (suite_of(member.row.variant)[2], member.row.size, member.number))
     variants = Counter(member.row.variant for member in ordered)
     models = Counter((member.row.variant, member.row.size) for member in ordered)
@@ -105,7 +107,7 @@ def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], fl
         else:
             short = f"{row.variant} {row.size}" if models[row.variant, row.size] == 1 else member.name
         rows.append(Row(member.number, short, row))
-    return Suite(key[0], key[1], label, tuple(rows), Rivals([member.group for member in ordered], floors))
+    return Suite(key[0], key[1], label, tuple(rows), Rivals([member.group for member in ordered], identical))
 
 
 def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tuple[str, str, str], str]:
@@ -115,7 +117,9 @@ def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tupl
         alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
     labels = {}
     for sets in alike.values():
-        differing = [name for name in sets[0][1] if len({texts[name] for _, texts in sets}) > 1]
+        # The title says of every set whether it is of smoke runs.
+        names = [name for name in sets[0][1] if name != "scale"]
+        differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
         for key, texts in sets:
             labels[key] = ", ".join(f"{name} {texts[name]}" for name in differing)
     return labels

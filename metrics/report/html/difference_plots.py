@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from efficientbench.metrics.analysis.rivals import QUESTIONS, Pair
+from efficientbench.metrics.analysis.rivals import QUESTIONS
 from efficientbench.metrics.ratio import Ratio
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.report.answers import brief
@@ -25,10 +25,10 @@ from efficientbench.metrics.report.html.svg import (
     svg,
     text,
 )
-from efficientbench.metrics.report.suites import Suite
+from efficientbench.metrics.report.suites import Row, Suite
 
 WIDTH = 960
-TOP, ROW = 40, 21
+TOP, ROW = 26, 21
 VALUE = 82
 """Width of a difference in figures, right of its interval."""
 GAP = 14
@@ -47,41 +47,63 @@ class _Column:
     """Of the logarithm of a ratio."""
 
 
+@dataclass(frozen=True)
+class _Against:
+    """A row against the baseline."""
+
+    row: Row
+    ratios: dict[str, Ratio]
+    """Figure → row over baseline."""
+    absent: dict[str, tuple[str, str]]
+    """Figure without a ratio → what the picture says of it, and why."""
+
+    @classmethod
+    def of(cls, suite: Suite, place: int) -> _Against:
+        ratios: dict[str, Ratio] = {}
+        absent: dict[str, tuple[str, str]] = {}
+        differ = "; ".join(map(brief, suite.rivals.differences(suite.baseline, place)))
+        for metric in QUESTIONS:
+            ratio = suite.rivals.ratio(metric, suite.baseline, place)
+            if ratio is not None:
+                ratios[metric] = ratio
+            elif differ:
+                absent[metric] = "not compared", differ
+            else:
+                absent[metric] = "n/a", suite.rivals.why_not(metric, suite.baseline, place) or ""
+        return cls(suite.rows[place], ratios, absent)
+
+
 def difference_figures(suites: list[Suite]) -> list[Figure]:
     """Return a picture for each set of two rows or more."""
     return [_figure(suite) for suite in suites if len(suite.rows) > 1]
 
 
 def _figure(suite: Suite) -> Figure:
+    baseline = suite.rows[suite.baseline].name
     places = [place for place in range(len(suite.rows)) if place != suite.baseline][: MOST_RUNS - 1]
-    pairs = {place: suite.rivals.pair(suite.baseline, place) for place in places}
+    rows = [_Against.of(suite, place) for place in places]
     left = 14 + CHARACTER * max(len(_cut(row.name)) for row in suite.rows)
-    columns = _columns(pairs, left)
+    columns = _columns(rows, left)
     bottom = TOP + ROW * (len(places) + 1) + 4
-    parts = [_head(suite, column, bottom) for column in columns]
+    parts = [_head(column, bottom) for column in columns]
     parts.append(_baseline(suite, columns))
-    for number, place in enumerate(places, start=1):
-        y = TOP + ROW * number
-        name = suite.rows[place].name
-        cells = [_cell(pairs[place], column, y + ROW / 2) for column in columns]
-        described = "; ".join(
-            f"{HEADLINE[column.metric].title} {_told(pairs[place], column.metric)}" for column in columns
-        )
+    for number, row in enumerate(rows, start=1):
+        y, name = TOP + ROW * number, row.row.name
+        told = "; ".join(f"{HEADLINE[column.metric].title} {_told(row, column.metric)}" for column in columns)
+        cells = [_cell(row, column, y + ROW / 2) for column in columns]
         content = [rect(0, y, WIDTH, ROW, "hit"), text(left - 10, y + 14, _cut(name), "label", "end"), *cells]
-        parts.append(
-            marked(suite.rows[place].number, f"{name} against {suite.rows[suite.baseline].name}: {described}", *content)
-        )
-    title = f"{suite.title}: differences to {suite.rows[suite.baseline].name}"
+        parts.append(marked(row.row.number, f"{name} against {baseline}: {told}", *content))
+    title = f"{suite.title}: differences to {baseline}"
     rest = len(suite.rows) - 1 - len(places)
     note = f"{rest:,} more rows are in the table." if rest else ""
     return Figure(title, svg(WIDTH, bottom + 18, f"{title}, one row a variant, one column a figure", parts), note)
 
 
-def _columns(pairs: dict[int, Pair], left: float) -> list[_Column]:
+def _columns(rows: list[_Against], left: float) -> list[_Column]:
     width = (WIDTH - left) / len(QUESTIONS)
     columns = []
     for number, metric in enumerate(QUESTIONS):
-        ratios = [pair.ratios[metric] for pair in pairs.values() if metric in pair.ratios]
+        ratios = [row.ratios[metric] for row in rows if metric in row.ratios]
         begin = left + number * width
         columns.append(_Column(metric, begin, _scale(ratios, begin, begin + width - VALUE - GAP)))
     return columns
@@ -98,7 +120,7 @@ def _scale(ratios: list[Ratio], begin: float, end: float) -> Scale:
     return Scale(low - margin, high + margin, begin, end)
 
 
-def _head(suite: Suite, column: _Column, bottom: float) -> Markup:
+def _head(column: _Column, bottom: float) -> Markup:
     """Return a column's title, its line of no difference, and the ticks at both ends."""
     metric, scale = column.metric, column.scale
     better = FIGURES[metric].better
@@ -134,12 +156,12 @@ def _baseline(suite: Suite, columns: list[_Column]) -> Markup:
     return marked(row.number, f"{row.name}, the baseline: {'; '.join(told)}", *parts)
 
 
-def _cell(pair: Pair, column: _Column, y: float) -> Markup:
+def _cell(row: _Against, column: _Column, y: float) -> Markup:
     """Return an interval with its point, and the difference in figures; "none" where it is inside the noise."""
     at = column.scale.end + 8
-    ratio = pair.ratios.get(column.metric)
+    ratio = row.ratios.get(column.metric)
     if ratio is None:
-        return text(at, y + 4, "not compared" if pair.differences else "n/a", "tick")
+        return text(at, y + 4, row.absent[column.metric][0], "tick")
     scale, kind = column.scale, _kind(ratio)
     parts = []
     if ratio.low is not None and ratio.high is not None:
@@ -165,13 +187,11 @@ def _kind(ratio: Ratio) -> str:
     return "better" if (ratio.ratio > 1) == (FIGURES[ratio.metric].better == "higher") else "worse"
 
 
-def _told(pair: Pair, metric: str) -> str:
+def _told(row: _Against, metric: str) -> str:
     """Return a difference as the tooltip has it: with its interval, its verdict, or the reason for its absence."""
-    if pair.differences:
-        return f"not compared ({'; '.join(map(brief, pair.differences))})"
-    ratio = pair.ratios.get(metric)
+    ratio = row.ratios.get(metric)
     if ratio is None:
-        return f"n/a ({pair.unavailable[metric]})"
+        return "{} ({})".format(*row.absent[metric])
     interval = f", 95 % {_percent(ratio.low)} to {_percent(ratio.high)}" if ratio.low and ratio.high else ""
     return f"{_percent(ratio.ratio)}{interval} ({ratio.verdict})"
 

@@ -34,12 +34,12 @@ from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, 
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.step_shares import Profiled
-from efficientbench.metrics.report.suites import Rows, Suite, make_rows
+from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 
 def page(
-    records: Sequence[RunRecord],
+    rows: Rows,
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
@@ -47,7 +47,7 @@ def page(
     contexts: Sequence[Context] = (),
     profiled: Sequence[Profiled] = (),
 ) -> str:
-    """Return the whole page on these runs, of which repeats make one row."""
+    """Return the whole page on these rows."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -58,7 +58,7 @@ def page(
         keep_trailing_newline=True,
     )
     return environment.get_template("page.html").render(
-        **_content(make_rows(records), generations),
+        **_content(rows, generations),
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,

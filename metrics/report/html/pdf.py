@@ -82,10 +82,10 @@ def _path(mark: Element) -> str:
     if mark.tag == "rect":
         return " ".join(mark.attrib[name] for name in ("x", "y", "width", "height")) + " re"
     if mark.tag == "line":
-        first, *rest = [(mark.attrib[f"x{end}"], mark.attrib[f"y{end}"]) for end in (1, 2)]
+        points = [f"{mark.attrib[f'x{end}']} {mark.attrib[f'y{end}']}" for end in (1, 2)]
     else:
-        first, *rest = [tuple(pair.split(",")) for pair in mark.attrib["points"].split()]
-    drawn = [f"{first[0]} {first[1]} m", *(f"{x} {y} l" for x, y in rest)]
+        points = [pair.replace(",", " ") for pair in mark.attrib["points"].split()]
+    drawn = [f"{points[0]} m", *(f"{point} l" for point in points[1:])]
     return " ".join([*drawn, "h"] if mark.tag == "polygon" else drawn)
 
 

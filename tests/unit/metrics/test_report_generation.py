@@ -151,5 +151,6 @@ def test_what_stands_in_a_record_stays_text() -> None:
     attack = "</script><script>alert(1)</script>"
     record = generation("gqa", run=attack, decode_path=attack, device_name=attack)
     from efficientbench.metrics.report.html.page import page
+    from efficientbench.metrics.report.suites import make_rows
 
-    assert attack not in page([], [], generations=[record])
+    assert attack not in page(make_rows([]), [], generations=[record])

@@ -20,6 +20,7 @@ from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.loss_plots import Point, front
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.html.svg import COLOURS, Look, Scale, numbered
+from efficientbench.metrics.report.suites import make_rows
 
 VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br", "input"}
 [RUN] = numbered([make_record()])
@@ -59,7 +60,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def matrix_page() -> str:
-    return page(matrix_runs(), ["/somewhere/record.json: damaged, it is no JSON"])
+    return page(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"])
 
 
 def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_page: str) -> None:
@@ -147,7 +148,7 @@ def attacked() -> RunRecord:
 
 
 def test_text_of_a_record_stays_text() -> None:
-    content = page([attacked(), gpu_run("gqa", "0.5B", steps=20)], [ATTACK])
+    content = page(make_rows([attacked(), gpu_run("gqa", "0.5B", steps=20)]), [ATTACK])
     parsed = Parsed(content)
     assert len(parsed.all("script")) == 1
     script = Path(page_module.__file__).with_name("page.js").read_text()
@@ -161,13 +162,13 @@ def test_text_of_a_record_stays_text() -> None:
 def test_runs_without_spread_or_with_equal_figures_are_drawn() -> None:
     same = {"al_s": 0.5, "tokens_per_s": 100.0, "validation_loss": 2.0, "amu_gb": 0.0, "energy_j_per_token": 0.0}
     records = [make_record({**same, "run": name, "step_time_percentiles_s": [0.5] * 101}) for name in ("a", "b")]
-    for content in (page(records, []), page([make_record()], [])):
+    for content in (page(make_rows(records), []), page(make_rows([make_record()]), [])):
         assert "What a loss costs" in " ".join(Parsed(content).text["h2"])
         assert "nan" not in content.split("<main>")[1].split("<footer>")[0]
 
 
 def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
-    content = page([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)], [])
+    content = page(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)]), [])
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
 

@@ -10,24 +10,40 @@ import pytest
 from scipy import stats
 from support.metrics_parts import make_record
 from support.rival_runs import rival_runs
+from support.synthetic_runs import gpu_run
 
+from efficientbench.metrics.analysis.conditions import differences
+from efficientbench.metrics.analysis.identical import IdenticalRuns
+from efficientbench.metrics.analysis.noise import identical_runs
 from efficientbench.metrics.analysis.repeats import group_repeats
-from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals, floor_groups, mean_of
-from efficientbench.metrics.ratio import SIGNIFICANCE
+from efficientbench.metrics.analysis.rivals import QUESTIONS, Rivals, mean_of
+from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Ratio
+from efficientbench.metrics.records.record import RunRecord
 
 SPEEDS = {"gqa": [100.0, 101.0, 99.5], "mqa": [110.0, 111.0, 109.3], "mla": [110.4, 109.0, 112.0]}
 
 
+def of(records: list[RunRecord]) -> Rivals:
+    groups = group_repeats(records)
+    return Rivals(groups, IdenticalRuns(groups))
+
+
+def found(rivals: Rivals, metric: str, first: int, second: int) -> Ratio:
+    ratio = rivals.ratio(metric, first, second)
+    assert ratio is not None
+    return ratio
+
+
 @pytest.mark.parametrize(("metric", "best"), [("tokens_per_s", "mla"), ("energy_j_per_token", "gqa")])
 def test_rows_stand_as_welchs_test_of_all_pairs_says(metric: str, best: str) -> None:
-    rivals = Rivals(group_repeats(rival_runs(metric, SPEEDS)))
+    rivals = of(rival_runs(metric, SPEEDS))
     names = list(SPEEDS)
     pairs = list(itertools.permutations(range(3), 2))
     for first, second in pairs:
         logs = [np.log(SPEEDS[names[place]]) for place in (second, first)]
         welch = stats.ttest_ind(*logs, equal_var=False)
         interval = welch.confidence_interval()
-        ratio = rivals.pair(first, second).ratios[metric]
+        ratio = found(rivals, metric, first, second)
         assert ratio.ratio == pytest.approx(np.exp(logs[0].mean() - logs[1].mean()))
         assert (ratio.low, ratio.high) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
         # Three pairs of one figure.
@@ -36,7 +52,7 @@ def test_rows_stand_as_welchs_test_of_all_pairs_says(metric: str, best: str) -> 
     chosen = names.index(best)
     assert standing.best == chosen
     others = [place for place in range(3) if place != chosen]
-    judged = {place: rivals.pair(place, chosen).ratios[metric].p_value or 0.0 for place in others}
+    judged = {place: found(rivals, metric, place, chosen).p_value or 0.0 for place in others}
     assert set(standing.worse) == {place for place, p_value in judged.items() if p_value < SIGNIFICANCE}
     assert set(standing.level) == {place for place, p_value in judged.items() if p_value >= SIGNIFICANCE}
     # mqa and mla differ by less than their noise, and gqa from both by more.
@@ -48,10 +64,10 @@ def test_rows_of_few_runs_have_no_verdict_and_those_without_a_figure_no_place() 
         *rival_runs("tokens_per_s", {"gqa": [100.0], "mqa": [400.0, 401.0]}),
         make_record({"run": "bare_1.5B"}, "lost"),
     ]
-    standing = Rivals(group_repeats(records)).standing("tokens_per_s")
+    standing = of(records).standing("tokens_per_s")
     assert (standing.best, standing.open, standing.worse) == (1, (0,), {})
     assert standing.unavailable == {2: "bare_1.5B: lost"}
-    nothing = Rivals(group_repeats(records)).standing("amu_gb")
+    nothing = of(records).standing("amu_gb")
     assert (nothing.best, len(nothing.unavailable)) == (None, 3)
 
 
@@ -64,13 +80,35 @@ def test_three_names_of_one_model_tell_the_noise_of_single_runs() -> None:
     same = [record.model_copy(update={"config": same[0].config}) for record in same]
     [mqa] = rival_runs("tokens_per_s", {"mqa": [120.0]})
     groups = group_repeats([*same, mqa])
-    floors = floor_groups(groups)
-    assert [group.name for group in floors] == ["gqa_1.5B", "rope_1.5B", "dense_1.5B"]
-    ratio = Rivals([groups[0], groups[3]], floors).pair(0, 1).ratios["tokens_per_s"]
+    compared = [groups[0], groups[3]]
+    ratio = found(Rivals(compared, IdenticalRuns(groups)), "tokens_per_s", 0, 1)
     variance = np.log(alike).var(ddof=1)
     t = np.log(1.2) / np.sqrt(2 * variance)
     assert ratio.p_value == pytest.approx(2 * stats.t.sf(t, 2))
-    assert Rivals([groups[0], groups[3]]).pair(0, 1).ratios["tokens_per_s"].p_value is None
+    assert found(Rivals(compared, IdenticalRuns(compared)), "tokens_per_s", 0, 1).p_value is None
+
+
+def test_runs_of_identical_models_are_those_that_a_pair_finds_by_itself() -> None:
+    records = [gpu_run(variant, "1.5B", steps=20, seed=seed) for variant in ("gqa", "rope", "mqa") for seed in (1, 2)]
+    records += [gpu_run("gqa", "1.5B", steps=20, seed=seed).model_copy(update={"dtype": "fp32"}) for seed in (1, 2, 3)]
+    records += [gpu_run("mla", "1.5B", steps=20, seed=seed) for seed in (1, 2, 3)]
+    groups = group_repeats(records)
+    identical = IdenticalRuns(groups)
+    compared = 0
+    for first, second in itertools.permutations(groups, 2):
+        assert list(identical.differences(first, second)) == differences(first.first, second.first)
+        if identical.differences(first, second):
+            continue
+        others = [group for group in groups if group is not first and group is not second]
+        expected = [each for each in identical_runs(first, second, others) if len(each) >= MIN_REPEATS]
+        shown = [each for each in identical.beside(first, second) if len(each) >= MIN_REPEATS]
+        assert _names(shown) == _names(expected)
+        compared += len(expected)
+    assert compared
+
+
+def _names(sets: list[list[RunRecord]]) -> list[list[tuple[str, int]]]:
+    return sorted(sorted((record.run, record.seed) for record in each) for each in sets)
 
 
 def test_rows_that_ran_otherwise_are_not_compared() -> None:
@@ -79,7 +117,7 @@ def test_rows_that_ran_otherwise_are_not_compared() -> None:
     slow = [
         record.model_copy(update={"micro_batch_size": 1}) if record.variant == "gqa" else record for record in records
     ]
-    standing = Rivals(group_repeats(slow)).standing("tokens_per_s")
+    standing = of(slow).standing("tokens_per_s")
     assert standing.best == 1
     [difference] = standing.apart[0]
     assert difference.condition == "layout"
@@ -90,7 +128,8 @@ def test_a_loss_that_says_nothing_has_no_place() -> None:
     few = {"tokens_per_parameter": 0.1}
     groups = group_repeats(rival_runs("validation_loss", {"gqa": [3.0]}, **few))
     assert mean_of(groups[0], "validation_loss") is None
-    assert "0.1 tokens per parameter" in Rivals(groups).standing("validation_loss").unavailable[0]
+    why = Rivals(groups, IdenticalRuns(groups)).standing("validation_loss").unavailable[0]
+    assert "0.1 tokens per parameter" in why
 
 
 def test_models_that_are_alike_are_told_apart_in_at_most_5_percent_of_sets() -> None:
@@ -102,7 +141,7 @@ def test_models_that_are_alike_are_told_apart_in_at_most_5_percent_of_sets() -> 
             record.model_copy(update={metric: 100 * (1 + 0.01 * chance.gauss(0, 1)) for metric in QUESTIONS})
             for record in base
         ]
-        rivals = Rivals(group_repeats(noisy))
+        rivals = of(noisy)
         claims += any(rivals.standing(metric).worse for metric in QUESTIONS)
     # Of a hundred, more than 11 would have a chance of 1 % where each has 5 %.
     assert claims <= 11
