@@ -115,6 +115,7 @@ def report(
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
+    from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
     from efficientbench.metrics.report.generation import beside, print_generation
@@ -122,8 +123,11 @@ def report(
     from efficientbench.metrics.report.paper import print_paper
 
     made = build_report(folder, paper)
-    if made.records:
-        print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    if made.records and paper:
+        print_paper(made.records, Console())
+    elif made.records:
+        print_answers(made.rows.suites, Console())
+        print_results(made.records, Console())
     print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
     for line in made.warnings:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.console import Console
+from rich.text import Text
+
 from efficientbench.metrics.analysis.conditions import Difference
 from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
 from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE
@@ -118,6 +121,16 @@ def answers_table(suites: Sequence[Suite]) -> Table:
     ]
     header = ("", *TITLES.values())
     return Table(header, rows, tuple(range(len(header))), "What these runs say", open_questions(suites))
+
+
+def print_answers(suites: Sequence[Suite], console: Console) -> None:
+    """Print the answers of each set of two rows or more."""
+    for suite in suites:
+        if len(suite.rows) > 1:
+            console.print(Text(suite.title, style="bold"))
+            for title, each in zip(TITLES.values(), answers(suite), strict=True):
+                console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
+            console.print()
 
 
 def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:

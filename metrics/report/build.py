@@ -33,13 +33,18 @@ from efficientbench.metrics.report.table import Table, escape, markdown_table
 class Report:
     """The records that were read, and the files that were written."""
 
-    records: list[RunRecord]
+    rows: Rows
     """One for each run, and for each group of repeats."""
     generations: list[GenerationRecord]
     failures: list[FailedRun]
     warnings: list[str]
     """A message for each file that is no record, and for what the report lacks."""
     written: list[Path]
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Return one record for each row."""
+        return self.rows.records
 
 
 def build_report(folder: Path, paper: bool = False) -> Report:
@@ -82,7 +87,7 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows.records))
         names.insert(0, "paper.md")
-    return Report(rows.records, generations, failures, warnings, [folder / name for name in names])
+    return Report(rows, generations, failures, warnings, [folder / name for name in names])
 
 
 def markdown(

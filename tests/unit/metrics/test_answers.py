@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 from scipy import stats
-from support.metrics_parts import make_record
+from support.metrics_parts import make_record, printed
 from support.rival_runs import rival_runs
 from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.records.record import RunRecord, write_record
-from efficientbench.metrics.report.answers import NOISE_UNKNOWN, answers, answers_table, left_out, open_questions
+from efficientbench.metrics.report.answers import (
+    NOISE_UNKNOWN,
+    answers,
+    answers_table,
+    left_out,
+    open_questions,
+    print_answers,
+)
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.cautions import cautions
 from efficientbench.metrics.report.html.difference_plots import difference_figures
@@ -33,6 +40,16 @@ def test_the_best_row_is_named_with_what_sets_it_apart() -> None:
     more = statistics.geometric_mean(CLEAR["mqa"]) / statistics.geometric_mean(CLEAR["gqa"]) - 1
     assert (answer.kind, answer.text) == ("clear", "mqa: 110")
     assert answer.detail == f"{more:.1%} more than gqa, and than mla by more"
+
+
+def test_a_terminal_has_the_same_words() -> None:
+    suites = make_rows([*rival_runs("tokens_per_s", CLEAR), make_record({"size": "3B", "run": "gqa_3B"})]).suites
+    lines = printed(print_answers, suites).splitlines()
+    answer = answers(suites[0])[SPEED]
+    assert lines[0] == "Attention mechanisms, 1.5B"
+    assert f"  Fastest, tokens/s: {answer.text}; {answer.detail}" in lines
+    # A row alone has nothing to answer: the table has its figures.
+    assert "3B" not in "".join(lines)
 
 
 def test_a_difference_inside_the_noise_is_called_none() -> None:
