@@ -117,7 +117,7 @@ def _points(scale: _Scale, metric: str, runs: Sequence[Run]) -> tuple[Point, ...
 def _point(at: float, metric: str, record: RunRecord) -> Point | None:
     """Return a figure with the 95 % interval of its repeats; None where it is absent, or a loss that says nothing."""
     value = getattr(record, metric)
-    if not value or not at or (metric == "validation_loss" and record.speed_only_reason):
+    if value is None or value <= 0 or at <= 0 or (metric == "validation_loss" and record.speed_only_reason):
         return None
     deviation = record.repeat_std.get(metric)
     margin = None if deviation is None else half_interval_95(deviation / record.repeats**0.5, record.repeats)

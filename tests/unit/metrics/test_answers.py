@@ -154,3 +154,13 @@ def test_many_rows_are_counted_where_they_are_not_named(count: int) -> None:
     speeds = {f"v{number}": [100.0 + number / 100] * 1 for number in range(count)}
     answer = answers(only(rival_runs("tokens_per_s", speeds)))[SPEED]
     assert answer.detail.endswith(f"and {count - 1 - 6:,} more")
+
+
+def test_figures_that_no_device_has_keep_no_report_from_being_made() -> None:
+    suite = only(
+        rival_runs("tokens_per_s", {"gqa": [1e-150, 1e150, 1.0], "mqa": [1e150, 9e149, 1e-150], "mla": [-1.0]})
+    )
+    assert answers(suite)[SPEED].kind == "level"
+    [figure] = difference_figures([suite])
+    assert "inf" not in figure.plot
+    assert "nan" not in figure.plot
