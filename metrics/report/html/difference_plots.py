@@ -59,6 +59,7 @@ class _Against:
 
     @classmethod
     def of(cls, suite: Suite, place: int) -> _Against:
+        """Return the row in that place of the set."""
         ratios: dict[str, Ratio] = {}
         absent: dict[str, tuple[str, str]] = {}
         differ = "; ".join(map(brief, suite.rivals.differences(suite.baseline, place)))
