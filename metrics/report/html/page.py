@@ -144,7 +144,7 @@ def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
     named = devices[:4] + (["…"] if len(devices) > 4 else [])
     days = sorted(record.started_at[:10] for record in records)
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return f"{len(records):,} runs ({ended}) on {', '.join(named)}, {when}"
+    return f"{len(records):,} run{'s' if len(records) > 1 else ''} ({ended}) on {', '.join(named)}, {when}"
 
 
 def _meaning(figure: str) -> str:
