@@ -24,6 +24,7 @@ NO_INTERVAL = "one run: use --repeat"
 TEXT_ALONE = "the text alone, paired by sequence"
 
 _ROUNDING = 1e-9
+_MOST_LOGARITHM = 700.0
 
 
 @dataclass(frozen=True)
@@ -144,20 +145,25 @@ def make_ratio(
     basis = NO_INTERVAL
     if known:
         basis, estimate = max(known, key=lambda each: each[1].p_value(difference))
-        low, high = math.exp(difference - estimate.margin), math.exp(difference + estimate.margin)
+        low, high = _exp(difference - estimate.margin), _exp(difference + estimate.margin)
         p_value = estimate.p_value(difference) if deciding else None
     return Ratio(
         metric=metric,
         first=math.exp(first.mean),
         second=math.exp(second.mean),
-        ratio=math.exp(difference),
+        ratio=_exp(difference),
         low=low,
         high=high,
         basis=basis,
         runs=runs,
-        noise_floor=None if alike is None else math.exp(alike[1].margin),
+        noise_floor=None if alike is None else _exp(alike[1].margin),
         p_value=p_value,
     )
+
+
+def _exp(logarithm: float) -> float:
+    """Return the exponential, within what a float holds: a record of another tool may have any figure."""
+    return math.exp(min(max(logarithm, -_MOST_LOGARITHM), _MOST_LOGARITHM))
 
 
 def corrected(ratios: Sequence[Ratio], same: Mapping[str, str]) -> list[Ratio]:

@@ -25,6 +25,7 @@ from efficientbench.cli.options import (
     resolve_arguments,
 )
 from efficientbench.cli.plan import plan as plan_command
+from efficientbench.cli.plot import plot as plot_command
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
 from efficientbench.cli.words import list_keys, list_runs
@@ -114,6 +115,7 @@ def report(
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
 
+    from efficientbench.metrics.report.answers import print_answers
     from efficientbench.metrics.report.build import build_report
     from efficientbench.metrics.report.failures import print_failures
     from efficientbench.metrics.report.generation import beside, print_generation
@@ -121,14 +123,20 @@ def report(
     from efficientbench.metrics.report.paper import print_paper
 
     made = build_report(folder, paper)
-    if made.records:
-        print_paper(made.records, Console()) if paper else print_results(made.records, Console())
+    if made.records and paper:
+        print_paper(made.records, Console())
+    elif made.records:
+        print_answers(made.rows.suites, Console())
+        print_results(made.records, Console())
     print_generation(beside(made.generations, made.records), made.records, Console())
     print_failures(made.failures, Console())
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     for path in made.written:
         print(path)
+
+
+app.command("plot")(plot_command)
 
 
 app.command("compare")(compare_command)

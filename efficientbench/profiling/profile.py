@@ -15,6 +15,7 @@ from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.hardware import DeviceRates, device_rates
+from efficientbench.metrics.report.step_shares import StepShares, write_step_shares
 from efficientbench.planning.plan_table import plain_table
 from efficientbench.profiling.roofline import Bound, bounds, largest_gap, probe_host
 from efficientbench.profiling.trace import KINDS, Breakdown, break_down, read_trace
@@ -48,9 +49,17 @@ def profile(config: RunConfig, mode: str) -> int:
 
 
 def print_profile(folder: OutputFolder) -> None:
-    """Print what the time of the traced steps went to, and what lies farthest above its bound."""
+    """Print what the time of the traced steps went to and what lies farthest above its bound; keep the shares."""
     job = Job.read(folder.config)
     breakdown = break_down(read_trace(folder.trace), attention_of(job.config.model).profiled_as)
+    shares = StepShares(
+        steps=breakdown.steps,
+        step_time_s=breakdown.step_time_s,
+        # Differences of sums of intervals may be a rounding below 0.
+        seconds={kind: max(time_s, 0.0) for kind, time_s in breakdown.seconds.items()},
+        on_device=breakdown.on_device,
+    )
+    write_step_shares(shares, folder.path)
     rates, reason = _rates(job, find_device(job.config.device))
     found: dict[str, Bound] = {}
     if rates is not None:

@@ -93,7 +93,7 @@ def compare(
     alike = identical_runs(first, second, neighbours)
     ratios, unavailable = [], {}
     for metric in METRICS:
-        why = _why_not(metric, [*first.records, *second.records])
+        why = why_not(metric, [*first.records, *second.records])
         if why is None:
             ratios.append(ratio_of(metric, first, second, aa_floor(alike, attrgetter(metric))))
         else:
@@ -126,8 +126,8 @@ _COVERED = (
 """Keys of the configuration that a condition covers, or that do not change the training."""
 
 
-def _why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
-    """Return why the figure has no ratio; None where it has one."""
+def why_not(metric: str, records: Sequence[RunRecord]) -> str | None:
+    """Return why a figure of these runs has no ratio; None where it has one."""
     short = _short_of_text(records)
     if short is not None and metric in QUALITY:
         return short

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class Difference:
 
 # Sections of a model's configuration that choose the kernel of a part: where these differ, the kernel may.
 _CHOSEN_BY = {"attention": ("model.attention.", "model.position.")}
+_CHOOSING = tuple(prefix for prefixes in _CHOSEN_BY.values() for prefix in prefixes)
 
 
 def _device(record: RunRecord) -> str:
@@ -137,6 +138,13 @@ def _kernel(name: str | None, why: str | None) -> str:
     return f"{name or 'no such part'}{f' (a fallback: {why})' if why else ''}"
 
 
+def comparison_key(record: RunRecord) -> str:
+    """Return the same text for runs that have no differences, and the same differences to all others."""
+    chosen = {key: value for key, value in flat(record.config).items() if key.startswith(_CHOOSING)}
+    texts = [read(record) for read in CONDITIONS.values()]
+    return repr((texts, _kind_of_kernels(record), record.kernels, record.fallback_kernels, chosen))
+
+
 def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
     """Return key of the configuration → its two values, where these differ."""
     first, second = dotted(one.config), dotted(other.config)
@@ -154,11 +162,13 @@ def group(record: RunRecord, energy: bool = False) -> str:
     return repr((record.smoke, _grid(record), [CONDITIONS[name](record) for name in names]))
 
 
-def differing(records: Sequence[RunRecord]) -> list[str]:
-    """Return the conditions that these runs do not share."""
-    found = ["smoke"] if len({record.smoke for record in records}) > 1 else []
-    found += ["layout"] if len({_grid(record) for record in records}) > 1 else []
-    return found + [name for name in _SHARED if len({CONDITIONS[name](record) for record in records}) > 1]
+def shared_conditions(record: RunRecord) -> dict[str, str]:
+    """Return the conditions that runs of one `group` share, by name, with their texts."""
+    *sizes, overlaps = _grid(record)
+    axes = zip(("tp", "pp", "dp", "ep", "cp"), sizes, strict=True)
+    layout = ", ".join(f"{axis} {size}" for axis, size in axes) + (", overlapped" if overlaps else "")
+    scale = "smoke" if record.smoke else "full size"
+    return {"scale": scale, "layout": layout, **{name: CONDITIONS[name](record) for name in _SHARED}}
 
 
 def _grid(record: RunRecord) -> tuple[int, ...]:

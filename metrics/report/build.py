@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from efficientbench.metrics.analysis.repeats import combine_repeats
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
+from efficientbench.metrics.report.answers import RULE, answers_table
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
@@ -24,6 +24,8 @@ from efficientbench.metrics.report.hparams import HPARAMS_FOLDER, write_hparams
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper_tables
+from efficientbench.metrics.report.step_shares import load_step_shares
+from efficientbench.metrics.report.suites import Rows, make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
 
 
@@ -31,13 +33,18 @@ from efficientbench.metrics.report.table import Table, escape, markdown_table
 class Report:
     """The records that were read, and the files that were written."""
 
-    records: list[RunRecord]
+    rows: Rows
     """One for each run, and for each group of repeats."""
     generations: list[GenerationRecord]
     failures: list[FailedRun]
     warnings: list[str]
     """A message for each file that is no record, and for what the report lacks."""
     written: list[Path]
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """Return one record for each row."""
+        return self.rows.records
 
 
 def build_report(folder: Path, paper: bool = False) -> Report:
@@ -58,16 +65,19 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         raise MetricsError(
             f"{folder}: no run's record ({RECORD_NAME}) lies below it: give the folder that runs were written to"
         )
-    rows, failures = combine_repeats(records), load_failures(folder)
+    rows, failures = make_rows(records), load_failures(folder)
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
+    profiled, torn = load_step_shares(folder)
+    damaged += torn
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations, contexts))
+    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled)
+    write_whole(folder / "report.html", html)
     write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
-    write_csv(rows, folder / "report.csv")
+    write_csv(rows.records, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
     if generations:
-        write_generation_csv(beside(generations, rows), rows, folder / CSV_NAME)
+        write_generation_csv(beside(generations, rows.records), rows.records, folder / CSV_NAME)
         names.append(CSV_NAME)
     if find_spec("tensorboard") is not None:
         write_hparams(records, folder / HPARAMS_FOLDER, beside(generations, records))
@@ -75,20 +85,24 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     else:
         warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
     if paper:
-        write_whole(folder / "paper.md", paper_markdown(rows))
+        write_whole(folder / "paper.md", paper_markdown(rows.records))
         names.insert(0, "paper.md")
     return Report(rows, generations, failures, warnings, [folder / name for name in names])
 
 
 def markdown(
-    records: Sequence[RunRecord],
+    rows: Rows,
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
 ) -> str:
-    """Return the text of report.md: the table of results, and all that a reader must know beside it."""
-    parts = ["# EfficientBench report", *([markdown_table(results_table(records))] if records else [])]
+    """Return the text of report.md: what the runs say, the table of results, and all that a reader must know."""
+    records, parts = rows.records, ["# EfficientBench report"]
+    if rows.suites:
+        answered = answers_table(rows.suites)
+        parts += [f"## {answered.title}", markdown_table(answered), RULE, *map(escape, answered.notes)]
+    parts += ["## Results", markdown_table(results_table(records))] if records else []
     parts += [escape(note) for note in (*notes(records), *map(str, noise_floors(records)))]
     if generations:
         table = generation_table(beside(generations, records), records)

@@ -141,6 +141,13 @@ def absences(records: Sequence[RunRecord]) -> list[Absence]:
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return what a reader must know before comparing these runs."""
+    causes = (sparse_in_name, drifting, doubted, disturbed, mismatched, resumed, slow_steps, short_of_text, speed_only)
+    found = [sentence for find in (*causes, of_other_formulas) for sentence in find(records)]
+    return [*signs(records), *found]
+
+
+def signs(records: Sequence[RunRecord]) -> list[str]:
+    """Return what the signs in the table of these runs mean."""
     found = [SMOKE_NOTE] if any(record.smoke for record in records) else []
     if any(record.micro_batch_size != record.micro_batch_size_asked for record in records):
         found.append(SMALLER_NOTE)
@@ -150,35 +157,47 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
         found.append(REPEATS_NOTE)
     if len({record.run for record in records}) > 1 and any(record.repeats < MIN_REPEATS for record in records):
         found.append(FEW_RUNS_NOTE)
+    return found
+
+
+def sparse_in_name(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for runs whose sparse attention reads no fewer keys than dense attention does."""
     sparse: dict[tuple[float, float, int], list[str]] = {}
     for record in records:
         read, dense = record.keys_read_per_query, record.dense_keys_per_query
         if read is not None and dense is not None and read > dense:  # dense attention reads just as many
             sparse.setdefault((read, dense, record.seq_len), []).append(name(record))
-    for (read, dense, seq_len), runs in sparse.items():
-        found.append(
-            f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
-            f"and {dense:,.0f} in dense causal attention."
-        )
-    flagged = [record for record in records if record.al_s_drift_flagged and record.al_s_drift_ratio is not None]
-    drifting = [f"{name(record)} {_drift(record)}" for record in flagged]
-    if drifting:
-        found.append(f"Time of a step at the measured window's end over that at its beginning: {', '.join(drifting)}.")
-    found += [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
-    disturbed = [name(record) for record in records if record.disturbances]
-    if disturbed:
-        found.append(f"Another process used a device of {', '.join(disturbed)} meanwhile.")
-    found += [
-        *mismatched(records),
-        *resumed(records),
-        *slow_steps(records),
-        *short_of_text(records),
-        *speed_only(records),
+    return [
+        f"{', '.join(runs)}: sparse in name alone at sequence {seq_len:,}, where a query reads {read:,.0f} keys, "
+        f"and {dense:,.0f} in dense causal attention."
+        for (read, dense, seq_len), runs in sparse.items()
     ]
+
+
+def drifting(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence on runs whose steps became slower or faster within the measured window."""
+    flagged = [record for record in records if record.al_s_drift_flagged and record.al_s_drift_ratio is not None]
+    ratios = [f"{name(record)} {_drift(record)}" for record in flagged]
+    sentence = f"Time of a step at the measured window's end over that at its beginning: {', '.join(ratios)}."
+    return [sentence] if ratios else []
+
+
+def doubted(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each run whose energy may be wrong."""
+    return [f"{name(record)}: {record.energy_doubt}." for record in records if record.energy_doubt]
+
+
+def disturbed(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence on runs whose devices others used meanwhile."""
+    names = [name(record) for record in records if record.disturbances]
+    return [f"Another process used a device of {', '.join(names)} meanwhile."] if names else []
+
+
+def of_other_formulas(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence where the runs follow different editions of the formulas."""
     editions = sorted({record.formula_id for record in records})
-    if len(editions) > 1:
-        found.append(f"These runs follow different formulas ({', '.join(editions)}): do not compare across them.")
-    return found
+    several = f"These runs follow different formulas ({', '.join(editions)}): do not compare across them."
+    return [several] if len(editions) > 1 else []
 
 
 def _drift(record: RunRecord) -> str:

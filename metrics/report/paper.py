@@ -87,11 +87,24 @@ _LAYOUTS = (
 )
 
 
+OTHER_RUNS = "Other runs"
+SUITES = (*(layout.title for layout in _LAYOUTS), OTHER_RUNS)
+"""Titles, in their order."""
+
+
+def suite_of(variant: str) -> tuple[str, bool, int]:
+    """Return the title of a variant's table, whether its sizes are alternatives there, and the variant's place."""
+    for layout in _LAYOUTS:
+        if variant in layout.methods:
+            return layout.title, layout.ranks_across_sizes, list(layout.methods).index(variant)
+    return OTHER_RUNS, False, 0
+
+
 def paper_tables(records: Sequence[RunRecord]) -> list[Table]:
     """Return the paper's tables, each with its runs; runs of other variants get a table of their own."""
     known = {variant for layout in _LAYOUTS for variant in layout.methods}
     others = {record.variant: record.variant for record in records if record.variant not in known}
-    rest = _Layout("Other runs", others, "Context Length", lambda record: f"{record.seq_len:,}", False)
+    rest = _Layout(OTHER_RUNS, others, "Context Length", lambda record: f"{record.seq_len:,}", False)
     tables = []
     for layout in (*_LAYOUTS, rest):
         chosen = [record for variant in layout.methods for record in records if record.variant == variant]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.command_line import TINY, efficientbench
 
+from efficientbench.metrics.report.step_shares import load_step_shares
 from efficientbench.profiling.trace import break_down, read_trace
 
 KINDS = ("matmuls", "attention", "norms", "loss", "optimizer", "other", "communication", "idle")
@@ -30,6 +31,8 @@ def test_the_table_adds_up(layout: tuple[str, ...], tmp_path: Path, cache: str) 
     assert re.search(r"largest gap: \w+, [\d.,]+ ms a step", out)
     assert "mean of 2 traced; time of the training thread's operations" in out
     assert break_down(read_trace(folder / "trace.json.gz")).steps == 2
+    [kept] = load_step_shares(folder.parent)[0]
+    assert kept.shares.seconds == pytest.approx(break_down(read_trace(folder / "trace.json.gz")).seconds, abs=1e-9)
     # A run like any other: it has a record, prints the command that reports it, and leaves nothing half written.
     assert re.search(r"efficientbench report \S+/profile\n", out)
     assert (folder / "record.json").exists()

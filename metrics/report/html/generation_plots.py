@@ -10,38 +10,11 @@ from markupsafe import Markup
 
 from efficientbench.metrics.records.generation import GenerationRow
 from efficientbench.metrics.report.generation import Generated
-from efficientbench.metrics.report.html.svg import (
-    Figure,
-    Labels,
-    Look,
-    Run,
-    Scale,
-    axis_x,
-    axis_y,
-    key_of,
-    line,
-    looks,
-    mark,
-    marked,
-    path,
-    short,
-    svg,
-)
+from efficientbench.metrics.report.html.line_plots import Line, Point, plot_lines
+from efficientbench.metrics.report.html.svg import Figure, Look, Run, key_of, looks
 
-WIDTH = 400
-LEFT, RIGHT, TOP, BOTTOM = 46, 388, 30, 256
-_WIDE = 8.0
-"""Figures that span more than this factor get a logarithmic axis."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A figure at a length of the context, with its 95 % interval where one is known."""
-
-    context: int
-    value: float
-    low: float | None = None
-    high: float | None = None
+CONTEXT = "tokens of the context, prompt and new"
+"""Name of the horizontal axis."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +26,6 @@ class Model:
     name: str
     look: Look
     rows: Sequence[GenerationRow]
-
-
-@dataclass(frozen=True)
-class Line:
-    """The points of one model, by ascending context."""
-
-    number: int
-    name: str
-    look: Look
-    points: tuple[Point, ...]
 
 
 def generation_figures(generated: Sequence[Generated], runs: Sequence[Run]) -> list[Figure]:
@@ -107,13 +70,13 @@ def _figure(
     """Return the plot of the models that have points, if any has; the first row of a context counts."""
     lines = []
     for model in models:
-        points: dict[int, Point] = {}
+        points: dict[float, Point] = {}
         for made in filter(None, map(point, model.rows)):
-            points.setdefault(made.context, made)
+            points.setdefault(made.at, made)
         if points:
-            ascending = tuple(points[context] for context in sorted(points))
+            ascending = tuple(points[at] for at in sorted(points))
             lines.append(Line(model.number, model.name, model.look, ascending))
-    return [Figure(title, _plot(title, label, lines))] if lines else []
+    return [Figure(title, plot_lines(title, CONTEXT, label, lines))] if lines else []
 
 
 def _speed(batch: int, row: GenerationRow) -> Point | None:
@@ -135,28 +98,3 @@ def _cache(row: GenerationRow) -> Point | None:
 
 def _context(row: GenerationRow) -> int:
     return row.prompt_tokens + row.max_new_tokens
-
-
-def _plot(title: str, label: str, lines: Sequence[Line]) -> Markup:
-    """Plot a line for each model, with whiskers for intervals and its name at the end where there is room."""
-    points = [point for each in lines for point in each.points]
-    values = [value for point in points for value in (point.value, point.low, point.high) if value is not None]
-    contexts = [point.context for point in points]
-    wide = min(values) > 0 and max(values) / min(values) > _WIDE
-    x = Scale.over(contexts, LEFT, RIGHT - 62, log=max(contexts) > 4 * min(contexts), margin=0.05)
-    y = Scale.over(values, BOTTOM, TOP, zero=not wide, log=wide, margin=0.08)
-    parts = [axis_x(x, TOP, BOTTOM, "tokens of the context, prompt and new"), axis_y(y, LEFT, RIGHT, label)]
-    labels = Labels((LEFT, TOP - 10, WIDTH, BOTTOM + 4))
-    for each in sorted(lines, key=lambda line: line.points[-1].value):
-        content: list[str] = []
-        if len(each.points) > 1:
-            content.append(path([(x(at.context), y(at.value)) for at in each.points], f"line c{each.look.colour}"))
-        for at in each.points:
-            if at.low is not None and at.high is not None:
-                content.append(line(x(at.context), y(at.low), x(at.context), y(at.high), "whisker"))
-            content.append(mark(x(at.context), y(at.value), each.look, "point on", 3.2))
-        last = each.points[-1]
-        content.append(labels.place(each.name, x(last.context), y(last.value), beside_only=True))
-        texts = (f"{short(at.value)} at {at.context:,}" for at in each.points)
-        parts.append(marked(each.number, f"{each.name}: {', '.join(texts)}", *content))
-    return svg(WIDTH, 300, f"{title}, one line a model", parts)

@@ -1,4 +1,5 @@
-// Sorts the table by a clicked heading, and lights up a run everywhere while the pointer is on one of its marks.
+// Sorts the table by a clicked heading, shows only the runs that a word selects,
+// and lights up a run everywhere while the pointer is on one of its marks.
 (function () {
   function value(row, column) {
     const raw = row.cells[column].dataset.v;
@@ -21,6 +22,19 @@
       });
     });
   });
+  const filter = document.querySelector(".filter");
+  if (filter) {
+    const names = {};
+    document.querySelectorAll("tr.m").forEach((row) => (names[row.dataset.run] = row.cells[0].dataset.v.toLowerCase()));
+    filter.hidden = false;
+    filter.lastElementChild.addEventListener("input", function (event) {
+      const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+      document.querySelectorAll(".m").forEach(function (mark) {
+        const name = names[mark.dataset.run];
+        mark.classList.toggle("out", name !== undefined && !words.every((word) => name.includes(word)));
+      });
+    });
+  }
   let lit = null;
   document.addEventListener("pointerover", function (event) {
     const marks = event.target.closest ? event.target.closest("[data-run]") : null;

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from efficientbench.metrics.analysis.conditions import differing
 from efficientbench.metrics.records.figure import Figure as Column
 from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.answers import RULE, TITLES, answers, left_out, open_questions
+from efficientbench.metrics.report.cautions import cautions
 from efficientbench.metrics.report.columns import COLUMNS
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import Context
@@ -20,29 +21,35 @@ from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.failures import FailedRun, failures_table
 from efficientbench.metrics.report.generation import COLUMNS as GENERATION_COLUMNS
 from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table
-from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, notes, relative_interval
+from efficientbench.metrics.report.headline import HEADLINE, Absence, absences, cell, relative_interval, signs
 from efficientbench.metrics.report.html.bar_plots import metric_figures, step_time_figures
 from efficientbench.metrics.report.html.context_plots import context_figures
+from efficientbench.metrics.report.html.difference_plots import difference_figures
 from efficientbench.metrics.report.html.generation_plots import generation_figures, generation_legend
 from efficientbench.metrics.report.html.loss_plots import cost_figures, curve_figures
 from efficientbench.metrics.report.html.run_plots import expert_figures, over_time
+from efficientbench.metrics.report.html.scaling_plots import scaling_figures
+from efficientbench.metrics.report.html.share_plots import share_figures
 from efficientbench.metrics.report.html.svg import MOST_RUNS, Figure, Run, key, numbered
 from efficientbench.metrics.report.loss_costs import cost_tables
 from efficientbench.metrics.report.paper import paper_tables
+from efficientbench.metrics.report.step_shares import Profiled
+from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import ABSENT, Table, number
 
 Plotted = TypeVar("Plotted")
 
 
 def page(
-    records: Sequence[RunRecord],
+    rows: Rows,
     damaged: Sequence[str],
     failures: Sequence[FailedRun] = (),
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
     contexts: Sequence[Context] = (),
+    profiled: Sequence[Profiled] = (),
 ) -> str:
-    """Return the whole page."""
+    """Return the whole page on these rows."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -53,19 +60,20 @@ def page(
         keep_trailing_newline=True,
     )
     return environment.get_template("page.html").render(
-        **_content(records, generations),
+        **_content(rows, generations),
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,
         contexts=context_figures(contexts),
+        shares=share_figures(profiled),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
     )
 
 
-def _content(records: Sequence[RunRecord], generations: Sequence[GenerationRecord]) -> dict[str, Any]:
-    """Return what follows from the records, by the template's names."""
-    runs = numbered(records)
+def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, Any]:
+    """Return what follows from the rows, by the template's names."""
+    records, runs = rows.records, numbered(rows.records)
     generated = beside(generations, records)
     reasons = absences(records)
     timed = [run for run in runs if run.record.step_time_percentiles_s]
@@ -77,15 +85,21 @@ def _content(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
         "generation": generation_table(generated, records),
         "generation_plots": _plots(lambda shown: generation_figures(shown, runs), generated),
         "generation_legend": generation_legend(generated[:MOST_RUNS], runs),
-        "notes": notes(records),
+        "answers": [(suite, list(zip(TITLES.values(), answers(suite), strict=True))) for suite in rows.suites],
+        "questions": TITLES.values(),
+        "rule": RULE,
+        "open": [*open_questions(rows.suites), *filter(None, [left_out(rows)])],
+        "differences": difference_figures(rows.suites),
+        "cautions": cautions(records),
+        "signs": signs(records),
         "headline": HEADLINE,
         "meaning": _meaning,
         "key": key,
         "results": [(run, [_cell(figure, run, reasons) for figure in HEADLINE]) for run in runs],
         "legend": {run.record.variant: run for run in runs}.values(),
-        "differing": differing(records),
-        "cost": cost_figures(runs) if runs else [],
-        "metrics": _plots(metric_figures, runs),
+        "cost": _by_suite(cost_figures, rows.suites, runs),
+        "metrics": _by_suite(metric_figures, rows.suites, runs),
+        "scaling": scaling_figures(runs),
         "steps": _plots(step_time_figures, timed),
         "curves": _plots(curve_figures, validated),
         "resumed": [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps],
@@ -113,6 +127,14 @@ def _plots(draw: Callable[[Sequence[Plotted]], list[Figure]], runs: Sequence[Plo
     return {"figures": figures, "runs": len(runs)} if figures else {}
 
 
+def _by_suite(
+    draw: Callable[[Sequence[Run]], list[Figure]], suites: Sequence[Suite], runs: Sequence[Run]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the title and the plots of each set."""
+    drawn = [(suite.title, _plots(draw, [runs[row.number] for row in suite.rows])) for suite in suites]
+    return [(title, plots) for title, plots in drawn if plots]
+
+
 def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecord]) -> str:
     """Return how many runs the report covers, how they ended, on which devices and when."""
     if not records:
@@ -124,7 +146,7 @@ def _summary(records: Sequence[RunRecord], generations: Sequence[GenerationRecor
     named = devices[:4] + (["…"] if len(devices) > 4 else [])
     days = sorted(record.started_at[:10] for record in records)
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return f"{len(records):,} runs ({ended}) on {', '.join(named)}, {when}"
+    return f"{len(records):,} run{'s' if len(records) > 1 else ''} ({ended}) on {', '.join(named)}, {when}"
 
 
 def _meaning(figure: str) -> str:

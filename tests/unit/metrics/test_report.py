@@ -18,6 +18,7 @@ from efficientbench.metrics.records.record_parts import Mismatch, Rechecks
 from efficientbench.metrics.report.build import build_report, markdown
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.headline import HEADLINE, print_results
+from efficientbench.metrics.report.suites import make_rows
 
 SETTLED_COLUMNS = """
 run, variant, size, smoke, seed, parameters, parameters_active, flops_per_token, devices, device_name, dtype, seq_len,
@@ -201,9 +202,11 @@ def test_a_folder_without_a_readable_record_is_refused(content: str | None, mess
 
 
 def test_markdown_keeps_a_records_text_in_its_cell() -> None:
-    text = markdown([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")], ["c`d"])
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.replace(r"\|", "").count("|") == table[0].count("|") for line in table)
+    text = markdown(make_rows([make_record({"run": "a|b\n<script>"}, reason="it | broke\n# off")]), ["c`d"])
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 2
+    for table in tables:
+        assert all(line.replace(r"\|", "").count("|") == table[0].count("|") for line in table)
     assert "<script>" not in text
     for escaped in (r"it \| broke # off", r"c\`d"):
         assert escaped in text

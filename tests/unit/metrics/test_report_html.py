@@ -20,8 +20,9 @@ from efficientbench.metrics.report.html import page as page_module
 from efficientbench.metrics.report.html.loss_plots import Point, front
 from efficientbench.metrics.report.html.page import page
 from efficientbench.metrics.report.html.svg import COLOURS, Look, Scale, numbered
+from efficientbench.metrics.report.suites import make_rows
 
-VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br"}
+VOID = {"meta", "rect", "circle", "line", "polyline", "polygon", "link", "br", "input"}
 [RUN] = numbered([make_record()])
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&|"
 
@@ -59,11 +60,11 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def matrix_page() -> str:
-    return page(matrix_runs(), ["/somewhere/record.json: damaged, it is no JSON"])
+    return page(make_rows(matrix_runs()), ["/somewhere/record.json: damaged, it is no JSON"])
 
 
 def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_page: str) -> None:
-    assert len(matrix_page.encode()) < 6e6
+    assert len(matrix_page.encode()) < 2e6
     parsed = Parsed(matrix_page)
     loads = [
         value for _, attributes in parsed.elements for name, value in attributes.items() if name in ("src", "href")
@@ -75,7 +76,7 @@ def test_the_whole_matrix_is_one_small_file_that_needs_nothing_beside_it(matrix_
 
 def test_every_section_is_there_and_every_link_leads_somewhere(matrix_page: str) -> None:
     parsed = Parsed(matrix_page)
-    assert len(parsed.text["h2"]) == 14  # all but failures
+    assert len(parsed.text["h2"]) == 17  # all but failures, generation, evaluations, long contexts and profiles
     anchors = {attributes["id"] for _, attributes in parsed.elements if attributes.get("id")}
     assert {f"#{anchor}" for anchor in anchors} >= {link["href"] for link in parsed.all("a")}
 
@@ -99,6 +100,27 @@ def test_absent_figures_have_their_reason(matrix_page: str) -> None:
         "step 133 (1.9 times the median; evaluation)",
     ):
         assert text in matrix_page
+
+
+def test_the_answers_stand_before_all_else_and_cautions_are_folded(matrix_page: str) -> None:
+    places = [matrix_page.index(f'<section id="{anchor}">') for anchor in ("answers", "cautions", "results", "cost")]
+    assert places == sorted(places)
+    answers = matrix_page[places[0] : places[1]]
+    assert answers.count("<figure") == 5
+    assert "took much longer" not in answers
+    cautions = matrix_page[places[1] : places[2]]
+    assert cautions.count("<details") == cautions.count("<summary>") == 3
+    assert cautions.count("<summary>Some steps took much longer than the others") == 1
+
+
+def test_no_plot_of_bars_mixes_sizes(matrix_page: str) -> None:
+    begin = matrix_page.index('<section id="metrics">')
+    part = matrix_page[begin : matrix_page.index("</section>", begin)]
+    titles = re.findall(r"<summary>(.*?)</summary>(.*?)</details>", part, re.S)
+    assert [title for title, _ in titles][:2] == ["Attention mechanisms, 0.5B", "Attention mechanisms, 1.5B"]
+    for title, plots in titles:
+        sizes = set(re.findall(r"<title>\w+_(\d[\w.]*)", plots))
+        assert len(sizes) == (1 if "B" in title else 3)
 
 
 def attacked() -> RunRecord:
@@ -126,7 +148,7 @@ def attacked() -> RunRecord:
 
 
 def test_text_of_a_record_stays_text() -> None:
-    content = page([attacked(), gpu_run("gqa", "0.5B", steps=20)], [ATTACK])
+    content = page(make_rows([attacked(), gpu_run("gqa", "0.5B", steps=20)]), [ATTACK])
     parsed = Parsed(content)
     assert len(parsed.all("script")) == 1
     script = Path(page_module.__file__).with_name("page.js").read_text()
@@ -140,13 +162,13 @@ def test_text_of_a_record_stays_text() -> None:
 def test_runs_without_spread_or_with_equal_figures_are_drawn() -> None:
     same = {"al_s": 0.5, "tokens_per_s": 100.0, "validation_loss": 2.0, "amu_gb": 0.0, "energy_j_per_token": 0.0}
     records = [make_record({**same, "run": name, "step_time_percentiles_s": [0.5] * 101}) for name in ("a", "b")]
-    for content in (page(records, []), page([make_record()], [])):
+    for content in (page(make_rows(records), []), page(make_rows([make_record()]), [])):
         assert "What a loss costs" in " ".join(Parsed(content).text["h2"])
         assert "nan" not in content.split("<main>")[1].split("<footer>")[0]
 
 
 def test_many_runs_are_all_in_the_table_and_the_plots_name_the_rest() -> None:
-    content = page([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)], [])
+    content = page(make_rows([make_record({"run": f"run {place}", "al_s": 0.5}) for place in range(60)]), [])
     assert "run 59" in content
     assert "The first 48 of 60 runs; the table has all of them." in content
 

@@ -1,0 +1,119 @@
+"""Rows of a report that are alternatives to each other: which is best in a figure, and which only seems to be.
+
+The best row is chosen after the fact, so that every pair of rows and every figure counts as a comparison (Bonferroni):
+where all models are alike, a report claims no difference at all in 95 % of sets. That is stricter than `compare`, which
+is told beforehand which two rows to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from efficientbench.metrics.analysis.compare import ratio_of, why_not
+from efficientbench.metrics.analysis.conditions import Difference
+from efficientbench.metrics.analysis.identical import IdenticalRuns
+from efficientbench.metrics.analysis.noise import aa_floor
+from efficientbench.metrics.analysis.repeats import Group
+from efficientbench.metrics.ratio import Ratio
+from efficientbench.metrics.records.record import FIGURES
+
+QUESTIONS = ("energy_j_per_token", "tokens_per_s", "amu_gb", "validation_loss")
+"""Figures by which a report says which row is best."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the rows stand in one figure. A row is named by its place in the set."""
+
+    metric: str
+    best: int | None
+    """The row with the best figure, whether or not by more than noise; None where no row has the figure."""
+    worse: dict[int, Ratio] = field(default_factory=dict)
+    """Rows that are worse by more than noise → best over row."""
+    level: tuple[int, ...] = ()
+    """Rows that differ from the best by no more than noise."""
+    open: tuple[int, ...] = ()
+    """Rows without a verdict: too few runs tell the noise."""
+    apart: dict[int, tuple[Difference, ...]] = field(default_factory=dict)
+    """Rows that are not compared with the best → the conditions in which they differ from it."""
+    unavailable: dict[int, str] = field(default_factory=dict)
+    """Rows without the figure → why."""
+
+
+class Rivals:
+    """A set of rows that may be compared, each a run or its repeats."""
+
+    def __init__(self, groups: Sequence[Group], identical: IdenticalRuns) -> None:
+        """Take the set's rows, and all rows of the report by their models."""
+        self.groups = tuple(groups)
+        self._identical = identical
+        self._standings: dict[str, Standing] = {}
+        asked = sum(any(mean_of(group, metric) for group in self.groups) for metric in QUESTIONS)
+        self.comparisons = max(asked, 1) * max(len(self.groups) * (len(self.groups) - 1) // 2, 1)
+        """Pairs of rows, times the figures that any of them has."""
+
+    def differences(self, first: int, second: int) -> tuple[Difference, ...]:
+        """Return the conditions that two rows do not share: then they are not compared."""
+        return self._identical.differences(self.groups[first], self.groups[second])
+
+    def ratio(self, metric: str, first: int, second: int) -> Ratio | None:
+        """Return the ratio of a figure, second over first, its p value corrected for all that the set compares.
+
+        None where a row lacks the figure, or where their conditions differ.
+        """
+        one, other = self.groups[first], self.groups[second]
+        if self.differences(first, second) or self.why_not(metric, first, second) is not None:
+            return None
+        floor = aa_floor(self._identical.beside(one, other), attrgetter(metric))
+        ratio = ratio_of(metric, one, other, floor)
+        p_value = None if ratio.p_value is None else min(1.0, ratio.p_value * self.comparisons)
+        return replace(ratio, p_value=p_value)
+
+    def why_not(self, metric: str, first: int, second: int) -> str | None:
+        """Return why a figure of two rows has no ratio; None where it has one."""
+        return why_not(metric, [*self.groups[first].records, *self.groups[second].records])
+
+    def standing(self, metric: str) -> Standing:
+        """Return how the rows stand in a figure."""
+        if metric not in self._standings:
+            self._standings[metric] = self._compare(metric)
+        return self._standings[metric]
+
+    def _compare(self, metric: str) -> Standing:
+        means = {place: mean_of(group, metric) for place, group in enumerate(self.groups)}
+        values = {place: mean for place, mean in means.items() if mean is not None}
+        reasons = {place: why_not(metric, self.groups[place].records) or "" for place in means if place not in values}
+        if not values:
+            return Standing(metric, None, unavailable=reasons)
+        sign = -1 if FIGURES[metric].better == "higher" else 1
+        best = min(values, key=lambda place: sign * values[place])
+        worse: dict[int, Ratio] = {}
+        apart: dict[int, tuple[Difference, ...]] = {}
+        level, unsure = [], []
+        for place in values:
+            if place == best:
+                continue
+            ratio = self.ratio(metric, place, best)
+            if ratio is None:
+                apart[place] = self.differences(place, best)
+            elif ratio.measurable is None:
+                unsure.append(place)
+            elif ratio.measurable:
+                worse[place] = ratio
+            else:
+                level.append(place)
+        return Standing(metric, best, worse, tuple(level), tuple(unsure), apart, reasons)
+
+
+def mean_of(group: Group, metric: str) -> float | None:
+    """Return the geometric mean of a figure over the repeats, as a ratio has it.
+
+    None where a repeat lacks it, or where it is a loss that takes no part in comparisons.
+    """
+    if why_not(metric, group.records) is not None:
+        return None
+    values = group.values(metric)
+    return math.exp(math.fsum(map(math.log, values)) / len(values))

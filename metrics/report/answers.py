@@ -1,0 +1,179 @@
+"""What a report says first: which row of each set is best in a figure, in words, and what cannot be told.
+
+A difference inside the noise is called none, and where nothing tells the noise there is no verdict. `analysis.rivals`
+has the statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from efficientbench.metrics.analysis.conditions import Difference
+from efficientbench.metrics.analysis.rivals import QUESTIONS, Standing
+from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE
+from efficientbench.metrics.records.record import FIGURES
+from efficientbench.metrics.report.headline import HEADLINE, unique_names
+from efficientbench.metrics.report.suites import Rows, Suite
+from efficientbench.metrics.report.table import Table
+
+TITLES = {
+    "energy_j_per_token": "Least energy, J/token",
+    "tokens_per_s": "Fastest, tokens/s",
+    "amu_gb": "Least memory (AMU), GB",
+    "validation_loss": "Lowest validation loss",
+}
+"""Figure → its question."""
+RULE = (
+    f"Verdicts: at {SIGNIFICANCE:.0%} for all pairs of rows and all four figures of a line together (Bonferroni). "
+    "No difference: none beyond the noise between runs."
+)
+_MOST_NAMED = 6
+"""Rows that a sentence names."""
+
+Kind = Literal["clear", "level", "open", "alone", "absent"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the rows of a set say of one figure."""
+
+    kind: Kind
+    """clear: one row is best by more than noise. level: some do not differ. open: no verdict. alone: one row has the
+    figure. absent: none has."""
+    text: str
+    detail: str
+
+
+def answers(suite: Suite) -> list[Answer]:
+    """Return the answers of a set, in the order of TITLES."""
+    return [_answer(suite, suite.rivals.standing(metric)) for metric in QUESTIONS]
+
+
+def _answer(suite: Suite, standing: Standing) -> Answer:
+    best = standing.best
+    if best is None:
+        return Answer("absent", "cannot be told", "")
+    value = _figure(suite, standing.metric, best)
+    if len(standing.unavailable) == len(suite.rows) - 1:
+        alone = f"{suite.rows[best].name} alone has it" if len(suite.rows) > 1 else ""
+        return Answer("alone", value, alone)
+    name = suite.rows[best].name
+    parts = [_beaten(suite, standing, best)] if standing.worse else []
+    if standing.open:
+        parts.append(f"no verdict against {_names(suite, standing.open)}")
+    if standing.apart:
+        parts.append(f"not compared with {_names(suite, standing.apart)}, which ran otherwise")
+    if standing.unavailable:
+        parts.append(_unavailable(suite, standing))
+    if standing.level:
+        tied = [best, *standing.level]
+        ends = list(dict.fromkeys((value, _furthest(suite, standing.metric, standing.level))))
+        alike = f"{_names(suite, tied)}: no difference"
+        return Answer("level", alike, "; ".join([" to ".join(ends), *parts]))
+    if standing.open or standing.apart:
+        return Answer("open", f"no verdict; {_extreme(standing.metric)}: {name}, {value}", "; ".join(parts))
+    return Answer("clear", f"{name}: {value}", "; ".join(parts))
+
+
+def _beaten(suite: Suite, standing: Standing, best: int) -> str:
+    """Return by how much the best row is better than the nearest that is worse by more than noise."""
+    nearest = min(standing.worse, key=lambda place: abs(standing.worse[place].ratio - 1))
+    others = [place for place in standing.worse if place != nearest]
+    own = f"{suite.rows[best].name} " if standing.level or standing.open else ""
+    further = f", and than {_names(suite, others)} by more" if others else ""
+    return f"{own}{standing.worse[nearest].verdict} than {suite.rows[nearest].name}{further}"
+
+
+def _furthest(suite: Suite, metric: str, places: Iterable[int]) -> str:
+    values = [getattr(suite.rows[place].record, metric) for place in places]
+    return HEADLINE[metric].text(min(values) if FIGURES[metric].better == "higher" else max(values))
+
+
+def _extreme(metric: str) -> str:
+    return "highest figure" if FIGURES[metric].better == "higher" else "lowest figure"
+
+
+def _figure(suite: Suite, metric: str, place: int) -> str:
+    return HEADLINE[metric].text(getattr(suite.rows[place].record, metric))
+
+
+def _names(suite: Suite, places: Iterable[int]) -> str:
+    names = [suite.rows[place].name for place in places]
+    if len(names) > _MOST_NAMED:
+        return f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED:,} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _unavailable(suite: Suite, standing: Standing) -> str:
+    return f"n/a: {_names(suite, standing.unavailable)}"
+
+
+def answers_table(suites: Sequence[Suite]) -> Table:
+    """Return the answers as a table of text, one line for each set."""
+    rows = [
+        (suite.title, *(": ".join(part for part in (each.text, each.detail) if part) for each in answers(suite)))
+        for suite in suites
+    ]
+    header = ("", *TITLES.values())
+    return Table(header, rows, tuple(range(len(header))), "What these runs say", open_questions(suites))
+
+
+def print_answers(suites: Sequence[Suite], console: Console) -> None:
+    """Print the answers of each set of two rows or more."""
+    for suite in suites:
+        if len(suite.rows) > 1:
+            console.print(Text(suite.title, style="bold"))
+            for title, each in zip(TITLES.values(), answers(suite), strict=True):
+                console.print(Text(f"  {title}: {'; '.join(part for part in (each.text, each.detail) if part)}"))
+            console.print()
+
+
+def open_questions(suites: Sequence[Suite]) -> tuple[str, ...]:
+    """Return what the sets cannot tell and why, each reason once."""
+    found: dict[str, dict[str, None]] = {}
+    for suite in suites:
+        if len(suite.rows) == 1:
+            found.setdefault("No other row under the same conditions to compare with", {})[suite.title] = None
+        for metric in QUESTIONS:
+            standing = suite.rivals.standing(metric)
+            for place, why in standing.unavailable.items():
+                title = f"{HEADLINE[metric].title} of {suite.rows[place].record.run}"
+                found.setdefault(why.removeprefix(f"{suite.rows[place].record.run}: "), {})[title] = None
+            best = "" if standing.best is None else suite.rows[standing.best].name
+            for place, differences in standing.apart.items():
+                pair = f"{suite.title}: {suite.rows[place].name} with {best}"
+                found.setdefault(f"Not compared, {'; '.join(map(brief, differences))}", {})[pair] = None
+            if standing.open:
+                found.setdefault(NOISE_UNKNOWN, {})[suite.title] = None
+    return tuple(f"{why} ({_listed(where)})." for why, where in found.items())
+
+
+NOISE_UNKNOWN = (
+    f"No verdict where nothing tells the noise between runs: it takes {MIN_REPEATS} repeats of each row (--repeat "
+    f"{MIN_REPEATS}), or {MIN_REPEATS} runs of one model under the same conditions"
+)
+
+
+def _listed(where: Iterable[str]) -> str:
+    names = list(where)
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return "; ".join(names[:_MOST_NAMED]) + more
+
+
+def brief(difference: Difference) -> str:
+    """Return a difference by the parts of both texts that the other lacks."""
+    one, other = (text.split(", ") for text in (difference.one, difference.other))
+    only = [[part for part in mine if part not in theirs] for mine, theirs in ((one, other), (other, one))]
+    return f"{difference.condition}: {', '.join(only[0]) or 'none'} against {', '.join(only[1]) or 'none'}"
+
+
+def left_out(rows: Rows) -> str:
+    """Return the sentence on rows that take no part, since their runs did not come to their end; empty without any."""
+    names = unique_names(rows.records)
+    found = [name for name, record in zip(names, rows.records, strict=True) if record.status != "completed"]
+    return f"Left out: {_listed(found)}." if found else ""

@@ -1,0 +1,66 @@
+"""What speaks against the figures of some runs: one line a kind, with the runs that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import (
+    disturbed,
+    doubted,
+    drifting,
+    mismatched,
+    of_other_formulas,
+    resumed,
+    short_of_text,
+    slow_steps,
+    sparse_in_name,
+    speed_only,
+    unique_names,
+)
+
+Sentences = Callable[[Sequence[RunRecord]], list[str]]
+
+
+@dataclass(frozen=True)
+class Caution:
+    """One kind of caution."""
+
+    title: str
+    runs: tuple[str, ...]
+    """Whom it concerns; empty where its sentences name them."""
+    sentences: tuple[str, ...]
+    """The details."""
+
+
+_OF_RUNS: dict[str, Sentences] = {
+    "Bits differed when a micro-batch was computed again": mismatched,
+    "The energy may be wrong": doubted,
+    "Another process used the devices": disturbed,
+    "Steps became slower or faster in the measured window": drifting,
+    "Some steps took much longer than the others": slow_steps,
+    "The measured steps are those of a last attempt": resumed,
+    "Too little text for a comparison of losses": short_of_text,
+    "Sparse in name alone": sparse_in_name,
+}
+"""Kind → what finds its sentences, in the order of their weight."""
+_OF_SETS: dict[str, Sentences] = {
+    "Losses differ by no more than noise": speed_only,
+    "Different formulas": of_other_formulas,
+}
+
+
+def cautions(records: Sequence[RunRecord]) -> list[Caution]:
+    """Return the kinds that concern any of these runs."""
+    names = unique_names(records)
+    found = []
+    for title, sentences_of in _OF_RUNS.items():
+        concerned = [own for own, record in zip(names, records, strict=True) if sentences_of([record])]
+        if concerned:
+            found.append(Caution(title, tuple(concerned), tuple(sentences_of(records))))
+    for title, sentences_of in _OF_SETS.items():
+        sentences = sentences_of(records)
+        if sentences:
+            found.append(Caution(title, (), tuple(sentences)))
+    return found

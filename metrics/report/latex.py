@@ -1,0 +1,71 @@
+"""The answers as LaTeX: one table a set, for papers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from efficientbench.metrics.analysis.rivals import QUESTIONS
+from efficientbench.metrics.records.record import FIGURES
+from efficientbench.metrics.report.answers import RULE
+from efficientbench.metrics.report.headline import HEADLINE, cell
+from efficientbench.metrics.report.suites import Suite
+
+_SIGNS = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
+    **{"±": r"$\pm$", "×": r"$\times$", "≥": r"$\geq$", "–": "--", "−": "$-$"},
+}
+"""What stands in a record's text → what LaTeX prints as that."""
+_ARROWS = {"lower": r"$\downarrow$", "higher": r"$\uparrow$", None: ""}
+
+
+def latex_tables(suites: Sequence[Suite]) -> str:
+    """Return a table for each set, which needs the package booktabs.
+
+    Bold are the best figure and those that differ from it by no more than noise, where any row is worse by more.
+    """
+    return "\n".join(["% Needs \\usepackage{booktabs}.", *map(_table, suites)])
+
+
+def latex(content: str) -> str:
+    """Return the text in one line, as LaTeX prints it."""
+    return re.sub(r"[^\w\s]|_", lambda found: _SIGNS.get(found[0], found[0]), " ".join(content.split()))
+
+
+def _table(suite: Suite) -> str:
+    bold = {metric: _best(suite, metric) for metric in QUESTIONS}
+    titles = [f"{latex(HEADLINE[metric].title)} {_ARROWS[FIGURES[metric].better]}" for metric in QUESTIONS]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(suite.title)}. {latex(_about(suite))}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(QUESTIONS)}}}",
+        r"\toprule",
+        rf"{' & '.join(['', *titles])} \\",
+        r"\midrule",
+    ]
+    for place, row in enumerate(suite.rows):
+        figures = [latex(cell(metric, row.record)) for metric in QUESTIONS]
+        shown = [
+            rf"\textbf{{{figure}}}" if place in bold[metric] else figure
+            for metric, figure in zip(QUESTIONS, figures, strict=True)
+        ]
+        lines.append(rf"{' & '.join([latex(row.name), *shown])} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _best(suite: Suite, metric: str) -> set[int]:
+    """Return the best row and those level with it; none where no row is worse by more than noise."""
+    standing = suite.rivals.standing(metric)
+    return {standing.best, *standing.level} if standing.worse and standing.best is not None else set()
+
+
+def _about(suite: Suite) -> str:
+    """Return the caption: where the rows ran, what is printed bold, and how often each ran."""
+    first = suite.rows[0].record
+    repeats = {row.record.repeats for row in suite.rows}
+    runs = f"{min(repeats)} to {max(repeats)}" if len(repeats) > 1 else f"{max(repeats)}"
+    where = f"{first.devices} × {first.device_name}, {first.dtype}, sequence {first.seq_len:,}"
+    spread = ", ± their standard deviation" if max(repeats) > 1 else ""
+    return f"On {where}; runs a row: {runs}{spread}. Bold: the best, and what does not differ from it. {RULE}"

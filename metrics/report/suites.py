@@ -1,0 +1,131 @@
+"""The rows of a report by suite, size and conditions: sets in which all but the model is the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from efficientbench.metrics.analysis.conditions import group, shared_conditions
+from efficientbench.metrics.analysis.identical import IdenticalRuns
+from efficientbench.metrics.analysis.repeats import Group, combine, group_repeats
+from efficientbench.metrics.analysis.rivals import Rivals
+from efficientbench.metrics.records.record import RunRecord
+from efficientbench.metrics.report.headline import unique_names
+from efficientbench.metrics.report.paper import SUITES, suite_of
+
+BASELINES = ("gqa", "rope", "full", "dense")
+"""Variants that the others of their suite are compared with, where they ran."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, or its repeats, in a set."""
+
+    number: int
+    """Its place among all rows of the report."""
+    name: str
+    """As short as the set allows: its variant, where no other row has that."""
+    record: RunRecord
+    """One for all repeats."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Rows of one suite and size under the same conditions."""
+
+    name: str
+    size: str
+    """Empty where models of several sizes are alternatives."""
+    conditions: str
+    """What sets it apart from other sets of the same suite and size."""
+    rows: tuple[Row, ...]
+    rivals: Rivals
+    """Has the rows' repeats, in the same order."""
+
+    @property
+    def title(self) -> str:
+        scale = " (smoke)" if self.rows[0].record.smoke else ""
+        return ", ".join(part for part in (self.name, self.size, self.conditions) if part) + scale
+
+    @property
+    def baseline(self) -> int:
+        """Return the place of the row that the others are compared with."""
+        found = [place for place, row in enumerate(self.rows) if row.record.variant in BASELINES]
+        return found[0] if found else 0
+
+
+@dataclass(frozen=True)
+class _Member:
+    number: int
+    group: Group
+    row: RunRecord
+    name: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a report: one for each run, and one for each group of repeats."""
+
+    records: list[RunRecord]
+    """One for each row."""
+    suites: list[Suite]
+    """The sets that completed rows make."""
+
+
+def make_rows(records: Sequence[RunRecord]) -> Rows:
+    """Return the rows of these runs, and the sets that they make."""
+    groups = group_repeats(records)
+    rows = [combine(each) for each in groups]
+    return Rows(rows, _suites(groups, rows))
+
+
+def _suites(groups: Sequence[Group], rows: Sequence[RunRecord]) -> list[Suite]:
+    names = unique_names(rows)
+    sets: dict[tuple[str, str, str], list[_Member]] = {}
+    for number, (each, row) in enumerate(zip(groups, rows, strict=True)):
+        if row.status != "completed":
+            continue
+        suite, across_sizes, _ = suite_of(row.variant)
+        key = suite, "" if across_sizes else row.size, group(row)
+        sets.setdefault(key, []).append(_Member(number, each, row, names[number]))
+    identical = IdenticalRuns([each for each in groups if each.first.status == "completed"])
+    labels = _condition_labels({key: members[0].row for key, members in sets.items()})
+    found = [_suite(key, labels[key], members, identical) for key, members in sets.items()]
+    return sorted(found, key=_order)
+
+
+def _suite(key: tuple[str, str, str], label: str, members: Sequence[_Member], identical: IdenticalRuns) -> Suite:
+    ordered = sorted(members, key=lambda member: (suite_of(member.row.variant)[2], member.row.size, member.number))
+    variants = Counter(member.row.variant for member in ordered)
+    models = Counter((member.row.variant, member.row.size) for member in ordered)
+    rows = []
+    for member in ordered:
+        row = member.row
+        if variants[row.variant] == 1 and key[1]:
+            short = row.variant
+        else:
+            short = f"{row.variant} {row.size}" if models[row.variant, row.size] == 1 else member.name
+        rows.append(Row(member.number, short, row))
+    return Suite(key[0], key[1], label, tuple(rows), Rivals([member.group for member in ordered], identical))
+
+
+def _condition_labels(first: dict[tuple[str, str, str], RunRecord]) -> dict[tuple[str, str, str], str]:
+    """Return for each set the conditions that tell it from other sets of its suite and size."""
+    alike: dict[tuple[str, str], list[tuple[tuple[str, str, str], dict[str, str]]]] = {}
+    for key, record in first.items():
+        alike.setdefault(key[:2], []).append((key, shared_conditions(record)))
+    labels = {}
+    for sets in alike.values():
+        # The title says of every set whether it is of smoke runs.
+        names = [name for name in sets[0][1] if name != "scale"]
+        differing = [name for name in names if len({texts[name] for _, texts in sets}) > 1]
+        for key, texts in sets:
+            labels[key] = ", ".join(f"{name} {texts[name]}" for name in differing)
+    return labels
+
+
+def _order(suite: Suite) -> tuple[int, int, int, int]:
+    first = suite.rows[0].record
+    least = min(row.record.parameters or 0 for row in suite.rows)
+    return SUITES.index(suite.name), least, first.seq_len, first.devices
