@@ -75,6 +75,7 @@ def learned(config: RunConfig, prefix: Path, steps: int, first: int = 1, device_
     from efficientbench.data_tools.tokenizer import load_tokenizer
     from efficientbench.reinforcement.questions import Questions
     from efficientbench.training.optimizer import gather_weights
+    from efficientbench.worker.evaluating import evaluating
     from efficientbench.worker.rollouts import Sampler
 
     tokenizer, found = load_tokenizer(prefix.parent / "bpe"), Learned()
@@ -83,11 +84,8 @@ def learned(config: RunConfig, prefix: Path, steps: int, first: int = 1, device_
         before = [parameter.detach().clone() for parameter in stage.parameters()]
         sampler = Sampler(config, tokenizer, Questions(config, tokenizer, "of bytes"))
         for step in range(first, steps + 1):
-            gather_weights(trainer.stages)
-            stage.eval()
-            sampled = sampler.sample(stage.module, step, lambda ended: None)
-            stage.train()
-            stage.module.take_routing()
+            with evaluating(trainer) as model:
+                sampled = sampler.sample(model, step, lambda ended: None)
             trainer.batches.rollouts = sampled.rollouts  # type: ignore[attr-defined]
             found.answers.append(tuple(each.tokens for each in sampled.rollouts))
             found.rewards.append(sampled.mean_reward)

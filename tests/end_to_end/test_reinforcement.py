@@ -103,6 +103,8 @@ def test_the_record_has_rollouts_and_updates_apart(train: Callable[..., Finished
     for phase in ("rollouts", "updates"):
         assert (found[phase]["energy_j"] is None) == ("energy_j" in content["unavailable"])
     assert content["validation_loss"] is not None
+    # Its epochs are not those of the conversations that it only validates on.
+    assert content["unavailable"]["epochs"].startswith("reinforcement learning reads no text")
     # What `evaluate` finds in the checkpoint.
     words = ("--tasks", "gsm8k", "--data", str(data), "--limit", "4", "--samples", "2", "--temperature", "1.0")
     efficientbench("evaluate", str(run.folder), *words, "--max-new-tokens", "8", "--step", "4", expect=0)

@@ -24,7 +24,7 @@ from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.checkpoints.manifest import Manifest
 from efficientbench.training.events import Event, StepStarted, TrainingEnded
-from efficientbench.training.optimizer import gather_weights
+from efficientbench.worker.evaluating import evaluating
 from efficientbench.worker.listeners.monitoring import Measure
 from efficientbench.worker.listeners.recorder import Recorder
 from efficientbench.worker.rollouts import Sampler, StepRollouts
@@ -101,16 +101,11 @@ class Rollouts:
 
     def _sample(self, step: int, trainer: Trainer) -> None:
         self.heartbeat.at(step, "sampling answers")
-        [stage] = trainer.stages
         assert isinstance(trainer.batches, RolloutBatches)
         self.monitor.resume()
         self.monitor.begin_step()
-        gather_weights(trainer.stages)
-        stage.eval()
-        found = self.sampler.sample(stage.module, step, partial(self._beat, step))
-        stage.train()
-        # What the routers counted here is no step's.
-        stage.module.take_routing()
+        with evaluating(trainer) as model:
+            found = self.sampler.sample(model, step, partial(self._beat, step))
         time_s = self.monitor.end_step(found.tokens if self.measure.counts_tokens else 0)
         self.monitor.pause()
         trainer.batches.rollouts = found.rollouts

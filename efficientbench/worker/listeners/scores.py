@@ -15,7 +15,7 @@ from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training import groups
 from efficientbench.training.events import Event, StepEnded
-from efficientbench.training.optimizer import gather_weights
+from efficientbench.worker.evaluating import evaluating
 from efficientbench.worker.listeners.monitoring import Measure
 from efficientbench.worker.listeners.recorder import Recorder
 
@@ -66,19 +66,14 @@ class Scores(ABC):
 
     def _evaluate(self, step: int, trainer: Trainer) -> None:
         self.heartbeat.at(step, f"evaluating {self.what}")
-        gather_weights(trainer.stages)
-        [stage] = trainer.stages
-        stage.eval()
-        task = self.task(stage.module, step)
-        number, replicas = groups.replica()
-        own = task.items()[number::replicas]
         results: list[ItemResult] = []
-        for batch in task.score(own):
-            results += batch
-            self.heartbeat.at(step, f"evaluating {self.what}, {len(results):,} of {len(own):,} items")
-        stage.train()
-        # What the routers counted here is no step's.
-        stage.module.take_routing()
+        with evaluating(trainer) as model:
+            task = self.task(model, step)
+            number, replicas = groups.replica()
+            own = task.items()[number::replicas]
+            for batch in task.score(own):
+                results += batch
+                self.heartbeat.at(step, f"evaluating {self.what}, {len(results):,} of {len(own):,} items")
         found = {result.item: result for of_rank in gather(results, list[ItemResult]) for result in of_rank}
         if self.recorder is not None:
             self._write(step, task, found, self.recorder)
