@@ -71,9 +71,10 @@ class Beside:
 
     def attach(self, trainer: Trainer, recorder: Recorder | None) -> None:
         """Take what computes, and rank 0's recorder; the sensors of rollouts begin to sample."""
-        for each in [*self.scores, *([self.rollouts] if self.rollouts is not None else [])]:
+        for each in self.scores:
             each.trainer, each.recorder = trainer, recorder
         if self.rollouts is not None:
+            self.rollouts.trainer, self.rollouts.recorder = trainer, recorder
             self.rollouts.monitor.start()
 
     def progress(self) -> dict[str, Any]:
