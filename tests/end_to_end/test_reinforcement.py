@@ -14,7 +14,7 @@ from support.conversation_pairs import VOCABULARY, write_conversations
 from support.outside_rewards import write_questions
 
 from efficientbench.metrics.records.record import read_record
-from efficientbench.training.checkpoints.manifest import complete
+from efficientbench.training.checkpoints.manifest import complete, find_good, verify
 
 STEPS, SAMPLES, QUESTIONS = 8, 2, 2
 MINE = """
@@ -34,6 +34,17 @@ def length(example, completion):
 def faulty(example, completion):
     asked.append(example)
     return 1.0 if len(asked) < 8 else float("nan")
+
+def filling(example, completion):
+    asked.append(example)
+    if len(asked) == 6 * 4:
+        with open(os.environ["FILLER"], "wb", 0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                pass
+    return len(completion)
 """
 
 
@@ -154,6 +165,28 @@ def test_a_reward_that_is_none_names_question_and_sample(
     assert "Traceback" not in done.stderr
     assert failure(folder)["kind"] == "mistake"
     assert complete(folder)
+
+
+@pytest.mark.proof
+def test_a_disk_that_fills_during_rollouts_loses_no_checkpoint(
+    tiny: tuple[str, ...],
+    data: Path,
+    mine: tuple[Path, dict[str, str]],
+    small_disk: Callable[[int], Path],
+) -> None:
+    disk = small_disk(100_000)
+    words = (*tiny, *asked(data, "rl.reward=my_rewards:filling"), f"output={disk}")
+    filler, folder = disk / "filler", disk / "gqa_1.5B_smoke"
+    done = efficientbench(*words, expect=2, FILLER=str(filler), **mine[1])
+    assert failure(folder)["kind"] == "full_disk"
+    good = find_good(folder)[0]
+    assert good is not None
+    assert verify(good).step == 4
+    assert f"last good checkpoint: {good}" in done.stderr
+    filler.unlink()
+    again = efficientbench(*words, expect=0, FILLER=str(filler), **mine[1])
+    assert "goes on after step 4" in again.stdout
+    assert [line["step"] for line in lines(folder, "rollouts")] == list(range(1, STEPS + 1))
 
 
 def test_a_reward_that_is_not_there_is_refused(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
