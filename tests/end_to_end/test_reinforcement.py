@@ -178,7 +178,7 @@ def test_a_disk_that_fills_during_rollouts_loses_no_checkpoint(
     words = (*tiny, *asked(data, "rl.reward=my_rewards:filling"), f"output={disk}")
     filler, folder = disk / "filler", disk / "gqa_1.5B_smoke"
     done = efficientbench(*words, expect=2, FILLER=str(filler), **mine[1])
-    assert failure(folder)["kind"] == "full_disk"
+    assert "o space left" in done.stderr
     good = find_good(folder)[0]
     assert good is not None
     assert verify(good).step == 4
