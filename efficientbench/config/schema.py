@@ -24,6 +24,7 @@ from efficientbench.config.part import (
     Seconds,
 )
 from efficientbench.config.registry import attention_of, position_of
+from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.training import TrainingConfig
 
 MOST_LABEL = 100
@@ -241,16 +242,18 @@ class RunConfig(Part):
     measurement: MeasurementConfig = MeasurementConfig()
     faults: FaultsConfig = FaultsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    rl: ReinforcementConfig = ReinforcementConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
-    def _scores_while_training(self) -> RunConfig:
+    def _generates_while_training(self) -> RunConfig:
         parallel = self.parallel
         if self.evaluation.core_every and (parallel.sp or max(parallel.cp, parallel.pp, parallel.ep) > 1):
             raise ValueError(
                 "evaluation.core_every: ranks of sp, cp, pp and ep do not score prompts; evaluate the checkpoints "
                 "afterwards, by `efficientbench evaluate`"
             )
+        self.rl.check(self.training, parallel)
         return self
 
     @model_validator(mode="after")

@@ -31,9 +31,10 @@ class TrainingConfig(Part):
     """Length, batch, precision and optimization."""
 
     seq_len: PositiveInt = Field(default=2048, description="tokens in a sequence")
-    objective: Literal["pretrain", "sft"] = Field(
+    objective: Literal["pretrain", "sft", "rl"] = Field(
         default="pretrain",
-        description="what is learned; pretrain: every token; sft: what the mask of conversations marks",
+        description="what is learned; pretrain: every token; sft: what the mask of conversations marks; rl: answers of "
+        "its own that are worth more than others (the keys rl.…)",
     )
     micro_batch_size: MicroBatch = Field(
         default=1,

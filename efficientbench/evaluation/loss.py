@@ -152,7 +152,7 @@ def own_validation(folder: Path) -> Text:
     cache = Path(config.data.cache).absolute() / SPLITS
     splits = split_documents(prefixes, config.data.split, corpora[0].vocab_size, cache)
     masks: Sequence[np.ndarray] | None = None
-    if config.training.objective == "sft":
+    if config.training.objective != "pretrain":
         found = Conversations(prefixes[0], config.training.seq_len, blocks.get(prefixes[0]))
         documents, masks = choose_conversations(found, splits[0].validation, config.training.validation_tokens)
     else:

@@ -60,20 +60,21 @@ class Question:
 class Questions:
     """Those of one task."""
 
-    def __init__(self, name: str, run: Opened, options: Options) -> None:
+    def __init__(self, name: str, run: Opened, options: Options, examples: Examples | None = None) -> None:
         """Read and render them.
 
         Args:
             name: of a chat task, or `package.module:Class` of a task from outside.
             run: whose tokenizer renders them.
             options: where they lie, and how many are asked.
+            examples: their rows; None: where the options say that they lie.
 
         Raises:
             ConfigError: they are not at hand.
             DataError: a row is none of the task's, or the tokenizer has no chat tokens.
         """
         self.renderer = make_renderer(run.tokenizer, f"of {options.folder}")
-        examples = find_examples(name, options)
+        examples = find_examples(name, options) if examples is None else examples
         self.task = examples.task
         self.rows = len(examples)
         """Of the task, limited or not."""

@@ -176,7 +176,10 @@ def _keys_read(plan: Plan) -> str:
 def _text_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return how much text the model gets, and whether its losses can then say anything."""
     text = text_budget(plan, tokenized(plan.config.data))
-    unknown = "n/a: a run counts them once the text is tokenized"
+    writes = plan.config.training.objective == "rl"
+    unknown = "n/a: " + (
+        "the model writes what it learns from" if writes else "a run counts them once the text is tokenized"
+    )
     per_parameter = shown(lambda: f"{plan.budget.tokens / plan.parameters.total:.3g}")
     asked = plan.config.training.epochs
     rows = [

@@ -23,7 +23,7 @@ class TextBudget:
     tokens_per_parameter: float | None
     """None where the model's parameters are not known before it is built, or its steps before its text is."""
     unique_tokens: int | None
-    """About; None where a source is not tokenized yet."""
+    """About; None where a source is not tokenized yet, or the model writes what it learns from."""
     epochs: float | None
     """About, of the source that is repeated most; None where a source is not tokenized yet."""
     begun: bool
@@ -44,7 +44,8 @@ class TextBudget:
 def text_budget(plan: Plan, corpus_tokens: Sequence[int] | None) -> TextBudget:
     """Return what a run will read; `corpus_tokens`: tokens of each source; None where they are not known."""
     per_parameter, begun = plan.budget.tokens_per_parameter, plan.config.init.run is not None
-    if corpus_tokens is None or not plan.budget.counted:
+    writes = plan.config.training.objective == "rl"
+    if corpus_tokens is None or writes or not plan.budget.counted:
         return TextBudget(per_parameter, None, None, begun)
     data = plan.config.data
     # Documents are split by number, so that the tokens of a split are about as many.

@@ -19,9 +19,11 @@ from efficientbench.data_tools.indexed import bin_path, idx_path, map_index
 from efficientbench.data_tools.intact import BlockReader, verified_part
 from efficientbench.data_tools.manifest import load_checksums, load_record
 from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.data_tools.tokenizer import load_tokenizer
 from efficientbench.metrics.records.facts import Reading
 from efficientbench.metrics.records.record_parts import DataSource
 from efficientbench.planning.vocabulary import too_small
+from efficientbench.reinforcement.questions import Questions, check_rewards
 from efficientbench.running.job import Job
 
 _ENTRY_BYTES = 24
@@ -48,8 +50,10 @@ def prepare_corpora(config: RunConfig) -> list[Corpus]:
     if corpora[0].vocab_size > config.model.vocab_size:
         source = f"the tokenizer {data.tokenizer or corpora[0].tokenizer_folder}"
         raise ConfigError(too_small(config, corpora[0].vocab_size, source))
-    if config.training.objective == "sft":
-        _check_conversations(data, corpora)
+    if config.training.objective != "pretrain":
+        _check_conversations(config, corpora)
+    if config.training.objective == "rl":
+        _check_questions(config, corpora[0])
     for corpus in corpora:
         check_split(data.split, corpus)
     # Here rather than in the ranks, which would take it for a hang: it reads all tokens that were never split before.
@@ -168,19 +172,31 @@ def _show_progress(source: str, done: int, parts: int) -> None:
         print(f"tokenizing {source}: {done:,} of {parts:,} parts", flush=True)
 
 
-def _check_conversations(data: DataConfig, corpora: Sequence[Corpus]) -> None:
+def _check_conversations(config: RunConfig, corpora: Sequence[Corpus]) -> None:
     """Raise a ConfigError unless the source is one pair of conversations with a mask."""
+    objective, first = config.training.objective, config.data.sources[0] or "the sample text"
     made = "python -m data_tools chat MIXTURE.yaml --output PREFIX"
     if len(corpora) > 1:
         raise ConfigError(
-            f"training.objective=sft takes one source, and data.path has {len(corpora)}: name all tasks in one mixture "
-            f"({made})"
+            f"training.objective={objective} takes one source, and data.path has {len(corpora)}: name all tasks in one "
+            f"mixture ({made})"
         )
     if load_record(corpora[0].manifest, ConversationRecord) is None:
+        uses = "learns" if objective == "sft" else "validates on"
         raise ConfigError(
-            f"training.objective=sft learns what a mask marks, and {data.sources[0] or 'the sample text'} has none: "
-            f"make conversations with one ({made})"
+            f"training.objective={objective} {uses} what a mask marks, and {first} has none: make conversations with "
+            f"one ({made})"
         )
+
+
+def _check_questions(config: RunConfig, corpus: Corpus) -> None:
+    """Print what is asked. Raises ConfigError or DataError: nothing is, or its answers have no reward."""
+    check_rewards(config.rl)
+    folder = corpus.tokenizer_folder
+    questions = Questions(config, load_tokenizer(folder), str(folder))
+    left_out = f"; {questions.too_long:,} others leave no room for an answer" if questions.too_long else ""
+    rl, asked = config.rl, f"{len(questions.asked):,} questions of {config.rl.task}"
+    print(f"{asked}, {questions.per_step:,} in a step with {rl.samples} answers each{left_out}", flush=True)
 
 
 def _check_tokenizers(data: DataConfig, corpora: Sequence[Corpus]) -> None:

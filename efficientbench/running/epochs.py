@@ -12,7 +12,9 @@ from efficientbench.config.schema import RunConfig
 from efficientbench.data_tools.indexed_documents import IndexedDocuments
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.data_tools.splitting import SPLITS, split_documents
+from efficientbench.data_tools.tokenizer import load_tokenizer
 from efficientbench.planning.plan import Plan
+from efficientbench.reinforcement.questions import Questions
 from efficientbench.training.packing import packed_epoch
 
 
@@ -29,7 +31,7 @@ def counted(plan: Plan, corpora: Sequence[Corpus]) -> Plan:
 
 
 def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
-    """Return the fewest optimizer steps that read the training text `training.epochs` times.
+    """Return the fewest optimizer steps that read the training text `training.epochs` times, or ask its questions.
 
     Raises:
         ConfigError: the text is several sources, whose shares make their epochs differ, or no sequence long.
@@ -44,7 +46,11 @@ def epoch_steps(config: RunConfig, corpora: Sequence[Corpus]) -> int:
     cache = Path(config.data.cache).absolute() / SPLITS
     numbers = split_documents([prefix], config.data.split, corpora[0].vocab_size, cache)[0].training
     lengths = IndexedDocuments(prefix).lengths()
-    if training.objective == "sft":
+    if training.objective == "rl":
+        folder = corpora[0].tokenizer_folder
+        questions = Questions(config, load_tokenizer(folder), str(folder))
+        sequences = epochs * len(questions.asked) * config.rl.samples
+    elif training.objective == "sft":
         capacity = training.seq_len + 1
         fitting = numbers[lengths[numbers] <= capacity].tolist()
         packed = (packed_epoch(fitting, lengths, capacity, training.seed, epoch) for epoch in range(epochs))

@@ -83,9 +83,11 @@ class Batches:
         cache = Path(config.data.cache).absolute() / SPLITS
         splits = split_documents(prefixes, config.data.split, vocabulary.vocab_size, cache)
         self.training: GPTDataset | BlendedDataset | PackedConversations
-        if training.objective == "sft":
+        if training.objective != "pretrain":
+            # What reinforcement learning learns from is written by the model: it only validates on conversations.
+            samples = self.training_samples if training.objective == "sft" else 0
             self.training, self.validation = open_conversations(
-                config, self.training_samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
+                config, samples, prefixes[0], splits[0], vocabulary.eod, (blocks or {}).get(prefixes[0])
             )
         else:
             self.training = open_training(config, self.training_samples, prefixes, splits, vocabulary)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_monitor(
-    job: Job, device: Device, rank: int, local_rank: int, waits: Waits, steps_before: int = 0
+    job: Job, device: Device, rank: int, local_rank: int, waits: Waits | None, steps_before: int = 0
 ) -> EfficiencyMonitor:
     """Return this rank's monitor; all ranks must call this together.
 
@@ -28,7 +28,7 @@ def build_monitor(
         device: that the ranks train on.
         rank: of this process in the run.
         local_rank: of this process on its node.
-        waits: of this rank for others.
+        waits: of this rank for others; None: they are not measured.
         steps_before: steps that earlier attempts of the run have trained.
     """
     from efficientbench.metrics.monitoring.exchange import gather
@@ -58,5 +58,5 @@ def build_monitor(
         sample_interval_s=measurement.sample_interval_s,
         rank=rank,
         steps_before=steps_before,
-        waited=waits.take if job.layout.world_size > 1 else None,
+        waited=waits.take if waits is not None and job.layout.world_size > 1 else None,
     )

@@ -17,7 +17,7 @@ from efficientbench.metrics.definitions import load_imbalance
 from efficientbench.metrics.hardware import peak_flops
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.records.environment import sensor_states
-from efficientbench.metrics.records.facts import Quality, RunFacts
+from efficientbench.metrics.records.facts import NOT_SAID, Quality, RunFacts
 from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from efficientbench.training.batches import Batches
+
+WRITES = "reinforcement learning reads no text: the model writes what it learns from"
 
 
 def run_facts(job: Job, device: Device, torch_device: torch.device) -> RunFacts:
@@ -100,7 +102,8 @@ def build_record(
     run = metrics.merge(measured)
     quality = recorder.quality()
     scored = quality.validation_documents
-    reading = what_was_read(job, recorder.tokens, batches.source_tokens())
+    reads = config.training.objective != "rl"
+    reading = what_was_read(job, recorder.tokens, batches.source_tokens()) if reads else None
     summary = summarize(run, facts, quality, recorder.interruptions, reading)
     return RunRecord(
         **identity(job, device, facts.devices),
@@ -108,7 +111,7 @@ def build_record(
         status="stopped" if stopped else "completed",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
-        unavailable=summary.unavailable | undeclared(config),
+        unavailable=_reasons(summary.unavailable, reads) | undeclared(config),
         data=recorded_sources(job, batches.duplicates, batches.too_long),
         validation_loss_se_values=quality.validation_loss_se_values,
         experts=_expert_load(quality),
@@ -141,6 +144,11 @@ def parameter_groups(training: TrainingConfig, roles: Sequence[Mapping[str, list
             optimizer = training.optimizer if role == "matrices" else "adamw"
             found.append(ParameterGroup(role=role, optimizer=optimizer, learning_rate=rate, parameters=names))
     return found
+
+
+def _reasons(unavailable: Mapping[str, str], reads: bool) -> dict[str, str]:
+    """Return why figures are absent; `reads`: whether the run learns from text that is there before it."""
+    return {name: WRITES if reason == NOT_SAID and not reads else reason for name, reason in unavailable.items()}
 
 
 def _expert_load(quality: Quality) -> ExpertLoad | None:

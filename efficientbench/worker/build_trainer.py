@@ -14,6 +14,7 @@ import torch
 
 from efficientbench.data_tools.manifest import Corpus
 from efficientbench.model.gpt import build_stages
+from efficientbench.reinforcement.batches import RolloutBatches
 from efficientbench.running.corpora import block_readers, load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training.batches import Batches
@@ -47,7 +48,8 @@ def build_trainer(
     # The parent process has checked that all corpora have one tokenizer: the first one's is theirs.
     vocabulary = Vocabulary(corpora[0].vocab_size, corpora[0].eod_id, fingerprints)
     prefixes, blocks = [corpus.prefix for corpus in corpora], block_readers(corpora)
-    batches = Batches(config, job.budget.steps, prefixes, vocabulary, device, blocks)
+    kind = RolloutBatches if config.training.objective == "rl" else Batches
+    batches = kind(config, job.budget.steps, prefixes, vocabulary, device, blocks)
     models = build_stages(config, device)
     stages = [wrap_data_parallel(model, config) for model in models]
     optimizer = build_optimizer(stages, config)

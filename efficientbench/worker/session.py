@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from efficientbench.devices.deterministic import compute_deterministically
 from efficientbench.devices.registry import find_device
@@ -27,6 +28,7 @@ from efficientbench.worker.loading import loading
 
 if TYPE_CHECKING:
     from efficientbench.training.events import Listener
+    from efficientbench.worker.beside import Beside
 
 
 def train_rank(
@@ -45,8 +47,8 @@ def train_rank(
         from efficientbench.training import groups
         from efficientbench.training.parameter_roles import decayed_names, role_names
         from efficientbench.training.waits import Waits
+        from efficientbench.worker.beside import Beside
         from efficientbench.worker.build_trainer import build_trainer
-        from efficientbench.worker.listeners.core import CoreDuringTraining
 
     heartbeat.at(0, "meeting the other ranks")
     waits = Waits(device, job.layout.pp)
@@ -66,22 +68,20 @@ def train_rank(
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device, torch_device)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
-        listeners: list[Listener] = [Heartbeat(heartbeat), measure, *(reporter.listeners if reporter else [])]
-        core = CoreDuringTraining.of(job, heartbeat, measure, device)
-        if core is not None:
-            # Behind those that note the step's time.
-            listeners.append(core)
+        beside = Beside(job, device, rank, local_rank, heartbeat, measure, manifest)
+        shown = reporter.listeners if reporter is not None else []
+        listeners: list[Listener] = [*beside.before, Heartbeat(heartbeat), measure, *shown, *beside.after]
         try:
-            progress = reporter.recorder.progress if reporter is not None else dict
+            progress = partial(_progress, reporter.recorder, beside) if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
-            if core is not None:
-                core.trainer, core.recorder = trainer, reporter.recorder if reporter is not None else None
+            beside.attach(trainer, reporter.recorder if reporter is not None else None)
             decayed = set().union(*gather(decayed_names(trainer.stages), set[str]))
             roles = gather(role_names(trainer.stages), dict[str, list[str]])
             stopped = trainer.train(stop_requested)
             measured = gather(monitor.finish(), RankMeasurement)
+            learned = beside.recorded(measured)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
                 recorder, batches = reporter.recorder, trainer.batches
@@ -89,13 +89,19 @@ def train_rank(
                 record = build_record(
                     job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s
                 )
+                record = record.model_copy(update={"reinforcement": learned})
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
         finally:
             monitor.close()
+            beside.close()
             if reporter is not None:
                 reporter.close()
     return stopped
+
+
+def _progress(recorder: Recorder, beside: Beside) -> dict[str, Any]:
+    return recorder.progress() | beside.progress()
 
 
 class RankZero:

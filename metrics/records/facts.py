@@ -16,6 +16,9 @@ from efficientbench.metrics.records.figure import LARGEST
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record_parts import Outlier
 
+NOT_SAID = "the training loop did not say what it read"
+"""Why what follows from a run's `Reading` is absent."""
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -245,7 +248,7 @@ class Measured:
     def text(self) -> Reading:
         """Return what the run has read."""
         if self.reading is None:
-            raise MetricsError("the training loop did not say what it read")
+            raise MetricsError(NOT_SAID)
         return self.reading
 
 

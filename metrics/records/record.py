@@ -25,6 +25,7 @@ from efficientbench.metrics.records.record_parts import (
     ParameterGroup,
     QualityPoint,
     Rechecks,
+    Reinforcement,
     Window,
 )
 
@@ -132,6 +133,8 @@ class RunRecord(Metrics, Identity):
     validation_text: str | None = None
     """SHA-256 of the target tokens that the last validation scored; two models with the same value read the same text.
     None where it is not known."""
+    reinforcement: Reinforcement | None = None
+    """What a run with `training.objective=rl` sampled; else None."""
     finetuning: dict[str, Any] = {}
     """Of a fine-tuning: its curriculum, its examples, the saved numbers, and held-out losses by level; else empty."""
     config: dict[str, Any] = {}

@@ -141,3 +141,37 @@ class ParameterGroup:
     """At the peak of the schedule."""
     parameters: list[str]
     """Names, with `*` for a layer's number."""
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """What one phase of the measured steps cost, over all ranks."""
+
+    time_s: float
+    """Σ synchronized times."""
+    tokens: int
+    """That it computed: rollouts those of the answers, updates with what fills up their sequences."""
+    energy_j: float | None
+    """None where no sensor measures it (`unavailable` has the reason, as energy_j)."""
+
+
+@dataclass(frozen=True)
+class Reinforcement:
+    """What a run learned from: its own answers to questions. Counts are of all attempts, costs of the last one."""
+
+    questions: Few
+    """Asked in all steps; the same one in another epoch counts again."""
+    without_signal: Few
+    """Those whose answers all had the same reward, so that nothing was learned from them."""
+    too_long: Few
+    """Questions of the task that left no room for an answer, and were never asked."""
+    reward_first: float | None
+    """Mean reward in the first ten steps; None where no step was trained."""
+    reward_last: float | None
+    """In the last ten."""
+    rollouts: PhaseCost | None
+    """Sampling and rewards, before each measured step; None where no step was measured."""
+    updates: PhaseCost | None
+    """The measured steps themselves, of which alone are all other figures of the record."""
+    files_sha256: list[str]
+    """Of the questions' rows."""

@@ -40,7 +40,7 @@ class StepLog:
         """Append one line.
 
         Args:
-            kind: 'step', 'evaluation' or 'sample', kept under the key `kind`.
+            kind: 'step', 'evaluation', 'rollouts' or 'sample', kept under the key `kind`.
             values: names with units, such as step, loss, learning_rate, grad_norm, step_time_s, tokens. A number
                 that is not finite is written as null, its name and text kept under `not_finite`.
         """

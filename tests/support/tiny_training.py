@@ -47,6 +47,7 @@ def tiny_training(
 ) -> Iterator[Trainer]:
     """This rank's trainer on the corpus `prefix`, within the process groups of its layout."""
     from efficientbench.model.gpt import build_stages
+    from efficientbench.reinforcement.batches import RolloutBatches
     from efficientbench.training import groups
     from efficientbench.training.batches import Batches
     from efficientbench.training.optimizer import build_optimizer, wrap_data_parallel
@@ -57,7 +58,8 @@ def tiny_training(
     with groups.model_parallel(config.parallel, config.training.seed):
         stages = [wrap_data_parallel(stage, config) for stage in build_stages(config, device)]
         optimizer = build_optimizer(stages, config)
-        batches = Batches(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
+        kind = RolloutBatches if config.training.objective == "rl" else Batches
+        batches = kind(config, steps, [prefix], Vocabulary(config.model.vocab_size, 0, {"name": "tiny"}), device)
         yield Trainer(config, steps, stages, optimizer, batches, list(listeners))
 
 

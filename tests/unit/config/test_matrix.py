@@ -28,7 +28,7 @@ def test_the_21_runs() -> None:
     assert len(runs) == len({run.name for run in runs}) == 21
 
 
-STAGES = {f"{stage}_d{depth}": depth for stage in ("base", "mid", "sft") for depth in (8, 12, 16, 20)}
+STAGES = {f"{stage}_d{depth}": depth for stage in ("base", "mid", "sft", "rl") for depth in (8, 12, 16, 20)}
 
 
 def test_published_models_and_the_stages_of_a_chat_model_stand_beside_them() -> None:
@@ -47,7 +47,8 @@ def test_every_stage_of_a_depth_is_the_same_model(name: str) -> None:
     model, training, heads = config.model, config.training, -(-64 * depth // 128)
     assert (model.layers, model.hidden_size, model.heads) == (depth, 64 * depth, heads)
     assert model.head_dim * heads == model.hidden_size
-    assert (model.key_value_heads, model.vocab_size, training.seq_len) == (heads, 65536, 2048)
+    length = 512 if training.objective == "rl" else 2048
+    assert (model.key_value_heads, model.vocab_size, training.seq_len) == (heads, 65536, length)
     assert 0 <= model.ffn_hidden_size - 64 * depth * 8 / 3 < 128
     assert model == resolve(f"base_d{depth}").model
     assert resolve(name, smoke=True).model == resolve(f"base_d{depth}", smoke=True).model
@@ -62,8 +63,11 @@ def test_the_stages_train_as_their_names_say() -> None:
     assert resolve("base_d20").training.tokens == "20x"
     assert (mid.epochs, mid.steps, mid.objective, mid.lr_scale) == (1, None, "pretrain", 1.0)
     assert (sft.epochs, sft.steps, sft.objective, sft.lr_scale) == (1, None, "sft", 0.02)
+    rl = resolve("rl_d12")
+    assert (rl.training.epochs, rl.training.objective, rl.training.lr_scale) == (1, "rl", 0.05)
+    assert (rl.training.global_batch_size, rl.rl.samples, rl.rl.top_k) == (16 * 16, 16, 50)
     # nanochat's mid-training keeps its rates for four fifths of the steps; its SFT lowers them from the first step on.
-    for stage, shares in ((mid, (1, 1, 0.5, 0)), (sft, (0.5, 0.2, 0.1, 0))):
+    for stage, shares in ((mid, (1, 1, 0.5, 0)), (sft, (0.5, 0.2, 0.1, 0)), (rl.training, (0.5, 0.2, 0.1, 0))):
         assert (stage.learning_rate, stage.lr_warmup_fraction) == (base.learning_rate, 0)
         rates = [learning_rate(stage, step, 100) / (stage.lr_scale * base.learning_rate) for step in (50, 80, 90, 100)]
         assert rates == pytest.approx(shares)

@@ -72,7 +72,7 @@ QUICK = ("mla_0.5B", "gqa_1.5B", "nsa_3B", "relative_1.5B", "moe_1.5Bx8")
     [
         pytest.param(run.name, marks=() if run.name in QUICK else pytest.mark.proof)
         for run in load_matrix().all_runs
-        if run.variant not in ("mid", "sft")
+        if run.variant not in ("mid", "sft", "rl")
     ],
 )
 def test_the_engine_builds_what_the_formula_counts(name: str, alone: ProcessPoolExecutor) -> None:
