@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.finetune import finetune
@@ -45,6 +46,12 @@ _TRAIN_MODULES = {
 }
 # What the extra `finetune` adds to these.
 _FINETUNE_MODULES = {"accelerate", "datasets", "deepspeed", "peft", "trl"}
+_EXTRAS = {
+    **dict.fromkeys(_TRAIN_MODULES, "train"),
+    **dict.fromkeys(_FINETUNE_MODULES, "train,finetune"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "train,chat"),
+}
+"""The extras that bring a module."""
 
 
 def _print_version(asked: bool) -> None:
@@ -215,10 +222,12 @@ def profile(
 
 app.command("list")(list_runs)
 app.command("keys")(list_keys)
+app.command()(chat)
 app.command()(evaluate)
 app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
+app.command()(serve)
 app.command("check-variant")(check_variant)
 app.command("new-variant")(new_variant)
 
@@ -229,9 +238,9 @@ def run_command() -> None:
         app()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _TRAIN_MODULES | _FINETUNE_MODULES:
+        if missing not in _EXTRAS:
             raise
-        extra = "train,finetune" if missing in _FINETUNE_MODULES else "train"
+        extra = _EXTRAS[missing]
         print(
             f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
             file=sys.stderr,
