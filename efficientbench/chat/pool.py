@@ -63,7 +63,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         try:
             while not await left():
-                item = await loop.run_in_executor(worker.thread, next, steps, None)
+                item = await loop.run_in_executor(worker.thread, _advance, steps)
                 if item is None:
                     return
                 yield item
@@ -71,6 +71,10 @@ class Pool:
             # Its thread does this after a step that it still computes, and before whatever this model does next.
             worker.thread.submit(steps.close)
             self._free.put_nowait(worker)
+
+
+def _advance(steps: Generator[T, None, None]) -> T | None:
+    return next(steps, None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import asdict, dataclass, field
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -207,6 +207,7 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
         hosts: the names under which browsers reach a server without a key.
     """
     server, started_s = Server(chat, pool), time.monotonic()
+    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 
     async def known(request: Request) -> None:
         # The page of another site can make its own name mean this machine; its browser still sends that name.
@@ -227,7 +228,6 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
 
     @app.get("/")
     async def page() -> Response:
-        html = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
         return HTMLResponse(html, headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"})
 
     @app.get("/health")

@@ -8,17 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+import torch
 from support.chat_tokenizers import ASSISTANT_END, of_bytes
 from support.command_line import until
 from support.configs import tiny
+from support.learning import learn
 from support.oracle import build
 from support.served import Served, chat_of, served
 
 from efficientbench.chat.answers import Chat
+from efficientbench.chat.terminal import Conversation
 from efficientbench.chat.web import PAGE_POLICY
-from efficientbench.data_tools.chat.conversations import TEXT, read_prompt
+from efficientbench.data_tools.chat.conversations import TEXT, read_messages, read_prompt
+from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.generation.opened import Opened
 from efficientbench.generation.sampling import Sampling
 
@@ -81,7 +86,10 @@ def test_whole_and_streamed_answers_are_those_of_the_model(server: Served, chat:
     assert chunks[-1].choices == []
     assert chunks[-1].usage == whole.usage
     # Without a seed each answer is another one.
-    texts = {client.chat.completions.create(model="tiny", messages=ASKED).choices[0].message.content for _ in range(2)}
+    texts = {
+        client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=20).choices[0].message.content
+        for _ in range(2)
+    }
     assert len(texts) == 2
 
 
@@ -177,3 +185,46 @@ def test_the_page_loads_nothing_from_elsewhere(server: Served) -> None:
     assert b"://" not in body
     health = json.loads(server.get("/health")[2])
     assert (health["status"], health["model"], health["models"]) == ("ok", "tiny", 2)
+
+
+def learned_chat(folder: Path, messages: list[Any]) -> Chat:
+    """A model that knows one conversation by heart."""
+    config = tiny("gqa_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false")
+    tokenizer = of_bytes(folder / "tokenizer")
+    rendered = make_renderer(tokenizer, "own").conversation(read_messages(messages))
+    tokens, mask = (torch.from_numpy(each.astype(np.int64))[None] for each in (rendered.ids, rendered.mask))
+    model = learn(build(config), config, tokens, mask)
+    return chat_of(Opened(model, config, tokenizer, 1, ()))
+
+
+@pytest.mark.proof
+def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = [{"type": "text", "text": "It is "}, *call("6*7", "42"), {"type": "text", "text": "42."}]
+    second = [*call("42/2", "21"), {"type": "text", "text": "21."}]
+    asked: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
+    then: list[Any] = [{"role": "user", "content": "And half of it?"}]
+    turns = [*asked, {"role": "assistant", "content": first}, *then, {"role": "assistant", "content": second}]
+    chat = learned_chat(tmp_path, turns)
+    with served(chat) as server:
+        create = server.client.chat.completions.create
+        answer = create(model="tiny", messages=asked, temperature=0).choices[0]
+        assert (answer.message.content, answer.finish_reason) == ("It is 42.", "stop")
+        assert (answer.message.model_extra or {})["parts"] == first
+        # The client's own object goes back, with its parts: without them the second question is another one.
+        messages: list[Any] = [*asked, answer.message, *then]
+        assert create(model="tiny", messages=messages, temperature=0).choices[0].message.content == "21."
+        streamed: dict[str, str] = {}
+        for chunk in create(model="tiny", messages=asked, temperature=0, stream=True):
+            delta = chunk.choices[0].delta
+            part = (delta.model_extra or {}).get("part", {"type": "text", "text": delta.content or ""})
+            streamed[part["type"]] = streamed.get(part["type"], "") + part["text"]
+        assert streamed == {"text": "It is 42.", "python": "6*7", "python_output": "42"}
+    conversation = Conversation(chat, Sampling(), 64)
+    conversation.say("What is 6*7?")
+    conversation.say("And half of it?")
+    assert capsys.readouterr().out == "It is [6*7 = 42]42.\n[42/2 = 21]21.\n"
+
+
+def call(expression: str, result: str) -> list[dict[str, str]]:
+    """A call of the calculator and its result, as parts of a message."""
+    return [{"type": "python", "text": expression}, {"type": "python_output", "text": result}]

@@ -71,7 +71,12 @@ def served(chat: Chat, models: int = 1, key: str | None = None) -> Iterator[Serv
     """Serve a chat while the block runs."""
     with listening("127.0.0.1", 0) as listener, pool_of(chat.run, models) as pool:
         config = uvicorn.Config(
-            make_app(chat, pool, key, LOOPBACK_NAMES), loop="asyncio", http="h11", lifespan="off", log_level="error"
+            make_app(chat, pool, key, LOOPBACK_NAMES),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="error",
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
