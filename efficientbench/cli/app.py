@@ -117,6 +117,10 @@ def report(
         bool,
         typer.Option("--paper", help="the five metrics as in EfficientLLM's tables, energy ranked two ways"),
     ] = False,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option("--price-per-hour", metavar="X", min=0.0, help="of one device, for the costs of a report card"),
+    ] = None,
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
@@ -127,7 +131,7 @@ def report(
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper import print_paper
 
-    made = build_report(folder, paper)
+    made = build_report(folder, paper, price_per_hour)
     if made.records:
         print_paper(made.records, Console()) if paper else print_results(made.records, Console())
     print_generation(beside(made.generations, made.records), made.records, Console())

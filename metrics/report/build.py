@@ -12,6 +12,7 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
+from efficientbench.metrics.report.card import CARD_NAME, card_markdown, card_table, load_pipelines
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
@@ -40,10 +41,11 @@ class Report:
     written: list[Path]
 
 
-def build_report(folder: Path, paper: bool = False) -> Report:
+def build_report(folder: Path, paper: bool = False, price_per_hour: float | None = None) -> Report:
     """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder.
 
-    With `paper` it writes paper.md too, and generation.csv where generation was measured.
+    With `paper` it writes paper.md too, generation.csv where generation was measured, and report_card.md where runs are
+    stages of a chat model; `price_per_hour` of a device is for its costs.
 
     Raises:
         MetricsError: no such folder, no record below it that can be read, or a file that cannot be written.
@@ -62,7 +64,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     contexts, unreadable = load_contexts(folder)
     damaged += unreadable
     evaluations = evaluations_table(folder)
-    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations, contexts))
+    pipelines = load_pipelines(folder) if any(record.section("init").get("run") for record in records) else []
+    card = card_table(pipelines, evaluations, price_per_hour) if pipelines else None
+    write_whole(folder / "report.html", page(rows, damaged, failures, evaluations, generations, contexts, card))
     write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
     write_csv(rows, folder / "report.csv")
     names, warnings = ["report.html", "report.md", "report.csv"], list(damaged)
@@ -74,6 +78,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         names.insert(2, HPARAMS_FOLDER)
     else:
         warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
+    if card is not None:
+        write_whole(folder / CARD_NAME, card_markdown(card, pipelines))
+        names.append(CARD_NAME)
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows))
         names.insert(0, "paper.md")

@@ -39,6 +39,7 @@ def page(
     evaluations: Table | None = None,
     generations: Sequence[GenerationRecord] = (),
     contexts: Sequence[Context] = (),
+    card: Table | None = None,
 ) -> str:
     """Return the whole page."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
@@ -55,6 +56,7 @@ def page(
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,
+        card=card,
         contexts=context_figures(contexts),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         most_runs=MOST_RUNS,
