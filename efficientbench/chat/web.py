@@ -17,6 +17,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from efficientbench.chat.answers import Chat, Said, parts_of
 from efficientbench.chat.pool import Pool
@@ -262,8 +263,11 @@ async def _body(request: Request) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(415, "Content-Type: application/json is needed", "Content-Type")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BYTES:
-            raise RequestError(413, f"the request has more than {MAX_BYTES:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BYTES:
+                raise RequestError(413, f"the request has more than {MAX_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise RequestError(400, "the client left before its request was whole") from None
     return bytes(body)

@@ -20,10 +20,12 @@ from support.oracle import build
 from support.served import Served, chat_of, served
 
 from efficientbench.chat.answers import Chat
+from efficientbench.chat.pool import pool_of
 from efficientbench.chat.terminal import Conversation
 from efficientbench.chat.web import PAGE_POLICY
 from efficientbench.data_tools.chat.conversations import TEXT, read_messages, read_prompt
 from efficientbench.data_tools.chat.render import make_renderer
+from efficientbench.devices.cpu import CPU
 from efficientbench.generation.opened import Opened
 from efficientbench.generation.sampling import Sampling
 
@@ -129,6 +131,25 @@ def test_a_client_that_leaves_ends_its_answer(chat: Chat, stream: bool) -> None:
         # The model continues from another cache.
         text = server.client.chat.completions.create(**{**ask, "max_tokens": 9}, seed=1).choices[0].message.content
         assert text == expected(chat, ASKED, 1, 9)
+
+
+def test_models_on_one_device_share_their_weights(chat: Chat) -> None:
+    with pool_of(chat.run, 2) as pool:
+        first, second = (worker.model for worker in pool.workers)
+        assert first is chat.run.model
+        assert first is not second
+        pairs = list(zip(first.parameters(), second.parameters(), strict=True))
+        assert pairs
+        assert all(mine.data_ptr() == theirs.data_ptr() for mine, theirs in pairs)
+
+
+def test_the_cpu_stands_in_for_a_gpu_in_every_thread_that_is_prepared() -> None:
+    def made() -> torch.device:
+        CPU().prepare(0)
+        return torch.zeros(1, device="cuda").device
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(made).result() == torch.device("cpu")
 
 
 def test_mistakes_are_told_with_their_field(server: Served) -> None:
