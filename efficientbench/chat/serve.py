@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import os
 import socket
 import sys
 from pathlib import Path
@@ -81,10 +80,8 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         # Its text repeats the address, in other words for each cause.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        reason = str(error.strerror).partition(" (while")[0]
         if error.errno == errno.EADDRINUSE:
             with socket.create_server((host, 0), family=family) as other:
                 reason = f"another program listens there; --port {other.getsockname()[1]} is free"
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
-    except UnicodeError:
-        raise ConfigError(f"--host {host}: this is no address of a machine") from None
