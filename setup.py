@@ -9,6 +9,7 @@ METRICS = ["nvidia-ml-py>=12.535", "tensorboard>=2.16"]
 LM_EVAL = "lm_eval==0.4.13; python_version >= '3.11'"
 DATA = ["fsspec>=2024.2", "huggingface_hub>=1.0", "pyarrow>=17", "tiktoken>=0.9", "tokenizers>=0.21"]
 # TRL needs Python 3.11; on 3.10 the set-up and the command refuse fine-tuning in one line.
+CHAT = ["fastapi>=0.115", "uvicorn>=0.30"]
 FINETUNE = [
     'accelerate>=1.15; python_version >= "3.11"',
     'datasets>=4.7; python_version >= "3.11"',
@@ -27,6 +28,7 @@ setup(
     packages=find_packages(include=["efficientbench", "efficientbench.*"]),
     package_data={
         "efficientbench": ["experiments/*.yaml"],
+        "efficientbench.chat": ["*.html"],
         "efficientbench.data_tools": ["*.sh"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
         "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
@@ -55,12 +57,14 @@ setup(
             "transformers>=4.51,<6",
         ],
         "eval": [LM_EVAL],
+        "chat": CHAT,
         "gpu": ["fla-core>=0.3"],
         "finetune": FINETUNE,
         # Pairs with torch 2.13.0 and imports only where CANN is installed.
         "npu": ["torch-npu==2.13.0"],
         "dev": [
             *FINETUNE,
+            *CHAT,
             # transformers.Trainer needs it, which one of the examples uses, also on Python 3.10.
             "accelerate>=1.1",
             # With scipy the oracles of the statistics.
@@ -72,6 +76,8 @@ setup(
             "import-linter>=2.1",
             LM_EVAL,
             "mypy>=1.13",
+            # The oracle of the server of chat models.
+            "openai>=2",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -2,7 +2,7 @@
 # The Python environment that every script here runs in: made once, then found in a few milliseconds.
 #
 #   source launchers/bootstrap.sh; bootstrap [extra...]     in a script: sets up if need be, then sets PATH
-#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: dev, finetune, gpu, npu
+#   bash launchers/bootstrap.sh [extra...]                  sets up only; extras: chat, dev, finetune, gpu, npu
 #
 # 1. An active environment that can import this repository's package, and what it needs, is used as it is.
 # 2. Where python3 has a torch with an accelerator (a cluster's or vendor's image), .venv sees that interpreter's
@@ -62,7 +62,7 @@ def found(name):
         return None
 needed = ["torch", "megatron.core", "pydantic", "yaml", "typer", "rich", "psutil", "transformers", "tensorboard"]
 needed += ["fsspec", "huggingface_hub", "jinja2", "pyarrow", "tiktoken"]
-of_extra = {"dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"]}
+of_extra = {"chat": ["fastapi"], "dev": ["xdist"], "finetune": ["deepspeed", "peft", "trl"], "gpu": ["fla"], "npu": ["torch_npu"]}
 needed += [name for extra in extras for name in of_extra[extra]]
 own = found("efficientbench")
 # This file lies beside the package in a clone, and inside of it where a wheel was installed.
@@ -219,11 +219,11 @@ _bootstrap_use_venv() {
 }
 
 # Leaves python3 and efficientbench on PATH, ready to run.
-bootstrap() { # [dev] [finetune] [gpu] [npu]
+bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
     local extra
     for extra in "$@"; do
-        [[ "$extra" =~ ^(dev|finetune|gpu|npu)$ ]] || \
-            _bootstrap_fail "bootstrap: unknown extra '$extra': dev, finetune, gpu or npu" || return 2
+        [[ "$extra" =~ ^(chat|dev|finetune|gpu|npu)$ ]] || \
+            _bootstrap_fail "bootstrap: unknown extra '$extra': chat, dev, finetune, gpu or npu" || return 2
     done
     # Else a folder called efficientbench in the working directory would hide ours (Python 3.11 and newer).
     export PYTHONSAFEPATH=1

@@ -34,5 +34,5 @@ if ! check; then
     exit 1
 fi
 fineweb_run_stages base_d12
-fineweb_print "mid-training and SFT continue this model (docs/conversations.md): experiments/chat/run_mid_d12.sh"
-fineweb_print "not there yet: reinforcement learning (RL), chat"
+fineweb_print "mid-training and SFT continue this model (docs/conversations.md): experiments/chat/run_mid_d12.sh; then talk with it (docs/chat.md)"
+fineweb_print "not there yet: reinforcement learning (RL)"

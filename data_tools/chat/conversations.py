@@ -47,7 +47,7 @@ class Message:
 
 
 def read_messages(value: Any) -> tuple[Message, ...]:
-    """Read and check `messages` as JSON has them.
+    """Read and check `messages` of a whole conversation as JSON has them.
 
     A message is `{"role": …, "content": …}`; the content is a text, or a list of parts `{"type": …, "text": …}`. The
     text of a part may also lie under `value`, and an assistant's message with `loss_weight` 0 is not to be learned.
@@ -56,10 +56,26 @@ def read_messages(value: Any) -> tuple[Message, ...]:
         RowError: the roles do not alternate, from the user (after a system message, if there is one) to the assistant;
             a message is empty; a part is of an unknown kind; a call has no result.
     """
+    messages = _messages(value, ASSISTANT)
+    if not any(message.supervised for message in messages if message.role == ASSISTANT):
+        raise RowError("messages: every message of the assistant has loss_weight 0: there is nothing to learn")
+    return messages
+
+
+def read_prompt(value: Any) -> tuple[Message, ...]:
+    """Read and check `messages` that the assistant is to answer: those of `read_messages`, up to one of the user.
+
+    Raises:
+        RowError: see `read_messages`.
+    """
+    return _messages(value, USER)
+
+
+def _messages(value: Any, last: str) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise RowError(f"messages: a list of messages is needed, it is: {_shown(value)}")
     messages = tuple(_message(each, f"messages[{number}]") for number, each in enumerate(value))
-    _check_order(messages)
+    _check_order(messages, last)
     return messages
 
 
@@ -129,7 +145,7 @@ def _check_calls(parts: Sequence[Part], place: str) -> None:
             raise RowError(f"{place}[{number}]: a {RESULT} part needs its {CALL} part right before it")
 
 
-def _check_order(messages: Sequence[Message]) -> None:
+def _check_order(messages: Sequence[Message], last: str) -> None:
     first = int(messages[0].role == SYSTEM)
     for number, message in enumerate(messages[first:]):
         wanted = (USER, ASSISTANT)[number % 2]
@@ -138,13 +154,11 @@ def _check_order(messages: Sequence[Message]) -> None:
                 f"messages[{first + number}].role: it is {message.role!r}, and must be {wanted!r}: after a system "
                 "message, if there is one, user and assistant alternate"
             )
-    if messages[-1].role != ASSISTANT:
+    if messages[-1].role != last:
+        what = "a conversation" if last == ASSISTANT else "what is to be answered"
         raise RowError(
-            f"messages[{len(messages) - 1}].role: a conversation ends with the assistant, this one with the "
-            f"{messages[-1].role}"
+            f"messages[{len(messages) - 1}].role: {what} ends with the {last}, this one with the {messages[-1].role}"
         )
-    if not any(message.supervised for message in messages if message.role == ASSISTANT):
-        raise RowError("messages: every message of the assistant has loss_weight 0: there is nothing to learn")
 
 
 def _shown(value: Any) -> str:

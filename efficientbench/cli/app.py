@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from efficientbench.cli.chat import chat, serve
 from efficientbench.cli.compare import compare as compare_command
 from efficientbench.cli.evaluate import evaluate
 from efficientbench.cli.finetune import finetune
@@ -46,6 +47,12 @@ _TRAIN_MODULES = {
 }
 # What the extra `finetune` adds to these.
 _FINETUNE_MODULES = {"accelerate", "datasets", "deepspeed", "peft", "trl"}
+_EXTRAS = {
+    **dict.fromkeys(_TRAIN_MODULES, "train"),
+    **dict.fromkeys(_FINETUNE_MODULES, "train,finetune"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "train,chat"),
+}
+"""The extras that bring a module."""
 
 
 def _print_version(asked: bool) -> None:
@@ -111,6 +118,10 @@ def report(
         bool,
         typer.Option("--paper", help="the five metrics as in EfficientLLM's tables, energy ranked two ways"),
     ] = False,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option("--price-per-hour", metavar="X", min=0.0, help="of one device, for the costs of a report card"),
+    ] = None,
 ) -> None:
     """Write report.html, report.md, report.csv and TensorBoard's HParams from a folder's records; print the table."""
     from rich.console import Console
@@ -122,7 +133,7 @@ def report(
     from efficientbench.metrics.report.headline import print_results
     from efficientbench.metrics.report.paper import print_paper
 
-    made = build_report(folder, paper)
+    made = build_report(folder, paper, price_per_hour)
     if made.records and paper:
         print_paper(made.records, Console())
     elif made.records:
@@ -223,10 +234,12 @@ def profile(
 
 app.command("list")(list_runs)
 app.command("keys")(list_keys)
+app.command()(chat)
 app.command()(evaluate)
 app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
+app.command()(serve)
 app.command("check-variant")(check_variant)
 app.command("new-variant")(new_variant)
 
@@ -237,9 +250,9 @@ def run_command() -> None:
         app()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _TRAIN_MODULES | _FINETUNE_MODULES:
+        if missing not in _EXTRAS:
             raise
-        extra = "train,finetune" if missing in _FINETUNE_MODULES else "train"
+        extra = _EXTRAS[missing]
         print(
             f"error: {error.name} is not installed, which this command needs: pip install 'efficientbench[{extra}]'",
             file=sys.stderr,

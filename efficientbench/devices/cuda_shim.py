@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 CPU = torch.device("cpu")
 
@@ -90,13 +90,19 @@ class FactoriesOnCPU(TorchFunctionMode):
 
 
 def install() -> None:
-    """Replace the functions of torch.cuda that megatron calls, once per process.
+    """Replace the functions of torch.cuda that megatron calls, once per process, and factories in this thread.
 
     Raises:
         RuntimeError: this process uses a GPU already, which would then be taken for the CPU.
     """
-    if torch.cuda.current_device is _current_device:
-        return
+    if torch.cuda.current_device is not _current_device:
+        _replace_functions()
+    # A mode is of one thread.
+    if not any(isinstance(mode, FactoriesOnCPU) for mode in _get_current_function_mode_stack()):
+        FactoriesOnCPU().__enter__()
+
+
+def _replace_functions() -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError("this process uses a GPU: a run on the CPU needs a process of its own")
     replacements: dict[str, Any] = {
@@ -130,7 +136,6 @@ def install() -> None:
     torch.Tensor.cuda = lambda self, *arguments, **options: self  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign]
     torch.Tensor.type = _type_by_cuda_name  # type: ignore[method-assign,assignment]
-    FactoriesOnCPU().__enter__()
 
 
 def _current_device() -> torch.device:

@@ -222,6 +222,18 @@ def trained_model(config: RunConfig, device: torch.device, weights: Mapping[str,
     return model.eval()
 
 
+def same_model(model: GPT, config: RunConfig, device: torch.device) -> GPT:
+    """Build the model of a run once more, with the weights of `model`, which both share where they are on one device.
+
+    Each continues from a cache of its own.
+    """
+    with device:
+        another = _construct(config, None)
+    for mine, theirs in zip(another.parameters(), model.parameters(), strict=True):
+        mine.data = theirs.data.to(device)
+    return another.eval()
+
+
 def _attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
     """Return the kernel of causal attention, the same on all ranks, which may measure different times."""
     if config.parallel.cp > 1:

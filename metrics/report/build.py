@@ -12,6 +12,7 @@ from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.records.generation import GenerationRecord, load_generations
 from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, load_records
 from efficientbench.metrics.report.answers import RULE, answers_table
+from efficientbench.metrics.report.card import CARD_NAME, card_markdown, card_table, load_pipelines
 from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
@@ -47,10 +48,11 @@ class Report:
         return self.rows.records
 
 
-def build_report(folder: Path, paper: bool = False) -> Report:
+def build_report(folder: Path, paper: bool = False, price_per_hour: float | None = None) -> Report:
     """Write report.html, report.md, report.csv and TensorBoard's HParams into the folder.
 
-    With `paper` it writes paper.md too, and generation.csv where generation was measured.
+    With `paper` it writes paper.md too, generation.csv where generation was measured, and report_card.md where runs are
+    stages of a chat model; `price_per_hour` of a device is for its costs.
 
     Raises:
         MetricsError: no such folder, no record below it that can be read, or a file that cannot be written.
@@ -71,7 +73,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
     profiled, torn = load_step_shares(folder)
     damaged += torn
     evaluations = evaluations_table(folder)
-    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled)
+    pipelines = load_pipelines(folder) if any(record.section("init").get("run") for record in records) else []
+    card = card_table(pipelines, evaluations, price_per_hour) if pipelines else None
+    html = page(rows, damaged, failures, evaluations, generations, contexts, profiled, card)
     write_whole(folder / "report.html", html)
     write_whole(folder / "report.md", markdown(rows, damaged, failures, evaluations, generations))
     write_csv(rows.records, folder / "report.csv")
@@ -84,6 +88,9 @@ def build_report(folder: Path, paper: bool = False) -> Report:
         names.insert(2, HPARAMS_FOLDER)
     else:
         warnings.append(f"{HPARAMS_FOLDER}/ needs TensorBoard: pip install 'efficientbench[metrics]'")
+    if card is not None:
+        write_whole(folder / CARD_NAME, card_markdown(card, pipelines))
+        names.append(CARD_NAME)
     if paper:
         write_whole(folder / "paper.md", paper_markdown(rows.records))
         names.insert(0, "paper.md")

@@ -48,6 +48,7 @@ def page(
     generations: Sequence[GenerationRecord] = (),
     contexts: Sequence[Context] = (),
     profiled: Sequence[Profiled] = (),
+    card: Table | None = None,
 ) -> str:
     """Return the whole page on these rows."""
     # Autoescape: a record's own text may hold anything. Only what `svg` built is taken as markup.
@@ -64,6 +65,7 @@ def page(
         damaged=damaged,
         failures=failures_table(failures),
         evaluations=evaluations,
+        card=card,
         contexts=context_figures(contexts),
         shares=share_figures(profiled),
         now=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",

@@ -201,7 +201,10 @@ def test_somebody_elses_venv_is_left_alone(clone: Path, tools: Path) -> None:
 
 def test_an_unknown_extra_is_refused(clone: Path, tools: Path) -> None:
     done = bootstrap(clone, clean_environment(str(tools)), "devel")
-    assert (done.returncode, done.stderr) == (2, "error: bootstrap: unknown extra 'devel': dev, finetune, gpu or npu\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: bootstrap: unknown extra 'devel': chat, dev, finetune, gpu or npu\n",
+    )
 
 
 @pytest.mark.proof

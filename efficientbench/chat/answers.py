@@ -1,0 +1,140 @@
+"""A run's model that answers conversations: messages become a prompt, and its tokens the parts of an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.chat.conversations import CALL, RESULT, TEXT, Message, Part
+from efficientbench.data_tools.chat.record import ConversationRecord
+from efficientbench.data_tools.chat.render import Renderer, make_renderer
+from efficientbench.data_tools.manifest import load_record
+from efficientbench.generation.calls import Calculator, find_calculator
+from efficientbench.generation.generate import generate
+from efficientbench.generation.opened import Opened, opened
+from efficientbench.generation.sampling import Sampling
+from efficientbench.generation.text_stream import TextStream
+from efficientbench.running.trained import TrainedRun
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+STOP, LENGTH = "stop", "length"
+"""Why an answer ends: the model ended it; it has as many tokens as it may."""
+
+_KIND_AFTER = {
+    "<|python_start|>": CALL,
+    "<|python_end|>": TEXT,
+    "<|output_start|>": RESULT,
+    "<|output_end|>": TEXT,
+}
+"""The kind of what follows a special token."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one token adds to an answer."""
+
+    kind: str
+    """One of `PART_KINDS`."""
+    text: str
+    """Empty for special tokens, and within a character."""
+    finish: str | None = None
+    """`STOP` or `LENGTH` where the answer ends."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat model, and what turns conversations into its tokens and back."""
+
+    name: str
+    """The folder's."""
+    run: Opened
+    renderer: Renderer
+    calculator: Calculator | None
+    warnings: tuple[str, ...]
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens after which the model answers the last message."""
+        tokens: list[int] = self.renderer.prompt(messages).tolist()
+        return tokens
+
+    def answer(
+        self, model: GPT, prompt: Sequence[int], sampling: Sampling, max_new_tokens: int
+    ) -> Generator[Said, None, None]:
+        """Yield an answer token by token; `close` ends it.
+
+        Args:
+            model: of the run, or built once more.
+            prompt: see `prompt`.
+            sampling: how tokens are chosen.
+            max_new_tokens: of the answer, calls and results included.
+
+        Raises:
+            GenerationError: the model computed NaN or infinity.
+        """
+        stop = {self.renderer.end_id, self.run.tokenizer.eod_id}
+        ids = self.renderer.token_ids
+        kinds = {ids[name]: kind for name, kind in _KIND_AFTER.items() if name in ids}
+        stream, kind = TextStream(self.run.tokenizer.decode, prompt), TEXT
+        for [emitted] in generate(model, [prompt], sampling, max_new_tokens, stop, calculator=self.calculator):
+            text, token = stream.add(emitted.token), emitted.token
+            if token in kinds or emitted.last:
+                text += stream.rest()
+            finish = (STOP if token in stop else LENGTH) if emitted.last else None
+            yield Said(kind, text, finish)
+            kind = kinds.get(token, kind)
+
+
+@contextlib.contextmanager
+def chat_opened(folder: Path, step: int | None = None) -> Iterator[Chat]:
+    """Open a run's folder to chat with its model.
+
+    Raises:
+        ConfigError, CheckpointError, DeviceError: as `opened`; or the run has learned no conversations.
+        DataError: the tokenizer is damaged, or has no chat tokens.
+    """
+    trained = TrainedRun.read(folder)
+    renderer = make_renderer(trained.tokenizer(), f"of {folder}")
+    doubts = _check_learned(trained)
+    with opened(folder, step) as run:
+        calculator = find_calculator(renderer, run.tokenizer.decode)
+        yield Chat(folder.resolve().name, run, renderer, calculator, (*run.warnings, *doubts))
+
+
+def _check_learned(run: TrainedRun) -> tuple[str, ...]:
+    """Return doubts whether a run has learned conversations. Raises ConfigError: it has not."""
+    job = run.job
+    # What was imported may be a chat model, which only its author knows; every other objective learns conversations.
+    if job.config.training.objective != "pretrain" or job.imported is not None:
+        return ()
+    manifests = [path for path in job.corpora if path.exists()]
+    if any(load_record(path, ConversationRecord) is not None for path in manifests):
+        return ()
+    if len(manifests) == len(job.corpora):
+        raise ConfigError(
+            f"{run.folder} has learned text, and no conversations: make some (efficientbench-data chat MIXTURE.yaml), "
+            f"train on them from here (training.objective=sft init.run={run.folder}), and chat with that run"
+        )
+    return (f"the tokens that {run.folder} learned are not here to tell whether they were conversations",)
+
+
+def parts_of(said: Iterable[Said]) -> tuple[Part, ...]:
+    """Return the parts of an answer, without calls that have no result: conversations hold none."""
+    # Special tokens are text that is empty, so that two calls never stand side by side.
+    pieces = [
+        Part(kind, text)
+        for kind, group in itertools.groupby(said, lambda each: each.kind)
+        if (text := "".join(each.text for each in group))
+    ]
+    kinds = [TEXT, *(piece.kind for piece in pieces), TEXT]
+    return tuple(
+        piece
+        for piece, before, after in zip(pieces, kinds, kinds[2:], strict=False)
+        if piece.kind == TEXT or (piece.kind, after) == (CALL, RESULT) or (piece.kind, before) == (RESULT, CALL)
+    )

@@ -1,0 +1,100 @@
+"""Several models that answer at once, each in a thread of its own: a model continues from one cache at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.opened import Opened
+
+if TYPE_CHECKING:
+    from efficientbench.model.gpt import GPT
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A model, and the thread in which it computes."""
+
+    model: GPT
+    thread: ThreadPoolExecutor
+
+
+@dataclass
+class Pool:
+    """Models, of which each answers one client at a time; further clients wait in their order."""
+
+    workers: Sequence[Worker]
+    waiting: int = 0
+    """Clients that have no model yet."""
+    _free: asyncio.Queue[Worker] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        """Begin with all models free."""
+        for worker in self.workers:
+            self._free.put_nowait(worker)
+
+    @property
+    def free(self) -> int:
+        """Models that answer nobody."""
+        return self._free.qsize()
+
+    async def run(
+        self, begin: Callable[[GPT], Generator[T, None, None]], left: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[T, None]:
+        """Yield what a generator over a free model yields, each step computed in that model's thread.
+
+        Args:
+            begin: returns the generator.
+            left: whether nobody waits for the rest any more; it is asked before each step.
+        """
+        self.waiting += 1
+        try:
+            worker = await self._free.get()
+        finally:
+            self.waiting -= 1
+        steps = begin(worker.model)
+        loop = asyncio.get_running_loop()
+        try:
+            while not await left():
+                item = await loop.run_in_executor(worker.thread, _advance, steps)
+                if item is None:
+                    return
+                yield item
+        finally:
+            # Its thread does this after a step that it still computes, and before whatever this model does next.
+            worker.thread.submit(steps.close)
+            self._free.put_nowait(worker)
+
+
+def _advance(steps: Generator[T, None, None]) -> T | None:
+    return next(steps, None)
+
+
+@contextlib.contextmanager
+def pool_of(run: Opened, models: int) -> Iterator[Pool]:
+    """Make a pool of so many models of a run, on its devices in turn; those on one device share their weights.
+
+    Raises:
+        DeviceError: a device cannot be used.
+    """
+    from efficientbench.model.gpt import same_model
+
+    device = find_device(run.config.device, trains=False)
+    with contextlib.ExitStack() as threads:
+        workers = []
+        for number in range(models):
+            thread = threads.enter_context(ThreadPoolExecutor(1))
+            # What makes a device current is of one thread.
+            place = thread.submit(device.prepare, number % max(device.count(), 1)).result()
+            model = run.model
+            if number > 0:
+                model = thread.submit(same_model, run.model, run.config, place).result()
+            workers.append(Worker(model, thread))
+        yield Pool(workers)

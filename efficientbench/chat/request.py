@@ -1,0 +1,127 @@
+"""A request for an answer, as OpenAI's clients send it: its fields, its limits, and what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from efficientbench.config.errors import nearest
+from efficientbench.data_tools.chat.conversations import ASSISTANT, Message, RowError, read_prompt
+
+MAX_BYTES = 1 << 20
+"""Of a request: more than all characters take that it may have."""
+MAX_MESSAGES = 500
+MAX_CHARACTERS = 8_000
+"""Of a message."""
+MAX_ALL_CHARACTERS = 32_000
+"""Of all messages."""
+MAX_PROMPT_TOKENS = 32_000
+MAX_ANSWER_TOKENS = 4_096
+ANSWER_TOKENS = 512
+"""Of an answer, where the request does not say."""
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+
+
+@dataclass(eq=False)
+class RequestError(Exception):
+    """A request that is not answered, with the HTTP status; the message is for the user."""
+
+    status: int
+    message: str
+    param: str | None = None
+    """The field that is wrong, like `messages[0].role`."""
+    code: str | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Return the error as OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the answer."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The fields that are known; those of one value alone are what other values would change and nothing here does."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES)
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: float = Field(default=0.8, ge=0, le=2)
+    top_p: float = Field(default=1.0, ge=0, le=1)
+    top_k: int = Field(default=50, ge=0, description="0: all tokens")
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    n: Literal[1] = 1
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    user: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        """Leave out what some clients send for a field that is not given."""
+        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """Return how many tokens the answer may have; None: as many as by default."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
+    """Read a request and its messages.
+
+    Raises:
+        RequestError: 400, with the field.
+    """
+    try:
+        request = ChatRequest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = _field(first["loc"])
+        message = f"{field}: {first['msg']}" if field else first["msg"]
+        if first["type"] == "extra_forbidden":
+            near = nearest(field, ChatRequest.model_fields)
+            message = f"{field}: unknown field" + (f"; did you mean {near}?" if near else "")
+        raise RequestError(400, message, field or None) from None
+    try:
+        messages = read_prompt([_with_parts(each) for each in request.messages])
+    except RowError as error:
+        raise RequestError(400, str(error), str(error).partition(":")[0]) from None
+    _check_characters(messages)
+    return request, messages
+
+
+def _field(location: Sequence[int | str]) -> str:
+    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in location).removeprefix(".")
+
+
+def _with_parts(message: Any) -> Any:
+    """Return a message with its parts as the content, where it is an answer of ours that comes back."""
+    if not isinstance(message, dict) or message.get("role") != ASSISTANT or "parts" not in message:
+        return message
+    return {**{key: value for key, value in message.items() if key != "parts"}, "content": message["parts"]}
+
+
+def _check_characters(messages: Sequence[Message]) -> None:
+    lengths = [sum(len(part.text) for part in message.parts) for message in messages]
+    for number, length in enumerate(lengths):
+        if length > MAX_CHARACTERS:
+            field = f"messages[{number}].content"
+            raise RequestError(400, f"{field}: {length:,} characters, at most {MAX_CHARACTERS:,} are taken", field)
+    if sum(lengths) > MAX_ALL_CHARACTERS:
+        message = f"messages: {sum(lengths):,} characters together, at most {MAX_ALL_CHARACTERS:,} are taken"
+        raise RequestError(400, message, "messages", "context_length_exceeded")

@@ -1,0 +1,87 @@
+"""A chat model behind a port, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from efficientbench.chat.answers import chat_opened
+from efficientbench.chat.pool import pool_of
+from efficientbench.chat.web import make_app
+from efficientbench.config.errors import ConfigError
+
+KEY_VARIABLE = "EFFICIENTBENCH_KEY"
+SHORTEST_KEY = 16
+"""Characters that a key has at least: whoever reaches the server can try all short ones."""
+LAST_ANSWERS_S = 5
+"""How long answers may go on after Ctrl-C."""
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def serve(folder: Path, host: str, port: int, key: str | None, models: int, step: int | None) -> int:
+    """Answer requests by the model of a run's folder until Ctrl-C, and return the exit code.
+
+    Raises:
+        ConfigError: other machines would reach the server without a key, or it cannot listen there.
+        ConfigError, CheckpointError, DataError, DeviceError: as `chat_opened`.
+    """
+    check_key(host, key)
+    # First of all: the model takes a while.
+    with listening(host, port) as listener, chat_opened(folder, step) as chat, pool_of(chat.run, models) as pool:
+        for problem in chat.warnings:
+            print(f"warning: {problem}", file=sys.stderr)
+        config = uvicorn.Config(
+            make_app(chat, pool, key, {host, *LOOPBACK_NAMES}),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_ANSWERS_S,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        print(f"{chat.name}, step {chat.run.step:,}: http://{shown}:{listener.getsockname()[1]}", flush=True)
+        # uvicorn ends by itself, and raises this afterwards.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def check_key(host: str, key: str | None) -> None:
+    """Raise ConfigError where other machines would reach a server without a key, or the key is none."""
+    if key is not None and (len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable())):
+        raise ConfigError(f"{KEY_VARIABLE}: a key has {SHORTEST_KEY} or more characters, all of ASCII")
+    if key is None and not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: other machines may reach it, so it needs a key, like "
+            f"{KEY_VARIABLE}=$(openssl rand -hex 16); without one it listens at 127.0.0.1 alone"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ConfigError: it cannot, with the reason."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        # Its text repeats the address, in other words for each cause.
+        reason = str(error.strerror).partition(" (while")[0]
+        if error.errno == errno.EADDRINUSE:
+            with socket.create_server((host, 0), family=family) as other:
+                reason = f"another program listens there; --port {other.getsockname()[1]} is free"
+        raise ConfigError(f"--host {host} --port {port}: {reason}") from None

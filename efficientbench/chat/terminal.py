@@ -1,0 +1,132 @@
+"""A conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from efficientbench.chat.answers import Chat, Said, parts_of
+from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.chat.conversations import (
+    ASSISTANT,
+    CALL,
+    RESULT,
+    TEXT,
+    USER,
+    Message,
+    RowError,
+    read_prompt,
+)
+from efficientbench.generation.command import INTERRUPTED
+from efficientbench.generation.errors import GenerationError
+from efficientbench.generation.generate import check_lengths
+from efficientbench.generation.sampling import Sampling
+from efficientbench.metrics.foreign import plain_text
+from efficientbench.running.failures import ran_out_of_memory
+
+COMMANDS = "clear begins anew; quit or exit (or Ctrl-D) ends"
+_BETWEEN = {
+    (TEXT, CALL): "[",
+    (CALL, RESULT): " = ",
+    (CALL, TEXT): "]",
+    (RESULT, TEXT): "]",
+    (RESULT, CALL): "][",
+}
+"""What stands between two pieces of an answer: a call is shown as [6*7 = 42]."""
+
+
+class Conversation:
+    """Messages so far, and the model that answers them."""
+
+    def __init__(self, chat: Chat, sampling: Sampling, max_new_tokens: int) -> None:
+        """Begin without a message."""
+        self.chat, self.sampling, self.max_new_tokens = chat, sampling, max_new_tokens
+        self.messages: list[Message] = []
+
+    def say(self, text: str) -> None:
+        """Print the answer to a text as it comes; both are part of the conversation then, unless the answer is empty.
+
+        Raises:
+            RowError: the text is empty, or holds what is no character.
+            ConfigError: the conversation is longer than the model's positions.
+            GenerationError: the model computed NaN or infinity.
+        """
+        [said] = read_prompt([{"role": USER, "content": text}])
+        messages = [*self.messages, said]
+        prompt = self.chat.prompt(messages)
+        check_lengths(self.chat.run.config.model, [prompt], self.max_new_tokens)
+        # Each answer has numbers of its own.
+        sampling = replace(self.sampling, seed=self.sampling.seed + len(messages))
+        answer = self.chat.answer(self.chat.run.model, prompt, sampling, self.max_new_tokens)
+        with contextlib.closing(answer):
+            parts = parts_of(shown(answer))
+        if parts:
+            self.messages = [*messages, Message(ASSISTANT, parts)]
+
+
+def shown(answer: Iterable[Said]) -> list[Said]:
+    """Print an answer as it comes, and return it."""
+    said: list[Said] = []
+    before = TEXT
+    try:
+        for each in answer:
+            said.append(each)
+            if each.text:
+                between = _BETWEEN.get((before, each.kind), "")
+                print(between + plain_text(each.text), end="", flush=True)
+                before = each.kind
+    finally:
+        print(_BETWEEN.get((before, TEXT), ""))
+    return said
+
+
+def chat(run: Chat, prompt: str | None, sampling: Sampling, max_new_tokens: int) -> int:
+    """Answer one text, or what is typed until the end, and return the exit code.
+
+    Raises:
+        RowError, ConfigError: the one text cannot be answered, as `Conversation.say`.
+    """
+    for problem in run.warnings:
+        print(f"warning: {problem}", file=sys.stderr)
+    conversation = Conversation(run, sampling, max_new_tokens)
+    try:
+        if prompt is not None:
+            conversation.say(prompt)
+        else:
+            _talk(conversation)
+    except KeyboardInterrupt:
+        print()
+        return INTERRUPTED
+    except GenerationError as error:
+        print(f"error: {run.name}, step {run.run.step:,}: {error}", file=sys.stderr)
+        return 1
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        print("error: out of memory: a shorter conversation, or fewer --max-new-tokens, may fit", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _talk(conversation: Conversation) -> None:
+    """Answer each line of stdin."""
+    print(f"{conversation.chat.name}, step {conversation.chat.run.step:,}; {COMMANDS}")
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        if text in ("quit", "exit"):
+            return
+        if text == "clear":
+            conversation.messages = []
+        elif text:
+            try:
+                conversation.say(text)
+            except (RowError, ConfigError) as error:
+                print(f"error: {error}", file=sys.stderr)
+            except KeyboardInterrupt:
+                print("stopped: this answer and its question are no part of the conversation")

@@ -1,0 +1,273 @@
+"""The pages and endpoints of a chat model; the answers speak OpenAI's protocol of chat completions.
+
+Source of the protocol: platform.openai.com/docs/api-reference/chat. A call of the calculator and its result are in
+`parts` of a message and in `part` of a stream's delta, beside the text in `content`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from efficientbench.chat.answers import Chat, Said, parts_of
+from efficientbench.chat.pool import Pool
+from efficientbench.chat.request import (
+    ANSWER_TOKENS,
+    MAX_BYTES,
+    MAX_PROMPT_TOKENS,
+    ChatRequest,
+    RequestError,
+    read_request,
+)
+from efficientbench.data_tools.chat.conversations import ASSISTANT, TEXT, Message
+from efficientbench.devices.registry import find_device
+from efficientbench.generation.case import Case
+from efficientbench.generation.errors import GenerationError
+from efficientbench.generation.memory import too_large, usable_bytes
+from efficientbench.generation.sampling import Sampling
+from efficientbench.running.failures import ran_out_of_memory
+
+MAX_WAITING = 64
+"""Clients that may wait for a model."""
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""The page loads nothing, speaks with its own server alone, and lies in no frame of another page."""
+
+
+@dataclass
+class Counts:
+    """What the server has done."""
+
+    answers: int = 0
+    """Those that were given whole."""
+    left: int = 0
+    """Clients that left before."""
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass
+class Answer:
+    """One answer while it is given."""
+
+    request: ChatRequest
+    prompt: list[int]
+    max_new_tokens: int
+    said: list[Said] = field(default_factory=list)
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, chat: Chat, kind: str) -> dict[str, Any]:
+        """Return what each object of the protocol begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": chat.name}
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Return the tokens of prompt and answer."""
+        prompt, completion = len(self.prompt), len(self.said)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class Server:
+    """Answers requests by a pool of models."""
+
+    def __init__(self, chat: Chat, pool: Pool) -> None:
+        """Take the run, and its models."""
+        self.chat, self.pool, self.counts = chat, pool, Counts()
+        self.usable_bytes = usable_bytes(find_device(chat.run.config.device, trains=False))
+
+    def accepted(self, request: ChatRequest, messages: tuple[Message, ...]) -> Answer:
+        """Return the answer to give. Raises RequestError: there is no such model, or the prompt is too long."""
+        name = self.chat.name
+        if request.model not in (None, name):
+            raise RequestError(404, f"model: there is no {request.model}; this is {name}", "model", "model_not_found")
+        if self.pool.waiting >= MAX_WAITING:
+            raise RequestError(503, f"{MAX_WAITING} clients wait already: try again later", code="busy")
+        prompt = self.chat.prompt(messages)
+        return Answer(request, prompt, self._room(len(prompt), request.answer_tokens))
+
+    def _room(self, prompt_tokens: int, wanted: int | None) -> int:
+        """Return how many tokens an answer may have. Raises RequestError: so many do not fit."""
+        config, longest = self.chat.run.config, self.chat.run.config.model.position.longest
+        most = MAX_PROMPT_TOKENS if longest is None else min(MAX_PROMPT_TOKENS, longest - 1)
+        if prompt_tokens > most:
+            message = f"messages: {prompt_tokens:,} tokens, and the model takes at most {most:,}"
+            raise RequestError(400, message, "messages", "context_length_exceeded")
+        left = ANSWER_TOKENS if longest is None else longest - prompt_tokens
+        if wanted is not None and longest is not None and wanted > left:
+            message = (
+                f"max_tokens: {wanted:,} tokens behind the {prompt_tokens:,} of the messages are more than the "
+                f"{longest:,} positions of the model: {left:,} would fit"
+            )
+            raise RequestError(400, message, "max_tokens", "context_length_exceeded")
+        tokens = wanted or min(ANSWER_TOKENS, left)
+        reason = too_large(config, Case(prompt_tokens, 1, tokens), self.usable_bytes)
+        if reason is not None:
+            raise RequestError(400, f"messages: {reason}", "messages", "context_length_exceeded")
+        return tokens
+
+    async def pieces(self, answer: Answer, client: Request) -> AsyncGenerator[Said, None]:
+        """Yield an answer token by token; it ends where the client has left.
+
+        Raises:
+            RequestError: the model computed NaN, or memory was lacking.
+        """
+        asked = answer.request
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        sampling = Sampling(asked.temperature, asked.top_k, asked.top_p, seed)
+        steps = self.pool.run(
+            lambda model: self.chat.answer(model, answer.prompt, sampling, answer.max_new_tokens),
+            client.is_disconnected,
+        )
+        failed = False
+        try:
+            async with contextlib.aclosing(steps):
+                async for said in steps:
+                    answer.said.append(said)
+                    yield said
+        except (GenerationError, RuntimeError, MemoryError) as error:
+            failed = True
+            if isinstance(error, GenerationError):
+                raise RequestError(500, str(error)) from None
+            if ran_out_of_memory(error):
+                raise RequestError(503, "out of memory: a shorter conversation may fit", code="busy") from None
+            raise
+        finally:
+            whole = bool(answer.said) and answer.said[-1].finish is not None
+            self.counts.answers += whole
+            self.counts.failed += failed
+            self.counts.left += not whole and not failed
+            self.counts.prompt_tokens += len(answer.prompt)
+            self.counts.completion_tokens += len(answer.said)
+
+    async def whole(self, answer: Answer, client: Request) -> Response:
+        """Return an answer at once."""
+        async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
+            async for _ in pieces:
+                pass
+        if not answer.said or answer.said[-1].finish is None:
+            # Nobody reads it; servers write this number to their logs where a client has left.
+            return Response(status_code=499)
+        text = "".join(said.text for said in answer.said if said.kind == TEXT)
+        message: dict[str, Any] = {"role": ASSISTANT, "content": text}
+        parts = parts_of(answer.said)
+        if any(part.kind != TEXT for part in parts):
+            message["parts"] = [{"type": part.kind, "text": part.text} for part in parts]
+        choice = {"index": 0, "message": message, "finish_reason": answer.said[-1].finish, "logprobs": None}
+        return JSONResponse({**answer.head(self.chat, "chat.completion"), "choices": [choice], "usage": answer.usage})
+
+    async def events(self, answer: Answer, client: Request) -> AsyncIterator[str]:
+        """Yield an answer as server-sent events."""
+        head, options = answer.head(self.chat, "chat.completion.chunk"), answer.request.stream_options
+
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> str:
+            return _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+        yield chunk({"role": ASSISTANT, "content": ""})
+        try:
+            async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
+                async for said in pieces:
+                    if said.text and said.kind == TEXT:
+                        yield chunk({"content": said.text})
+                    elif said.text:
+                        yield chunk({"part": {"type": said.kind, "text": said.text}})
+                    if said.finish is not None:
+                        yield chunk({}, said.finish)
+        except RequestError as error:
+            yield _event(error.content())
+            return
+        if options is not None and options.include_usage:
+            yield _event({**head, "choices": [], "usage": answer.usage})
+        yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) -> FastAPI:
+    """Return the application.
+
+    Args:
+        chat: the run.
+        pool: its models.
+        key: that clients must know; None: whoever reaches the server may ask.
+        hosts: the names under which browsers reach a server without a key.
+    """
+    server, started_s = Server(chat, pool), time.monotonic()
+    html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+
+    async def known(request: Request) -> None:
+        # The page of another site can make its own name mean this machine; its browser still sends that name.
+        if key is None and request.url.hostname not in hosts:
+            raise RequestError(403, f"Host: this server is {' or '.join(sorted(hosts))}", code="unknown_host")
+
+    async def with_key(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key is not None and not secrets.compare_digest(given.encode(), key.encode()):
+            raise RequestError(401, "the key of this server is needed", code="invalid_api_key")
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(known)])
+    guarded = [Depends(with_key)]
+
+    @app.exception_handler(RequestError)
+    async def refused(request: Request, error: RequestError) -> Response:
+        return JSONResponse(error.content(), error.status)
+
+    @app.get("/")
+    async def page() -> Response:
+        return HTMLResponse(html, headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"})
+
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok", "model": chat.name, "models": len(pool.workers), "free": pool.free})
+
+    @app.get("/stats", dependencies=guarded)
+    async def stats() -> Response:
+        models = len(pool.workers)
+        busy = {"models": models, "busy": models - pool.free, "waiting": pool.waiting}
+        return JSONResponse({**busy, **asdict(server.counts), "uptime_s": time.monotonic() - started_s})
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> Response:
+        model = {"id": chat.name, "object": "model", "created": 0, "owned_by": "efficientbench"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    @app.post("/v1/chat/completions", dependencies=guarded)
+    async def complete(request: Request) -> Response:
+        answer = server.accepted(*read_request(await _body(request)))
+        if answer.request.stream:
+            events = server.events(answer, request)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return await server.whole(answer, request)
+
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    """Return a request's body. Raises RequestError: it is no JSON, or too long."""
+    # A page of another site can send other types without asking this server first.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError(415, "Content-Type: application/json is needed", "Content-Type")
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BYTES:
+                raise RequestError(413, f"the request has more than {MAX_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise RequestError(400, "the client left before its request was whole") from None
+    return bytes(body)

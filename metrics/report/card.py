@@ -1,0 +1,196 @@
+"""The report card: what each stage of a chat model learned, how good it is, and what it cost.
+
+Stages are runs, each of which began with the weights of the one before (`init.run`): base, mid-training, SFT, RL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from efficientbench.metrics.analysis.paired import CORE
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.foreign import plain_text, read_whole
+from efficientbench.metrics.records.figure import count
+from efficientbench.metrics.records.record import RECORD_NAME, RunRecord, current_files, read_record
+from efficientbench.metrics.report.environments import environments
+from efficientbench.metrics.report.table import ABSENT, Table, escape, markdown_table
+from efficientbench.metrics.student import half_interval_95
+
+CARD_NAME = "report_card.md"
+BASE, MID, SFT, RL = STAGES = ("base", "mid", "SFT", "RL")
+_OF_OBJECTIVE = {"sft": SFT, "rl": RL}
+ALL = "all"
+"""The row of a pipeline's sums."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a pipeline."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        """One of `STAGES`."""
+        objective = str(self.record.section("training").get("objective"))
+        return _OF_OBJECTIVE.get(objective, BASE if self.before is None else MID)
+
+    @property
+    def before(self) -> str | None:
+        """Folder of the run with whose weights this one began, as it was then."""
+        found = self.record.section("init").get("run")
+        return found if isinstance(found, str) else None
+
+
+Pipeline = Sequence[Stage]
+"""Stages in their order, the last of which no other run goes on from."""
+
+
+def load_pipelines(folder: Path) -> list[Pipeline]:
+    """Return the pipelines of two stages or more below a folder, without records that cannot be read."""
+    stages: dict[str, Stage] = {}
+    for path in current_files(folder, RECORD_NAME):
+        with contextlib.suppress(MetricsError):
+            run = str(path.parent.relative_to(folder))
+            stages[run] = Stage(plain_text(run), read_record(path))
+    before = {run: _before(stage, folder, stages) for run, stage in stages.items()}
+    chains = [_chain(run, before) for run in stages if run not in before.values()]
+    return [[stages[run] for run in chain] for chain in chains if len(chain) > 1]
+
+
+def _before(stage: Stage, folder: Path, runs: Iterable[str]) -> str | None:
+    """Return the run with whose weights a stage began; None if it is not below the folder.
+
+    It is the one with whose folder the recorded path ends, which holds after all were moved too. A checkpoint of
+    another SHA-256 than the recorded one shows that it is another run of that name, or was trained again.
+    """
+    init = stage.record.section("init")
+    step, parts = init.get("step"), PurePath(stage.before or "").parts
+    for run in sorted(runs, key=len, reverse=True):
+        end = PurePath(run).parts
+        if end and parts[-len(end) :] == end:
+            manifest = folder / run / "checkpoint" / f"step_{step if isinstance(step, int) else 0:08}" / "manifest.json"
+            if _may_have(manifest, init.get("sha256")):
+                return run
+    return None
+
+
+def _may_have(manifest: Path, sha256: object) -> bool:
+    """Return whether a file has a SHA-256; of one that cannot be read, nobody knows."""
+    try:
+        return hashlib.sha256(read_whole(manifest)).hexdigest() == sha256
+    except (OSError, ValueError):
+        return True
+
+
+def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
+    """Return a run and those before it, the first one first."""
+    chain = [run]
+    while (earlier := before.get(chain[0])) is not None and earlier not in chain:
+        chain.insert(0, earlier)
+    return chain
+
+
+def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour: float | None) -> Table:
+    """Return a row for each stage of each pipeline, and one for its sums.
+
+    Args:
+        pipelines: see `load_pipelines`.
+        evaluations: see `evaluations_table`; the first figure of each task is shown.
+        price_per_hour: of one device; None: no cost.
+    """
+    scores: dict[str, dict[str, str]] = {}
+    for run, task, figure, value, *_ in evaluations.rows:
+        if figure == CORE or task != CORE:
+            scores.setdefault(run, {}).setdefault(task, value)
+    runs = {stage.run for pipeline in pipelines for stage in pipeline}
+    tasks = list(dict.fromkeys(task for run, found in scores.items() if run in runs for task in found))
+    costs = ("hours", "device hours", "kJ", *(["cost"] if price_per_hour is not None else []))
+    header = ("pipeline", "stage", "data", "tokens", "loss", *tasks, *costs)
+    rows: list[tuple[str, ...]] = []
+    for pipeline in pipelines:
+        title = pipeline[-1].run
+        for name in STAGES:
+            of_name = [stage for stage in pipeline if stage.name == name]
+            for stage in of_name:
+                ended = "" if stage.record.status == "completed" else f" ({stage.record.status})"
+                own = [scores.get(stage.run, {}).get(task, ABSENT) for task in tasks]
+                spent = _costs([stage.record], price_per_hour)
+                rows.append((title, name + ended, *_learned(stage.record), *own, *spent))
+            if not of_name:
+                rows.append((title, name, *[ABSENT] * (len(header) - 2)))
+        spent = _costs([stage.record for stage in pipeline], price_per_hour)
+        rows.append((title, ALL, *[""] * (3 + len(tasks)), *spent))
+    return Table(header, rows, (0, 1, 2), "Report card", _notes(pipelines, tasks, scores, price_per_hour))
+
+
+def _learned(record: RunRecord) -> tuple[str, str, str]:
+    """Return the cells of data, tokens and loss."""
+    data = ", ".join(f"{source.source} ({count(source.tokens)})" for source in record.data or ())
+    tokens = ABSENT if record.tokens_trained is None else count(record.tokens_trained)
+    if record.validation_loss is None:
+        return data or ABSENT, tokens, ABSENT
+    margin = half_interval_95(record.validation_loss_se, record.validation_loss_se_values)
+    return data or ABSENT, tokens, f"{record.validation_loss:.4f}" + (f" ± {margin:.4f}" if margin else "")
+
+
+def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[str]:
+    """Return the cells of hours, device hours, kJ and, with a price, cost of runs together."""
+    hours = math.fsum(each.duration_s for each in records) / 3600
+    device_hours = math.fsum(each.duration_s * each.devices for each in records) / 3600
+    joules = [each.energy_j for each in records if each.energy_j is not None]
+    kilojoules = math.fsum(joules) / 1000 if len(joules) == len(records) else None
+    cost = [] if price_per_hour is None else [device_hours * price_per_hour]
+    return [_cell(value) for value in (hours, device_hours, kilojoules, *cost)]
+
+
+def _cell(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _notes(
+    pipelines: Sequence[Pipeline], tasks: Sequence[str], scores: dict[str, dict[str, str]], price: float | None
+) -> tuple[str, ...]:
+    """Return how the table is to be read, and why what is n/a is."""
+    notes = [
+        "Losses are nats per token with a 95 % interval, each over the text of its own stage: compare them within a "
+        "stage.",
+        "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone.",
+    ]
+    if price is not None:
+        notes.append(f"Cost: {price:,.3g} for a device and hour.")
+    for pipeline in pipelines:
+        last, stages = pipeline[-1].run, {stage.name for stage in pipeline}
+        missing = [name for name in STAGES if name not in stages]
+        first = pipeline[0]
+        if first.before is not None:
+            where = plain_text(first.before)
+            notes.append(f"{first.run} began with {where}, which is not below this folder, or has changed since.")
+        if missing:
+            notes.append(f"{ABSENT} {', '.join(missing)} of {last}: no such run belongs to it.")
+        for stage in pipeline:
+            unscored = [task for task in tasks if task not in scores.get(stage.run, {})]
+            if unscored:
+                notes.append(f"{ABSENT} {', '.join(unscored)} of {stage.run}: not evaluated.")
+            for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss"), ("kJ", "energy_j")):
+                if getattr(stage.record, figure) is None:
+                    notes.append(f"{ABSENT} {title} of {stage.run}: {stage.record.unavailable[figure]}")
+    return tuple(dict.fromkeys(notes))
+
+
+def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:
+    """Return the text of report_card.md: the table, and where its runs happened."""
+    parts = ["# Report card", markdown_table(table), "\n".join(f"- {escape(note)}" for note in table.notes)]
+    records = {stage.run: stage.record for pipeline in pipelines for stage in pipeline}
+    parts.append("## Environment")
+    for runs, facts in environments(list(records.values())):
+        listed = "\n".join(f"- {escape(key)}: {escape(value)}" for key, value in facts.items())
+        parts += [f"**{escape(', '.join(runs))}**", listed]
+    return "\n\n".join(parts) + "\n"

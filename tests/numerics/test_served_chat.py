@@ -1,0 +1,251 @@
+"""A served chat model by OpenAI's own client: what it answers, several clients at once, and those who leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+from support.chat_tokenizers import ASSISTANT_END, of_bytes
+from support.command_line import until
+from support.configs import tiny
+from support.learning import learn
+from support.oracle import build
+from support.served import Served, chat_of, served
+
+from efficientbench.chat.answers import Chat
+from efficientbench.chat.pool import pool_of
+from efficientbench.chat.terminal import Conversation
+from efficientbench.chat.web import PAGE_POLICY
+from efficientbench.data_tools.chat.conversations import TEXT, read_messages, read_prompt
+from efficientbench.data_tools.chat.render import make_renderer
+from efficientbench.devices.cpu import CPU
+from efficientbench.generation.opened import Opened
+from efficientbench.generation.sampling import Sampling
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+KEY = "a key of 16 or more characters"
+ASKED: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Größe?"}]
+
+
+def random_chat(folder: Path, name: str = "gqa_1.5B", *overrides: str) -> Chat:
+    """A model with random weights: its answers are noise, which a seed decides, and never end by themselves."""
+    config = tiny(name, "model.vocab_size=266", "model.init_std=0.2", "model.tied=false", *overrides)
+    model = build(config).eval()
+    # Their logits are 0, and 50 others are larger.
+    model.output_layer.weight.data[[0, ASSISTANT_END]] = 0
+    return chat_of(Opened(model, config, of_bytes(folder / "tokenizer"), 1, ()))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory, single_rank: None) -> Chat:
+    return random_chat(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def server(chat: Chat) -> Iterator[Served]:
+    with served(chat, models=2) as found:
+        yield found
+
+
+def expected(chat: Chat, messages: list[Any], seed: int, tokens: int, temperature: float = 0.8) -> str:
+    """The text of an answer that no server gave."""
+    sampling = Sampling(temperature, 50, 1.0, seed)
+    said = chat.answer(chat.run.model, chat.prompt(read_prompt(messages)), sampling, tokens)
+    return "".join(each.text for each in said if each.kind == TEXT)
+
+
+def test_whole_and_streamed_answers_are_those_of_the_model(server: Served, chat: Chat) -> None:
+    client = server.client
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    whole = client.chat.completions.create(model="tiny", messages=ASKED, seed=3, max_tokens=40)
+    [choice] = whole.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == expected(chat, ASKED, 3, 40)
+    assert len(choice.message.content) > 0
+    prompt = len(chat.prompt(read_prompt(ASKED)))
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.object, whole.model) == (prompt, "chat.completion", "tiny")
+    assert whole.usage.total_tokens == prompt + whole.usage.completion_tokens
+    assert (choice.finish_reason, whole.usage.completion_tokens) == ("length", 40)
+    options: Any = {"include_usage": True}
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=ASKED, seed=3, max_completion_tokens=40, stream=True, stream_options=options
+        )
+    )
+    assert {chunk.id for chunk in chunks} == {chunks[0].id} != {whole.id}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == choice.message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks[-3:-1]] == [None, choice.finish_reason]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+    # Without a seed each answer is another one.
+    texts = {
+        client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=20).choices[0].message.content
+        for _ in range(2)
+    }
+    assert len(texts) == 2
+
+
+def test_many_clients_at_once_get_their_own_answers(server: Served, chat: Chat) -> None:
+    before = server.stats()
+
+    def ask(number: int) -> str:
+        messages: list[Any] = [{"role": "user", "content": f"{number}?"}]
+        made = server.client.chat.completions.create(
+            model="tiny", messages=messages, seed=number, temperature=1, max_tokens=20
+        )
+        return made.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(ask, range(16)))
+    after = server.stats()
+    for number, answer in enumerate(answers):
+        assert answer == expected(chat, [{"role": "user", "content": f"{number}?"}], number, 20, 1.0)
+    assert (after["models"], after["busy"], after["waiting"]) == (2, 0, 0)
+    assert after["answers"] - before["answers"] == 16
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_answer(chat: Chat, stream: bool) -> None:
+    with served(chat) as server:
+        ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 4096}
+        if stream:
+            with server.client.chat.completions.create(**ask, stream=True) as answer:
+                next(iter(answer))
+        else:
+            with pytest.raises(openai.APITimeoutError):
+                server.client.with_options(timeout=0.5).chat.completions.create(**ask)
+        until(lambda: server.stats()["left"] == 1, "an answer that nobody reads and that ends", limit_s=60)
+        stats = server.stats()
+        assert (stats["busy"], stats["answers"], stats["failed"]) == (0, 0, 0)
+        assert stats["completion_tokens"] < 4096
+        # The model continues from another cache.
+        text = server.client.chat.completions.create(**{**ask, "max_tokens": 9}, seed=1).choices[0].message.content
+        assert text == expected(chat, ASKED, 1, 9)
+
+
+def test_models_on_one_device_share_their_weights(chat: Chat) -> None:
+    with pool_of(chat.run, 2) as pool:
+        first, second = (worker.model for worker in pool.workers)
+        assert first is chat.run.model
+        assert first is not second
+        pairs = list(zip(first.parameters(), second.parameters(), strict=True))
+        assert pairs
+        assert all(mine.data_ptr() == theirs.data_ptr() for mine, theirs in pairs)
+
+
+def test_the_cpu_stands_in_for_a_gpu_in_every_thread_that_is_prepared() -> None:
+    def made() -> torch.device:
+        CPU().prepare(0)
+        return torch.zeros(1, device="cuda").device
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(made).result() == torch.device("cpu")
+
+
+def test_mistakes_are_told_with_their_field(server: Served) -> None:
+    client = server.client
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": ""}])
+    assert wrong.value.param == "messages[0].content"
+    assert "the message is empty" in wrong.value.message
+    with pytest.raises(openai.NotFoundError, match="there is no gpt; this is tiny"):
+        client.chat.completions.create(model="gpt", messages=ASKED)
+    body = json.dumps({"messages": ASKED, "max_tokens": 2}).encode()
+    assert server.post(body)[0] == 200
+    assert server.post(body[:-1])[0] == 400
+    assert server.post(body, **{"Content-Type": "text/plain"})[0] == 415
+    assert server.post(body, Host="example.org")[0] == 403
+    assert server.post(b" " * (1 << 20) + body)[0] == 413
+    assert server.get("/nothing")[0] == 404
+
+
+def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with served(random_chat(tmp_path, "learnable_absolute_1.5B", "model.position.max_seq_len=64")) as server:
+        create = server.client.chat.completions.create
+        long: list[Any] = [{"role": "user", "content": "a" * 64}]
+        with pytest.raises(openai.BadRequestError, match="68 tokens, and the model takes at most 63") as refused:
+            create(model="tiny", messages=long)
+        assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+        short: list[Any] = [{"role": "user", "content": "a" * 50}]
+        # bos, user_start, 50 bytes, user_end, assistant_start.
+        with pytest.raises(openai.BadRequestError, match="10 would fit") as refused:
+            create(model="tiny", messages=short, max_tokens=11)
+        assert refused.value.param == "max_tokens"
+        made = create(model="tiny", messages=short)
+        assert made.usage is not None
+        assert made.usage.completion_tokens == 10
+
+
+def test_a_key_guards_all_but_the_page(chat: Chat) -> None:
+    with served(chat, key=KEY) as server:
+        stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another key that is long enough", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            stranger.chat.completions.create(model="tiny", messages=ASKED)
+        assert [server.get(path)[0] for path in ("/", "/health", "/stats", "/v1/models")] == [200, 200, 401, 401]
+        made = server.client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=2)
+        assert made.choices[0].message.role == "assistant"
+        # Whoever knows the key may use any name.
+        assert server.get("/stats", Host="example.org", Authorization=f"Bearer {KEY}")[0] == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere(server: Served) -> None:
+    status, headers, body = server.get("/", Origin="http://example.org")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["content-security-policy"] == PAGE_POLICY
+    assert not any(name.lower().startswith("access-control") for name in headers)
+    assert b"://" not in body
+    health = json.loads(server.get("/health")[2])
+    assert (health["status"], health["model"], health["models"]) == ("ok", "tiny", 2)
+
+
+def learned_chat(folder: Path, messages: list[Any]) -> Chat:
+    """A model that knows one conversation by heart."""
+    config = tiny("gqa_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false")
+    tokenizer = of_bytes(folder / "tokenizer")
+    rendered = make_renderer(tokenizer, "own").conversation(read_messages(messages))
+    tokens, mask = (torch.from_numpy(each.astype(np.int64))[None] for each in (rendered.ids, rendered.mask))
+    model = learn(build(config), config, tokens, mask)
+    return chat_of(Opened(model, config, tokenizer, 1, ()))
+
+
+@pytest.mark.proof
+def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = [{"type": "text", "text": "It is "}, *call("6*7", "42"), {"type": "text", "text": "42."}]
+    second = [*call("42/2", "21"), {"type": "text", "text": "21."}]
+    asked: list[Any] = [{"role": "user", "content": "What is 6*7?"}]
+    then: list[Any] = [{"role": "user", "content": "And half of it?"}]
+    turns = [*asked, {"role": "assistant", "content": first}, *then, {"role": "assistant", "content": second}]
+    chat = learned_chat(tmp_path, turns)
+    with served(chat) as server:
+        create = server.client.chat.completions.create
+        answer = create(model="tiny", messages=asked, temperature=0).choices[0]
+        assert (answer.message.content, answer.finish_reason) == ("It is 42.", "stop")
+        assert (answer.message.model_extra or {})["parts"] == first
+        # The client's own object goes back, with its parts: without them the second question is another one.
+        messages: list[Any] = [*asked, answer.message, *then]
+        assert create(model="tiny", messages=messages, temperature=0).choices[0].message.content == "21."
+        streamed: dict[str, str] = {}
+        for chunk in create(model="tiny", messages=asked, temperature=0, stream=True):
+            delta = chunk.choices[0].delta
+            part = (delta.model_extra or {}).get("part", {"type": "text", "text": delta.content or ""})
+            streamed[part["type"]] = streamed.get(part["type"], "") + part["text"]
+        assert streamed == {"text": "It is 42.", "python": "6*7", "python_output": "42"}
+    conversation = Conversation(chat, Sampling(), 64)
+    conversation.say("What is 6*7?")
+    conversation.say("And half of it?")
+    assert capsys.readouterr().out == "It is [6*7 = 42]42.\n[42/2 = 21]21.\n"
+
+
+def call(expression: str, result: str) -> list[dict[str, str]]:
+    """A call of the calculator and its result, as parts of a message."""
+    return [{"type": "python", "text": expression}, {"type": "python_output", "text": result}]

@@ -1,0 +1,46 @@
+"""Where the server may listen, and with which key."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import pytest
+
+from efficientbench.chat.serve import check_key, listening
+from efficientbench.config.errors import ConfigError
+
+KEY = "0123456789abcdef"
+
+
+def test_other_interfaces_need_a_key() -> None:
+    for host in ("127.0.0.1", "127.0.0.2", "::1", "localhost"):
+        check_key(host, None)
+    for host in ("0.0.0.0", "::", "", "192.168.1.2", "example.org"):
+        with pytest.raises(ConfigError, match="it needs a key, like EFFICIENTBENCH_KEY="):
+            check_key(host, None)
+        check_key(host, KEY)
+    for key in ("", KEY[1:], "ключ" * 8, f"{KEY}\n"):
+        with pytest.raises(ConfigError, match="16 or more characters"):
+            check_key("127.0.0.1", key)
+
+
+def test_a_port_in_use_is_named_with_one_that_is_free() -> None:
+    with listening("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            listening("127.0.0.1", port)
+    message = str(caught.value)
+    assert message.startswith(f"--host 127.0.0.1 --port {port}: another program listens there; --port ")
+    found = re.search(r"--port (\d+) is free", message)
+    assert found is not None
+    with socket.create_server(("127.0.0.1", int(found[1]))):
+        pass
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    # RFC 5737: it is nobody's.
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 --port 0: Cannot assign requested address"):
+        listening("192.0.2.1", 0)
+    with pytest.raises(ConfigError, match=r"--host a\.\.b --port 0: Name or service not known$"):
+        listening("a..b", 0)

@@ -1,0 +1,113 @@
+"""The report card: which runs are stages of one model, their rows, sums and reasons."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.metrics_parts import make_record
+
+from efficientbench.metrics.records.record import RECORD_NAME, write_record
+from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.metrics.report.build import build_report
+from efficientbench.metrics.report.card import CARD_NAME, card_table, load_pipelines
+from efficientbench.metrics.report.evaluations import evaluations_table
+
+NO_SENSOR = "no sensor of energy"
+
+
+def write_stage(folder: Path, objective: str, before: Path | None, **values: Any) -> Path:
+    """Write the record and a checkpoint's manifest of a run of an hour on four devices."""
+    folder.mkdir(parents=True)
+    manifest = folder / "checkpoint" / "step_00000006" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(folder.name)
+    init: dict[str, Any] = {}
+    if before is not None:
+        digest = hashlib.sha256((before / "checkpoint" / "step_00000006" / "manifest.json").read_bytes()).hexdigest()
+        init = {"run": f"/elsewhere/runs/{before.parent.name}/{before.name}", "step": 6, "sha256": digest}
+    config = {"training": {"objective": objective}, "init": init}
+    facts = {"run": folder.name, "duration_s": 3600.0, "devices": 4, "config": config, **values}
+    write_record(make_record(facts, NO_SENSOR), folder / RECORD_NAME)
+    return folder
+
+
+def write_evaluation(folder: Path, task: str, **figures: float) -> None:
+    (folder / "evaluation").mkdir(exist_ok=True)
+    content = {"step": 6, "items": 20, "figures": figures, "unavailable": {}}
+    (folder / "evaluation" / f"{task}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three stages of one architecture, two of another, and a run that is no stage."""
+    text = [DataSource("web text", 1.0, 10, 2_000_000, "a", "b")]
+    base = write_stage(
+        tmp_path / "gqa" / "base",
+        "pretrain",
+        None,
+        tokens_trained=1_500_000,
+        validation_loss=3.25,
+        energy_j=2e6,
+        data=text,
+    )
+    mid = write_stage(tmp_path / "gqa" / "mid", "pretrain", base, energy_j=5e5, tokens_trained=500_000)
+    sft = write_stage(tmp_path / "gqa" / "sft", "sft", mid, status="stopped", validation_loss=1.5)
+    write_evaluation(base, "core", core=0.12, hellaswag=0.3)
+    write_evaluation(sft, "arc_easy", accuracy=0.4)
+    other = write_stage(tmp_path / "mla" / "base", "pretrain", None, energy_j=1e6)
+    write_stage(tmp_path / "mla" / "sft", "sft", other, energy_j=2e5)
+    write_stage(tmp_path / "alone", "pretrain", None)
+    return tmp_path
+
+
+def test_every_stage_has_a_row_and_every_pipeline_its_sums(folder: Path) -> None:
+    table = card_table(load_pipelines(folder), evaluations_table(folder), price_per_hour=2.5)
+    header = ("pipeline", "stage", "data", "tokens", "loss", "core", "arc_easy", "hours", "device hours", "kJ", "cost")
+    assert tuple(table.header) == header
+    assert [tuple(row) for row in table.rows] == [
+        ("gqa/sft", "base", "web text (2.00M)", "1.50M", "3.2500", "0.12", "n/a", "1", "4", "2,000", "10"),
+        ("gqa/sft", "mid", "n/a", "500k", "n/a", "n/a", "n/a", "1", "4", "500", "10"),
+        ("gqa/sft", "SFT (stopped)", "n/a", "n/a", "1.5000", "n/a", "0.4", "1", "4", "n/a", "10"),
+        ("gqa/sft", "RL", *["n/a"] * 9),
+        ("gqa/sft", "all", *[""] * 5, "3", "12", "n/a", "30"),
+        ("mla/sft", "base", *["n/a"] * 5, "1", "4", "1,000", "10"),
+        ("mla/sft", "mid", *["n/a"] * 9),
+        ("mla/sft", "SFT", *["n/a"] * 5, "1", "4", "200", "10"),
+        ("mla/sft", "RL", *["n/a"] * 9),
+        ("mla/sft", "all", *[""] * 5, "2", "8", "1,200", "20"),
+    ]
+    assert "n/a RL of gqa/sft: no such run belongs to it." in table.notes
+    assert "n/a mid, RL of mla/sft: no such run belongs to it." in table.notes
+    assert f"n/a kJ of gqa/sft: {NO_SENSOR}" in table.notes
+    assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
+    without = card_table(load_pipelines(folder), evaluations_table(folder), price_per_hour=None)
+    assert tuple(without.header) == header[:-1]
+
+
+def test_a_base_that_was_trained_again_is_no_stage_any_more(folder: Path) -> None:
+    (folder / "gqa" / "base" / "checkpoint" / "step_00000006" / "manifest.json").write_text("another")
+    pipelines = load_pipelines(folder)
+    assert [[stage.run for stage in pipeline] for pipeline in pipelines] == [
+        ["gqa/mid", "gqa/sft"],
+        ["mla/base", "mla/sft"],
+    ]
+    notes = card_table(pipelines, evaluations_table(folder), None).notes
+    assert "gqa/mid began with /elsewhere/runs/gqa/base, which is not below this folder, or has changed since." in notes
+
+
+def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:
+    report = build_report(folder, price_per_hour=2.5)
+    assert folder / CARD_NAME in report.written
+    text = (folder / CARD_NAME).read_text()
+    assert "| gqa/sft | mid | n/a | 500k |" in text
+    assert "## Environment" in text
+    assert "Trace 9000" in text
+    assert '<section id="card"><h2>Report card</h2>' in (folder / "report.html").read_text()
+    alone = build_report(folder / "alone")
+    assert not (folder / "alone" / CARD_NAME).exists()
+    assert all(path.name != CARD_NAME for path in alone.written)
+    assert 'id="card"' not in (folder / "alone" / "report.html").read_text()
