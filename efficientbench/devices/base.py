@@ -44,6 +44,11 @@ class Device(ABC):
     draws_weights: bool = False
     """Whether its own generator draws initial weights, the same in every layout; else the CPU's does."""
 
+    triton: bool = False
+    """Whether libraries compute with Triton on it, where they have such kernels."""
+    zero_overlaps: bool = False
+    """Whether DeepSpeed's ZeRO sends gradients beside its backward pass; not measured on NPUs."""
+
     @abstractmethod
     def count(self) -> int:
         """Return the number of devices that this process may use; 0 where there are none."""

@@ -23,6 +23,8 @@ class CUDA(Device):
     # Context, libraries and communication buffers; assumed, not measured.
     runtime_bytes = 1_500_000_000
     draws_weights = True
+    triton = True
+    zero_overlaps = True
     remedy = "an NVIDIA GPU with its driver, passed into the container if this is one, and a torch built with CUDA"
 
     def environment(self, tensor_parallel: int) -> dict[str, str]:

@@ -68,7 +68,7 @@ def tune_rank(job: TuningJob, rank: int, stop_requested: Callable[[], bool]) -> 
     from efficientbench.metrics import EfficiencyCallback
 
     recording = Recording(job, device)
-    args = sft_arguments(job, deepspeed_config(job.config, device.type), device.type)
+    args = sft_arguments(job, deepspeed_config(job.config, device), device.type)
     train, held_out, order, levels = read_examples(job.examples)
     _check_world(job, fingerprint_of(train, held_out, order))
     model, initial = build(job.config, job.model)

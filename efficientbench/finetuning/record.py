@@ -180,7 +180,7 @@ def _flops(job: TuningJob, train: Examples, device: Device) -> TuningFlops | Non
     trained = Trained(config.method, adapter.r, adapter.targets, adapter.freeze_layers)
     scored = float(train.supervised.sum() / train.lengths.sum())
     # TRL leaves out the logits of other tokens where the loss has its Triton kernel.
-    projected = scored if device.type == "cuda" else 1.0
+    projected = scored if device.triton else 1.0
     tokens = attended_length(train.lengths.tolist())
     return tuning_flops(shape, trained, tokens, config.training.recompute, scored, projected)
 

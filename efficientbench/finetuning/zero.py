@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from efficientbench.devices.base import Device
+from efficientbench.devices.cpu import CPU
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.methods import WITH_ADAPTER
 
 
-def deepspeed_config(config: FinetuneConfig, device_type: str) -> dict[str, Any] | None:
+def deepspeed_config(config: FinetuneConfig, device: Device) -> dict[str, Any] | None:
     """Return DeepSpeed's JSON; None where torch's DDP trains.
 
     Sizes that follow from the run are 'auto', which transformers fills in, so that each has one source. Optimizer and
@@ -21,8 +23,7 @@ def deepspeed_config(config: FinetuneConfig, device_type: str) -> dict[str, Any]
     threshold = "auto" if zero.persistence_threshold is None else zero.persistence_threshold
     section: dict[str, Any] = {
         "stage": zero.stage,
-        # Not measured on NPUs.
-        "overlap_comm": device_type == "cuda",
+        "overlap_comm": device.zero_overlaps,
         "contiguous_gradients": True,
         "reduce_bucket_size": "auto",
     }
@@ -68,6 +69,6 @@ def allow_cpu_ranks() -> None:
     def prepare_backend(
         state: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> tuple[str | None, DistributedType]:
-        return "gloo", DistributedType.MULTI_CPU
+        return CPU.backend, DistributedType.MULTI_CPU
 
     PartialState._prepare_backend = prepare_backend

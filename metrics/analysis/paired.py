@@ -150,7 +150,7 @@ def _answers(task: str, pairs: Mapping[str, tuple[Item, Item]], unpaired: int) -
             before, _, behind = name.partition("/")
             part = before if task == CORE else behind if task.startswith(LM_EVAL) else ""
             parts.setdefault(f"{task}: {part}" if part else task, []).append(pair)
-    found = []
+    found: list[Paired] = []
     for part, of_part in parts.items():
         scores = [(_scores(one), _scores(other)) for one, other in of_part]
         # Counted once, however many parts there are.

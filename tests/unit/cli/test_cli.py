@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from support.repository import ROOT
 
-from efficientbench.cli.options import resolve_arguments
+from efficientbench.cli.options import overrides_of, resolve_arguments
+from efficientbench.config.load import resolve
 
 # As for a user, whose first call keeps the byte code for the others.
 WITH_BYTE_CODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -174,5 +175,5 @@ def test_mode_and_overrides_in_any_order(words: list[str], mode: str, steps: int
 
 
 def test_data_and_tokenizer_are_keys_of_the_configuration() -> None:
-    config, _ = resolve_arguments("gqa_1.5B", [], smoke=False, data="a b=c.jsonl", tokenizer="folder")
+    config = resolve("gqa_1.5B", overrides=overrides_of([], "a b=c.jsonl", "folder"))
     assert (config.data.path, config.data.tokenizer) == ("a b=c.jsonl", "folder")

@@ -99,7 +99,7 @@ def test_override_values(override: str, key: tuple[str, ...], value: object) -> 
         (
             "zzz=1",
             "keys begin with checkpoint, data, device, evaluation, faults, init, kernels, label, measurement, model, "
-            "output, parallel, training",
+            "output, parallel, rl, training",
         ),
         ("training=1", "training: is a section; set its keys: training.seq_len"),
         ("training.seq_len.x=1", "did you mean training.seq_len?"),

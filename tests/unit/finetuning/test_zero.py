@@ -8,12 +8,14 @@ from importlib.metadata import version
 import pytest
 import torch
 
+from efficientbench.devices.cuda import CUDA
+from efficientbench.devices.npu import NPU
 from efficientbench.finetuning.load import resolve_tuning
 from efficientbench.finetuning.zero import allow_cpu_ranks, deepspeed_config
 
 
 def test_what_follows_from_the_run_has_one_source() -> None:
-    config = deepspeed_config(resolve_tuning("lora_32B"), "npu")
+    config = deepspeed_config(resolve_tuning("lora_32B"), NPU())
     assert config is not None
     # Sections that would take the place of the Trainer's own optimizer and schedule.
     assert not {"optimizer", "scheduler"} & config.keys()
@@ -21,13 +23,13 @@ def test_what_follows_from_the_run_has_one_source() -> None:
     zero = config["zero_optimization"]
     assert (zero["stage"], zero["overlap_comm"], zero["stage3_gather_16bit_weights_on_model_save"]) == (3, False, False)
     assert not {"offload_optimizer", "offload_param"} & zero.keys()
-    full = deepspeed_config(resolve_tuning("full_32B", overrides=["zero.offload=all", "zero.hpz=8"]), "cuda")
+    full = deepspeed_config(resolve_tuning("full_32B", overrides=["zero.offload=all", "zero.hpz=8"]), CUDA())
     assert full is not None
     zero = full["zero_optimization"]
     assert (zero["overlap_comm"], zero["zero_hpz_partition_size"]) == (True, 8)
     assert zero["stage3_gather_16bit_weights_on_model_save"]
     assert zero["offload_param"] == zero["offload_optimizer"] == {"device": "cpu"}
-    assert deepspeed_config(resolve_tuning("lora_32B", overrides=["zero.stage=0"]), "cuda") is None
+    assert deepspeed_config(resolve_tuning("lora_32B", overrides=["zero.stage=0"]), CUDA()) is None
 
 
 def test_accelerate_is_as_the_ranks_on_cpus_expect_it(monkeypatch: pytest.MonkeyPatch) -> None:
