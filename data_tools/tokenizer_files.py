@@ -32,10 +32,13 @@ def tokenizer_folder(path_or_name: str | Path) -> Path:
         DataError: there is no such folder, or the hub has no such name or cannot be reached.
     """
     folder = Path(os.path.expanduser(path_or_name))  # Path's own method raises for an unknown user
-    # Not by Path, which raises for names that no file system takes.
-    if os.path.isdir(folder):
-        return folder
-    if os.path.isfile(folder):
+    try:
+        if folder.is_dir():
+            return folder
+        is_file = folder.is_file()
+    except OSError as error:
+        raise DataError(f"tokenizer {path_or_name}: {error.strerror}") from None
+    if is_file:
         raise DataError(f"tokenizer {path_or_name} is a file: give its folder")
     name = str(path_or_name)
     if _is_path(name):

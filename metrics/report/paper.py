@@ -90,6 +90,8 @@ _LAYOUTS = (
 OTHER_RUNS = "Other runs"
 SUITES = (*(layout.title for layout in _LAYOUTS), OTHER_RUNS)
 """Titles, in their order."""
+BASELINES = ("gqa", "rope", "full", "dense")
+"""Variants that the others of their suite are compared with, where they ran."""
 
 
 def suite_of(variant: str) -> tuple[str, bool, int]:

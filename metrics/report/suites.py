@@ -12,10 +12,7 @@ from efficientbench.metrics.analysis.repeats import Group, combine, group_repeat
 from efficientbench.metrics.analysis.rivals import Rivals
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import unique_names
-from efficientbench.metrics.report.paper import SUITES, suite_of
-
-BASELINES = ("gqa", "rope", "full", "dense")
-"""Variants that the others of their suite are compared with, where they ran."""
+from efficientbench.metrics.report.paper import BASELINES, SUITES, suite_of
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def test_what_is_no_chat_model_is_refused_with_what_to_train(
     of_bytes(tmp_path / "bpe")
     lines = [json.dumps({"text": f"Line {number} of some text."}) for number in range(2000)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    base = train(*OWN, f"data.path={tmp_path / 'text.txt'}", f"data.tokenizer={tmp_path / 'bpe'}").folder
+    base = train(*OWN, f"data.path={tmp_path / 'text.jsonl'}", f"data.tokenizer={tmp_path / 'bpe'}").folder
     done = efficientbench("serve", str(base), expect=2)
     assert f"{base} has learned text, and no conversations" in done.stderr
     assert f"training.objective=sft init.run={base}" in done.stderr
