@@ -115,6 +115,7 @@ def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proof
 def test_an_output_folder_that_another_run_uses(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG) as first:
         wait_for_steps(folder, 1, first)

@@ -65,6 +65,7 @@ def end(run: subprocess.Popen[str], exit_code: int = 1) -> str:
     return stderr
 
 
+@pytest.mark.proof
 def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> None:
     done = efficientbench(*tiny, TWO, "training.learning_rate=1e30", "training.gradient_clip=0", expect=1)
     found = failure(tmp_path / RUN)

@@ -40,6 +40,7 @@ def whole(train: Callable[..., Finished], pair: Path) -> Finished:
     return finished
 
 
+@pytest.mark.proof
 def test_the_record_has_computed_and_supervised_tokens(whole: Finished, pair: Path) -> None:
     found, lines = record(whole.folder), [line for line in steps(whole.folder) if line["kind"] == "step"]
     measured = [line for line in lines if line["measured"]]
