@@ -43,7 +43,7 @@ def overrides(blocks: str, seq_len: int) -> list[str]:
     return [*settings, f"training.seq_len={seq_len}", "model.init_std=0.2"]
 
 
-@pytest.mark.parametrize("seq_len", [3, 8, 64, 149])
+@pytest.mark.parametrize("seq_len", [3, *(pytest.param(each, marks=pytest.mark.proof) for each in (8, 64)), 149])
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_logits_loss_and_gradients_equal_the_equations(blocks: str, seq_len: int) -> None:
     config = tiny("nsa_1.5B", *overrides(blocks, seq_len))
