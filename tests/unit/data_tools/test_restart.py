@@ -110,7 +110,8 @@ def test_killed_at_random_moments_it_continues_to_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    "kind", ["bin", "json", *(pytest.param(each, marks=pytest.mark.proof) for each in ("lengths", "hashes", "rejects.jsonl"))]
+    "kind",
+    ["bin", "json", *(pytest.param(each, marks=pytest.mark.proof) for each in ("lengths", "hashes", "rejects.jsonl"))],
 )
 def test_a_part_that_was_damaged_meanwhile_is_made_again(
     folder: Path, tmp_path: Path, undisturbed: dict[str, str], kind: str
