@@ -74,7 +74,11 @@ def test_killed_it_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[
     ("overrides", "message"),
     [
         ((), "training.objective=sft learns what a mask marks, and the sample text has none: make conversations with"),
-        (("data.path=[1,{pair},1,{other}]",), "training.objective=sft takes one source, and data.path has 2: name all"),
+        pytest.param(
+            ("data.path=[1,{pair},1,{other}]",),
+            "training.objective=sft takes one source, and data.path has 2: name all",
+            marks=pytest.mark.proof,
+        ),
         pytest.param(
             ("data.path={pair}", "training.seq_len=6"),
             "no conversation for training fits into training.seq_len=6, and none is cut",

@@ -42,7 +42,7 @@ def test_the_signal_that_ended_a_rank_is_told(
     [
         "os.kill(os.getpid(), signal.SIGSTOP)",
         pytest.param("ctypes.CDLL(None).pause()", marks=pytest.mark.proof),
-        "ctypes.PyDLL(None).pause()",
+        pytest.param("ctypes.PyDLL(None).pause()", marks=pytest.mark.proof),
     ],
 )
 def test_one_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
