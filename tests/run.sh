@@ -23,9 +23,12 @@ if [[ $# -gt 0 ]]; then
 fi
 
 failed=0
-# The folders with the longest tests first, so that no process is left alone with one of them at the end.
-python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" --dist loadfile --no-loadscope-reorder \
-    tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
+# Once, for the hundreds of processes that tests start: where PYTHONDONTWRITEBYTECODE is set, each would compile anew.
+python3 -m compileall -q efficientbench data_tools launchers metrics tests/support
+# The folders with the longest tests first, so that no process is left alone with one of them at the end. One thread in
+# each: the processes share the cores.
+OMP_NUM_THREADS=1 python3 -m pytest -m "($wanted) and not alone" --numprocesses "$(nproc)" \
+    --dist loadfile --no-loadscope-reorder tests/distributed tests/end_to_end tests/numerics tests/unit || failed=1
 # Only their files, since a single process takes longer to import all tests than to run these. The unit tests come first:
 # after runs that fill the memory, the system is busy for a while.
 mapfile -t alone < <(grep -rl --include='test_*.py' 'mark\.alone' tests | sort --reverse)

@@ -17,9 +17,17 @@ PARTS = [23, *[1] * 20, 3, 3, 15]
 
 NAMES = ("gqa_1.5B", "mqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "moe_1.5Bx8")
 CELLS = [*((name, {"tp": 2}) for name in NAMES), ("moe_1.5Bx8", {"ep": 2, "dp": 2})]
+MORE = ("mqa_1.5B", "relative_1.5B")
+"""Proofs alone."""
 
 
-@pytest.mark.parametrize(("name", "layout"), CELLS, ids=[f"{name} {' '.join(layout)}" for name, layout in CELLS])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=pytest.mark.proof if name in MORE else (), id=f"{name} {' '.join(layout)}")
+        for name, layout in CELLS
+    ],
+)
 def test_two_ranks_decode_the_logits_of_one(name: str, layout: dict[str, int], ranks: Callable[[int], Ranks]) -> None:
     config = tiny(name, "model.init_std=0.2", f"training.seq_len={LENGTH}")
     tokens = text(config, LENGTH)

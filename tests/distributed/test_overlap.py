@@ -19,6 +19,7 @@ LAYOUTS = {
     "DP 2, plain optimizer": (2, ["parallel.dp=2", "parallel.distributed_optimizer=false"]),
     "PP 2 x DP 2": (4, ["parallel.dp=2", "parallel.pp=2"]),
 }
+CASES = [pytest.param(name, marks=pytest.mark.proof if size > 2 else ()) for name, (size, _) in LAYOUTS.items()]
 
 
 def sent_early(config: RunConfig, prefix: Path) -> int:
@@ -46,9 +47,7 @@ def weights_after(config: RunConfig, prefix: Path, steps: int) -> dict[str, torc
         return {name: each.detach().clone() for name, each in trainer.stages[0].module.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=pytest.mark.proof if LAYOUTS[name][0] > 2 else ()) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", CASES)
 @pytest.mark.parametrize("overlap", ["true", "false"])
 def test_buckets_are_sent_before_the_backward_pass_ends(
     layout: str, overlap: str, ranks: Callable[[int], Ranks], corpus: Path
@@ -59,7 +58,7 @@ def test_buckets_are_sent_before_the_backward_pass_ends(
     assert (found[0] > 0) == (overlap == "true")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", CASES)
 def test_replicas_end_with_the_same_weights(layout: str, ranks: Callable[[int], Ranks], corpus: Path) -> None:
     """Each rank updates its shard alone: without a last wait it would keep the others' of a step before."""
     size, words = LAYOUTS[layout]

@@ -79,7 +79,7 @@ CASES = [
     ("relative", "PP 2", "DP 2, plain optimizer"),
     ("backbone", "TP 2 with SP", "PP 2"),
 ]
-QUICK = [("GQA", "DP 2", "DP 2"), ("NSA", "DP 2", "TP 2 with SP"), ("GQA by Muon", "single", "TP 2 with SP")]
+QUICK = [("GQA", "DP 2", "DP 2"), ("GQA by Muon", "single", "TP 2 with SP")]
 
 
 @pytest.fixture(scope="module")

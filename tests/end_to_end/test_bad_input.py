@@ -35,8 +35,14 @@ def nothing_looks_finished(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["training.seqlen=64"], ["training.seqlen: unknown key; did you mean training.seq_len?"]),
-        (["training.steps=many"], ["training.steps: 'many' does not fit: ", "integer"]),
+        pytest.param(
+            ["training.seqlen=64"],
+            ["training.seqlen: unknown key; did you mean training.seq_len?"],
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            ["training.steps=many"], ["training.steps: 'many' does not fit: ", "integer"], marks=pytest.mark.proof
+        ),
         (["training.steps=many", "modle.heads=4"], ["2 problems:", "modle.heads", "model.heads", "training.steps"]),
         (["parallel.tp=8"], ["parallel.tp: 8 does not divide the 4 heads"]),
         (["training.steps=null", "training.tokens=300"], ["training.tokens: 300 tokens", "set training.tokens=512"]),
@@ -57,7 +63,7 @@ def test_the_configuration(tiny: Tiny, tmp_path: Path, overrides: list[str], par
     ("name", "content", "parts"),
     [
         ("missing.jsonl", None, ["missing.jsonl: no such file"]),
-        ("empty.txt", "", ["empty.txt is empty"]),
+        pytest.param("empty.txt", "", ["empty.txt is empty"], marks=pytest.mark.proof),
         ("broken.jsonl", '{"text": "fine"}\n{"text": \n', ["broken.jsonl:2: not JSON"]),
         ("short.txt", "One document is too few to set some aside.\n", ["data.split", "1 documents", "validation"]),
     ],
@@ -90,7 +96,10 @@ def test_a_disk_that_is_full_from_the_start(tiny: Tiny, small_disk: Callable[[in
     refused(efficientbench(*tiny, f"output={disk}"), f"output: {folder} cannot be written: No space left on device")
 
 
-@pytest.mark.parametrize("index", [b"", b"MMIDIDX\x00\x00 and then rubbish", bytes(200)])
+@pytest.mark.parametrize(
+    "index",
+    [b"MMIDIDX\x00\x00 and then rubbish", *(pytest.param(each, marks=pytest.mark.proof) for each in (b"", bytes(200)))],
+)
 def test_a_corrupt_index(tiny: Tiny, tmp_path: Path, index: bytes) -> None:
     (tmp_path / "pair.bin").write_bytes(bytes(400))
     (tmp_path / "pair.idx").write_bytes(index)
@@ -115,6 +124,7 @@ def test_a_run_that_cannot_fit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proof
 def test_an_output_folder_that_another_run_uses(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG) as first:
         wait_for_steps(folder, 1, first)

@@ -24,7 +24,9 @@ def hub() -> Iterator[HubState]:
         yield state
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "end", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.proof) for each in (signal.SIGKILL, signal.SIGTERM))]
+)
 def test_what_ends_it_leaves_partial_files_that_the_next_call_continues(
     hub: HubState, tmp_path: Path, end: signal.Signals
 ) -> None:

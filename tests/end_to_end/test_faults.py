@@ -32,6 +32,8 @@ from support.command_line import (
 from efficientbench.launchers.processes.failure import REPORT_VARIABLE
 from efficientbench.launchers.processes.heartbeat import heartbeat_file, read_beat
 
+pytestmark = pytest.mark.proof
+
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
 HANG = "faults.hang_limit_s=8"
@@ -77,7 +79,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path) -> 
     assert failed["unavailable"]["al_s"].startswith("the run failed (non finite): rank 0: step ")
 
 
-@pytest.mark.proof
 def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enough(tiny: Tiny, tmp_path: Path) -> None:
     with started(*tiny, *LONG, TWO, HANG) as run:
         wait_for_steps(tmp_path / RUN, 2, run)
@@ -95,7 +96,6 @@ def test_a_rank_that_stands_still_is_named_when_the_others_have_waited_long_enou
     assert "most recent call first" in (tmp_path / RUN / "log" / "rank_0.log").read_text()
 
 
-@pytest.mark.proof
 def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_it(
     tiny: Tiny, tmp_path: Path, cache: str
 ) -> None:
@@ -113,7 +113,6 @@ def test_a_rank_that_waits_for_something_else_is_told_from_those_that_wait_for_i
     assert "rank 1" not in told
 
 
-@pytest.mark.proof
 def test_a_rank_that_dies_ends_the_other_node_too(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path) as (first, second):
         (worker,), begin_s = workers(second.pid), time.monotonic()
@@ -125,7 +124,6 @@ def test_a_rank_that_dies_ends_the_other_node_too(tiny: Tiny, tmp_path: Path) ->
     assert failure(tmp_path / RUN).items() >= {"kind": "lost_rank", "rank": 1}.items()
 
 
-@pytest.mark.proof
 def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path) as (first, second):
         second.kill()
@@ -134,7 +132,6 @@ def test_a_node_that_is_gone_is_named(tiny: Tiny, tmp_path: Path) -> None:
     assert failure(tmp_path / RUN)["kind"] == "lost_rank"
 
 
-@pytest.mark.proof
 def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path, HANG) as (first, second):
         stop_in_a_step(workers(second.pid)[0])
@@ -143,7 +140,6 @@ def test_a_rank_that_stands_still_on_another_node_is_named_on_all(tiny: Tiny, tm
         assert told.startswith("error: rank 1 on node 1: hung: no rank got on for 8 s; rank 1 did not arrive"), told
 
 
-@pytest.mark.proof
 def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:
     with two_nodes(tiny, tmp_path, HANG) as (first, second):
         stop_in_a_step(workers(second.pid)[0])
@@ -152,7 +148,6 @@ def test_a_node_that_stands_still_is_named(tiny: Tiny, tmp_path: Path) -> None:
     assert "rank 1 did not arrive (node 1 gave no sign of life)" in told
 
 
-@pytest.mark.proof
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_signal_that_reaches_one_node_stops_both(tiny: Tiny, tmp_path: Path, node: int) -> None:
     with two_nodes(tiny, tmp_path) as nodes:
@@ -164,7 +159,6 @@ def test_a_stop_signal_that_reaches_one_node_stops_both(tiny: Tiny, tmp_path: Pa
     assert (record(tmp_path / RUN)["status"], failure(tmp_path / RUN)["kind"]) == ("stopped", "stopped")
 
 
-@pytest.mark.proof
 def test_memory_that_the_host_refuses(tiny: Tiny, tmp_path: Path) -> None:
     # Weights of 1.8 GB, and as much for their gradients.
     words = ["model.layers=4", "model.hidden_size=2048", "model.ffn_hidden_size=16384"]
@@ -199,7 +193,6 @@ def small_cgroup() -> Iterator[Path]:
     folder.rmdir()
 
 
-@pytest.mark.proof
 @pytest.mark.alone
 def test_a_rank_that_the_kernel_kills_for_its_memory(tiny: Tiny, tmp_path: Path, small_cgroup: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:

@@ -65,6 +65,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
+@pytest.mark.proof
 def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, whole: Path) -> None:
     assert interrupted(folder, words, signal.SIGTERM, 5) == 143
     saved = find_good(folder)[0]

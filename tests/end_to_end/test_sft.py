@@ -40,6 +40,7 @@ def whole(train: Callable[..., Finished], pair: Path) -> Finished:
     return finished
 
 
+@pytest.mark.proof
 def test_the_record_has_computed_and_supervised_tokens(whole: Finished, pair: Path) -> None:
     found, lines = record(whole.folder), [line for line in steps(whole.folder) if line["kind"] == "step"]
     measured = [line for line in lines if line["measured"]]
@@ -73,7 +74,11 @@ def test_killed_it_resumes_bit_for_bit(whole: Finished, pair: Path, tiny: tuple[
     ("overrides", "message"),
     [
         ((), "training.objective=sft learns what a mask marks, and the sample text has none: make conversations with"),
-        (("data.path=[1,{pair},1,{other}]",), "training.objective=sft takes one source, and data.path has 2: name all"),
+        pytest.param(
+            ("data.path=[1,{pair},1,{other}]",),
+            "training.objective=sft takes one source, and data.path has 2: name all",
+            marks=pytest.mark.proof,
+        ),
         pytest.param(
             ("data.path={pair}", "training.seq_len=6"),
             "no conversation for training fits into training.seq_len=6, and none is cut",

@@ -77,7 +77,11 @@ def test_the_first_generation_trains_in_fp16_on_torchs_operators(on_npu: Callabl
     ("chip", "reason"),
     [
         ("Ascend910A", "training.dtype=bf16: Ascend910A has no bf16 arithmetic: add training.dtype=fp16"),
-        ("Ascend310P3", "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train"),
+        pytest.param(
+            "Ascend310P3",
+            "device=npu cannot be used here: Ascend310P3 is made for inference and cannot train",
+            marks=pytest.mark.proof,
+        ),
     ],
 )
 def test_what_a_chip_cannot_is_told_before_anything_starts(

@@ -19,10 +19,13 @@ from support.command_line import (
     losses,
     record,
     started,
+    steps,
     until,
     wait_for_steps,
     workers,
 )
+
+from efficientbench.training.checkpoints.manifest import complete
 
 Tiny = tuple[str, ...]
 TWO = "parallel.tp=2"
@@ -36,7 +39,9 @@ def left_behind(temporary: Path) -> set[str]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.proof), (signal.SIGTERM, 143)]
+)
 def test_a_stop_signal_ends_after_the_step(
     tiny: Tiny, tmp_path: Path, folder: Path, number: signal.Signals, exit_code: int
 ) -> None:
@@ -87,6 +92,7 @@ def test_a_stopped_run_is_set_aside_by_the_next(tiny: Tiny, folder: Path) -> Non
     assert sorted(path.name for path in aside.iterdir()) == names
 
 
+@pytest.mark.proof
 def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, folder: Path) -> None:
     with started(*tiny, *LONG, TWO) as run:
         wait_for_steps(folder, 2, run)
@@ -106,12 +112,16 @@ def test_a_killed_rank_is_named_with_the_reason(tiny: Tiny, folder: Path) -> Non
     assert not any(process.is_running() for process in family)
 
 
-def test_ranks_end_with_their_launcher(tiny: Tiny, folder: Path) -> None:
-    with started(*tiny, *LONG) as run:
-        wait_for_steps(folder, 1, run)
+def test_ranks_end_with_their_launcher_and_the_same_command_goes_on(tiny: Tiny, folder: Path) -> None:
+    words = (*tiny, "training.steps=100", "checkpoint.interval=10")
+    with started(*words) as run:
+        wait_for_steps(folder, 12, run)
         family = children(run.pid)
         assert family
         os.kill(run.pid, signal.SIGKILL)
         until(lambda: not any(is_alive(process.pid) for process in family), "the ranks' end", limit_s=30)
+    (*_, last) = complete(folder)
     # The folder is free again, whatever the dead process had written into its lock.
-    efficientbench(*tiny, "training.steps=4", expect=0)
+    done = efficientbench(*words, expect=0)
+    assert f"goes on after step {int(last.name.removeprefix('step_'))}, from {last}" in done.stdout
+    assert [line["step"] for line in steps(folder) if line["kind"] == "step"] == list(range(1, 101))

@@ -43,6 +43,7 @@ def states(suite: Path) -> dict[str, dict[str, Any]]:
     return {path.stem.removeprefix("gqa_1.5B_smoke__"): json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
+@pytest.mark.proof
 def test_a_sweep_goes_on_over_a_failure_and_keeps_what_is_done(sweep: Words, tmp_path: Path) -> None:
     # A rate at which the weights, and then the loss, are no longer finite.
     words = (*sweep, "--set", "training.learning_rate=1e38,1e-3", "training.gradient_clip=0")

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from support.command_line import LONG, command, environment, workers
+from support.command_line import LONG, command, environment, failure, record, workers
 
 Tiny = tuple[str, ...]
 CONTROL_C = b"\x03"
@@ -86,10 +86,12 @@ def test_a_bar_that_leaves_nothing_behind(tiny: Tiny, tmp_path: Path) -> None:
     assert any("(stopped)" in line for line in lines)
 
 
-def test_the_cursor_comes_back_after_a_killed_rank(tiny: Tiny) -> None:
+def test_the_cursor_comes_back_after_a_killed_rank(tiny: Tiny, folder: Path) -> None:
     terminal = Terminal((*tiny, *LONG))
     terminal.read_until(rb"training .*ETA.*loss \d")
     workers(terminal.process.pid)[0].kill()
     assert terminal.end() == 1
     assert terminal.shown.rindex(SHOW_CURSOR) > terminal.shown.rindex(HIDE_CURSOR)
     assert any(line.startswith("error: rank 0: ended by SIGKILL") for line in screen(terminal.shown))
+    assert failure(folder).items() >= {"kind": "lost_rank", "rank": 0}.items()
+    assert record(folder)["status"] == "failed"

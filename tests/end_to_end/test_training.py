@@ -19,6 +19,8 @@ from efficientbench.data_tools.manifest import load_corpus
 from efficientbench.data_tools.tokenizer import train_tokenizer
 from efficientbench.devices.cpu import CPU
 
+pytestmark = pytest.mark.proof
+
 Train = Callable[..., Finished]
 
 
@@ -28,7 +30,7 @@ def trained(run: Finished) -> Path:
     return run.folder
 
 
-@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_trains(train: Train, dtype: str) -> None:
     # Far enough for the loss to fall by more than what one batch differs from the next.
     run = train(f"training.dtype={dtype}", "training.steps=30", "training.learning_rate=1e-2")
@@ -40,8 +42,7 @@ def test_trains(train: Train, dtype: str) -> None:
     assert losses(folder)[-1] < losses(folder)[0] - 0.1
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("layout", ["parallel.tp=2", pytest.param("parallel.dp=2", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("layout", ["parallel.tp=2", "parallel.dp=2"])
 def test_two_ranks_train_as_one_does(train: Train, layout: str) -> None:
     one, two = trained(train()), trained(train(layout))
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)
@@ -66,7 +67,6 @@ if "RANK" in os.environ:
 """
 
 
-@pytest.mark.proof
 def test_a_thread_in_native_code_does_not_spoil_the_end(tiny: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
     """As a thread of the collectives' backend that is late; the interpreter's own end aborts the process there."""
     (tmp_path / "sitecustomize.py").write_text(NATIVE_THREAD)
@@ -74,7 +74,6 @@ def test_a_thread_in_native_code_does_not_spoil_the_end(tiny: tuple[str, ...], f
     assert record(folder)["status"] == "completed"
 
 
-@pytest.mark.proof
 def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
     text = shared_data / "fineweb_edu" / "fineweb_sample.txt"
     folder = trained(train("training.dtype=fp16", "training.steps=40", f"data.path={text}"))
@@ -84,7 +83,6 @@ def test_fp16_trains_on_a_text_file(train: Train, shared_data: Path) -> None:
     assert sum(found[-5:]) < sum(found[:5])
 
 
-@pytest.mark.proof
 def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     text = shared_data / "c4" / "c4_demo.jsonl"
     tokenizer = shared_data / "qwen2_tokenizer"
@@ -98,7 +96,6 @@ def test_a_given_tokenizer_on_jsonl(train: Train, shared_data: Path) -> None:
     assert "300 documents" in run.done.stdout
 
 
-@pytest.mark.proof
 def test_a_blend_of_tokens_and_a_folder_of_parquet(train: Train, tmp_path: Path) -> None:
     """The tokens come from the command line's `tokenize`; the folder is tokenized by the run, with their tokenizer."""
     texts = [f"text number {number}: " + " ".join(str(number * step) for step in range(80)) for number in range(120)]

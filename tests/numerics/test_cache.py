@@ -58,19 +58,28 @@ def in_parts(prefill: int, chunk: int) -> list[int]:
     return [prefill, *[chunk] * chunks, *[rest] * bool(rest)]
 
 
+PARTS = {
+    "few": ((5, 7), (LENGTH - 9, 1), (LENGTH, 1)),
+    "many": ((1, 1), (5, 3), (23, 1), (40, 3)),
+}
+"""Tokens that are computed first, and at a time after them."""
+
+
+@pytest.mark.parametrize("parts", ["few", pytest.param("many", marks=pytest.mark.proof)])
 @pytest.mark.parametrize("case", CASES)
-def test_parts_have_the_logits_of_the_whole(case: str) -> None:
+def test_parts_have_the_logits_of_the_whole(case: str, parts: str) -> None:
     config = configuration(case)
     model, tokens = build(config).eval(), text(config, LENGTH)
     with torch.no_grad():
         whole = model(tokens)
-    for prefill, chunk in ((1, 1), (5, 3), (23, 1), (40, 3), (LENGTH, 1)):
+    for prefill, chunk in PARTS[parts]:
         error = relative_error(from_cache(model, tokens, in_parts(prefill, chunk)), whole)
         assert error < 1e-5, f"{prefill} tokens, then {chunk} at a time"
 
 
+@pytest.mark.parametrize("new", [9, pytest.param(LENGTH - 30, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str) -> None:
+def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str, new: int) -> None:
     from efficientbench.model.cache import Cache
 
     config = configuration(case)
@@ -87,7 +96,7 @@ def test_rows_of_different_lengths_have_the_logits_of_each_alone(case: str) -> N
         first = model(filled, only=prompts - 1)[:, 0]
         cache.advance()
         assert relative_error(first, whole[rows, prompts - 1]) < 1e-5
-        for step in range(LENGTH - int(prompts.max())):
+        for step in range(new):
             at = prompts + step
             logits = model(tokens[rows, at][:, None])[:, 0]
             cache.advance()
@@ -151,14 +160,11 @@ def test_bf16_rounds_no_more_than_a_whole_pass_does(case: str) -> None:
     assert 0 < found < 1.5 * error(whole)
 
 
-TRACED = ("gqa_1.5B", "mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12")
-FIRST = ("gqa_1.5B", "nsa_1.5B")
-"""Traced in the default set; compiling takes a second each."""
+TRACED = ("mla_1.5B", "nsa_1.5B", "relative_1.5B", "nanochat_d12")
+"""Beside GQA; compiling takes seconds each."""
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in FIRST else pytest.mark.proof) for case in TRACED]
-)
+@pytest.mark.parametrize("case", ["gqa_1.5B", *(pytest.param(case, marks=pytest.mark.proof) for case in TRACED)])
 def test_a_step_is_one_graph_that_is_compiled_once(case: str) -> None:
     from efficientbench.model.cache import Cache
 

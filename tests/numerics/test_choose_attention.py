@@ -117,6 +117,12 @@ def test_a_kernel_that_is_asked_for_must_serve() -> None:
         choose("te", GROUPED, "cpu", Path())
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no kernel be timed, which takes a second."""
+    monkeypatch.setattr(choose_attention, "_time_s", lambda kernel, *_: 2.0 if kernel is KERNELS["math"] else 1.0)
+
+
 def not_measured(*arguments: object) -> float:
     raise AssertionError("measured again")
 
@@ -157,6 +163,7 @@ def test_a_later_run_takes_the_kept_times(tmp_path: Path, monkeypatch: pytest.Mo
         ("times_s", [["flash", -1.0]], "its times are of other kernels"),
     ],
 )
+@pytest.mark.usefixtures("at_once")
 def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
     key: str | None, value: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,14 +179,15 @@ def test_a_damaged_or_foreign_file_is_ignored_with_a_line(
     assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).kept
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_kept_kernel_that_has_become_wrong_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_attention, "_time_s", lambda kernel, *_: 2.0 if kernel is KERNELS["math"] else 1.0)
     assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).name == "flash"
     wrong = lambda query, key, value, scale: causal_attention(query, key, value, 2 * scale)  # noqa: E731
     monkeypatch.setitem(KERNELS, "flash", wrong)
     assert fastest_kept(["flash", "math"], GROUPED, CPU, tmp_path).name == "math"
 
 
+@pytest.mark.usefixtures("at_once")
 def test_without_a_place_to_write_the_choice_is_made_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

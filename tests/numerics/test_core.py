@@ -35,6 +35,8 @@ pytestmark = pytest.mark.usefixtures("single_rank")
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
 FEW = ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar")
+SHORT = ("lambada_openai", *FEW[1:])
+"""Without the ten examples of Jeopardy's prompts."""
 
 
 def config_of(name: str, *overrides: str) -> RunConfig:
@@ -60,11 +62,16 @@ def exported_logits(config: RunConfig, model: GPT, tokenizer: TextTokenizer, fol
 
 
 @pytest.mark.parametrize(
-    ("names", "oracle"),
-    [(FEW, plain_logits), pytest.param(tuple(TASKS), exported_logits, marks=pytest.mark.proof)],
+    ("names", "limit", "oracle"),
+    [
+        (SHORT, 5, plain_logits),
+        pytest.param(FEW, None, plain_logits, marks=pytest.mark.proof),
+        pytest.param(tuple(TASKS), None, exported_logits, marks=pytest.mark.proof),
+    ],
 )
 def test_every_row_scores_as_a_plain_scorer_finds_it(
     names: Sequence[str],
+    limit: int | None,
     oracle: Callable[[RunConfig, GPT, TextTokenizer, Path], Logits],
     tokenizers: dict[str, TextTokenizer],
     tmp_path: Path,
@@ -73,7 +80,7 @@ def test_every_row_scores_as_a_plain_scorer_finds_it(
     model = build(config).eval()
     logits = oracle(config, model, tokenizer, tmp_path / "hf")
     write_bundle(tmp_path, names)
-    core = Core(model, tokenizer, read_bundle(tmp_path, None), None, None, 4096)
+    core = Core(model, tokenizer, read_bundle(tmp_path, limit), None, limit, 4096)
     results = scored_by(core)
     rights = {}
     for name in names:
@@ -83,6 +90,7 @@ def test_every_row_scores_as_a_plain_scorer_finds_it(
             tokenizer.eod_id,
             tmp_path,
             name,
+            limit,
         )
         found = [results[f"{name}/{number}"] for number in range(len(plain))]
         for number, (ours, theirs) in enumerate(zip(found, plain, strict=True)):

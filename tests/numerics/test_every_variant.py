@@ -50,7 +50,7 @@ def test_no_architecture_is_left_out() -> None:
         assert any(models.get(f"{name}_{run.size}") == models[run.name] for name in covered), run.name
 
 
-@pytest.mark.parametrize("position", [1, 9, 15])
+@pytest.mark.parametrize("position", [9, *(pytest.param(each, marks=pytest.mark.proof) for each in (1, 15))])
 @pytest.mark.parametrize("variant", OVERRIDES)
 def test_a_changed_token_leaves_all_logits_before_it(variant: str, position: int) -> None:
     config = configuration(variant)

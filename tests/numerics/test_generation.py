@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("single_rank")
 
-NEW = 64
-EXPORTED = (
-    *("gqa_1.5B", "mla_1.5B"),
-    *(pytest.param(name, marks=pytest.mark.proof) for name in ("mqa_1.5B", "moe_1.5Bx8", "none_1.5B")),
-)
+EXPORTED = ("gqa_1.5B", "mla_1.5B", "mqa_1.5B", "moe_1.5Bx8", "none_1.5B")
 LENGTHS = (1, 4, 9, 17, 30)
 
 
@@ -46,7 +42,7 @@ def prompts_of(config: RunConfig, lengths: Sequence[int] = LENGTHS) -> list[list
 
 
 def continued(
-    model: GPT, prompts: Sequence[Sequence[int]], sampling: Sampling, new: int = NEW, **settings: int
+    model: GPT, prompts: Sequence[Sequence[int]], sampling: Sampling, new: int, **settings: int
 ) -> list[list[int]]:
     """The new tokens of each row, in the order of prompts and samples."""
     found: dict[tuple[int, int], list[int]] = {}
@@ -58,9 +54,12 @@ def continued(
     return [tokens for _, tokens in sorted(found.items())]
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [("gqa_1.5B", 12), *(pytest.param(name, 64, marks=pytest.mark.proof) for name in EXPORTED)],
+)
 def test_greedy_tokens_are_those_of_transformers(
-    name: str, tokenizers: dict[str, TextTokenizer], tmp_path: Path
+    name: str, new: int, tokenizers: dict[str, TextTokenizer], tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -70,14 +69,14 @@ def test_greedy_tokens_are_those_of_transformers(
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded.generation_config.eos_token_id = None
     prompts = prompts_of(config)
-    for prompt, ours in zip(prompts, continued(model, prompts, Sampling()), strict=True):
+    for prompt, ours in zip(prompts, continued(model, prompts, Sampling(), new), strict=True):
         given = torch.tensor([prompt])
-        theirs = loaded.generate(given, max_new_tokens=NEW, do_sample=False)[0, len(prompt) :].tolist()
-        assert len(ours) == NEW
-        assert len(set(theirs)) >= 16
+        theirs = loaded.generate(given, max_new_tokens=new, do_sample=False)[0, len(prompt) :].tolist()
+        assert len(ours) == new
+        assert len(set(theirs)) >= new // 4
         if ours != theirs:
             # From where two tokens are equally likely, each goes its own way.
-            step = next(index for index in range(NEW) if ours[index] != theirs[index])
+            step = next(index for index in range(new) if ours[index] != theirs[index])
             tokens = torch.tensor([prompt + theirs[:step]])
             with torch.no_grad():
                 wanted, found = loaded(tokens).logits[0, -1], model(tokens)[0, -1]
@@ -105,24 +104,30 @@ def test_a_checkpoint_fills_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "new"),
     [
-        ("gqa_1.5B", Sampling(1.0, top_k=20, seed=5)),
-        ("gqa_1.5B", Sampling(0.7, top_p=0.9, seed=5)),
-        ("nsa_1.5B", Sampling(1.0, top_k=20, seed=5)),
+        ("gqa_1.5B", Sampling(1.0, top_k=20, seed=5), 8),
+        *(
+            pytest.param(name, settings, 32, marks=pytest.mark.proof)
+            for name, settings in (
+                ("gqa_1.5B", Sampling(1.0, top_k=20, seed=5)),
+                ("gqa_1.5B", Sampling(0.7, top_p=0.9, seed=5)),
+                ("nsa_1.5B", Sampling(1.0, top_k=20, seed=5)),
+            )
+        ),
     ],
 )
-def test_sampled_tokens_are_the_same_in_any_batch(name: str, settings: Sampling) -> None:
+def test_sampled_tokens_are_the_same_in_any_batch(name: str, settings: Sampling, new: int) -> None:
     config = config_of(name, "training.seq_len=96")
     model = build(config).eval()
     prompts = prompts_of(config)
-    alone = continued(model, prompts, settings, 32, batch=1)
+    alone = continued(model, prompts, settings, new, batch=1)
     assert len({tuple(tokens) for tokens in alone}) == len(prompts)
     for batch in (2, 5):
-        together = continued(model, prompts, settings, 32, batch=batch)
+        together = continued(model, prompts, settings, new, batch=batch)
         for number, (one, other) in enumerate(zip(alone, together, strict=True)):
             if one != other:
-                step = next(index for index in range(32) if one[index] != other[index])
+                step = next(index for index in range(new) if one[index] != other[index])
                 with torch.no_grad():
                     logits = model(torch.tensor([prompts[number] + one[:step]]))[0, -1]
                 values, tokens = logits.topk(settings.candidates(len(logits)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -41,20 +41,31 @@ def agree(found: Function, formula: Function, inputs: list[torch.Tensor], relati
 
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+FUSED = (pytest.param("compiled", marks=pytest.mark.proof), "uncompiled")
+"""The compiler takes seconds for each part: the default set runs the same formulas without it."""
+EITHER = (*FUSED, "by torch's own kernels")
 
 
+@pytest.fixture
+def fuse(request: pytest.FixtureRequest, device: str) -> Iterator[bool]:
+    """Whether a part is fused; compiled on a GPU, and where the parameter says so."""
+    with torch.compiler.set_stance("force_eager" if (device, request.param) == ("cpu", "uncompiled") else "default"):
+        yield request.param != EITHER[-1]
+
+
+@pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_norm(device: str, dtype: torch.dtype) -> None:
+def test_norm(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x, weight = torch.randn(7, 3, 48, device=device, dtype=dtype), torch.rand(48, device=device, dtype=dtype)
     agree(
-        lambda x, w: norm.rms_norm(x, w, 1e-6, fuse=True),
+        lambda x, w: norm.rms_norm(x, w, 1e-6, fuse),
         lambda x, w: F.rms_norm(x, (48,), w, 1e-6),
         [x, weight],
         TOLERANCE[dtype],
     )
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x = torch.randn(7, 3, 48, device=device, dtype=dtype)
@@ -63,24 +74,25 @@ def test_norm_without_weights(device: str, dtype: torch.dtype, fuse: bool) -> No
     )
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_relu2(device: str, dtype: torch.dtype, fuse: bool) -> None:
     x = torch.randn(7, 3, 95, device=device, dtype=dtype)
     agree(lambda x: relu2.relu2(x, fuse), lambda x: x.clamp(min=0) ** 2, [x], TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_swiglu(device: str, dtype: torch.dtype) -> None:
+def test_swiglu(device: str, dtype: torch.dtype, fuse: bool) -> None:
     def formula(x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
 
     x = torch.randn(7, 3, 96, device=device, dtype=dtype)
-    agree(lambda x: swiglu.swiglu(x, fuse=True), formula, [x], TOLERANCE[dtype])
+    agree(lambda x: swiglu.swiglu(x, fuse), formula, [x], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_gated_sum_of_branches(device: str, dtype: torch.dtype, fuse: bool) -> None:
     gates = torch.rand(3, 2, 7, 3, 1, device=device, dtype=dtype)
@@ -93,8 +105,9 @@ def test_gated_sum_of_branches(device: str, dtype: torch.dtype, fuse: bool) -> N
     )
 
 
+@pytest.mark.parametrize("fuse", FUSED, indirect=True)
 @pytest.mark.parametrize("rotated", [16, 10])
-def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int) -> None:
+def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int, fuse: bool) -> None:
     angles = torch.randn(7, 1, 1, rotated // 2, device=device)
     x = torch.randn(7, 3, 2, 16, device=device)
 
@@ -103,12 +116,12 @@ def test_rotation_of_all_and_of_the_last_dimensions(device: str, rotated: int) -
         cos, sin = angles.double().cos(), angles.double().sin()
         return torch.cat([x[..., : 16 - rotated], first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    agree(lambda x: rope.rotate(x, angles.cos(), angles.sin(), fuse=True), formula, [x], 1e-6)
+    agree(lambda x: rope.rotate(x, angles.cos(), angles.sin(), fuse), formula, [x], 1e-6)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("block_logits", [2**24, 5 * 131])
-@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("fuse", EITHER, indirect=True)
 @pytest.mark.usefixtures("single_rank")
 def test_loss(device: str, fuse: bool, block_logits: int, softcap: float | None) -> None:
     hidden, embedding = torch.randn(17, 24, device=device), torch.randn(140, 24, device=device)

@@ -45,7 +45,7 @@ def inputs(reach: Reach, sequence: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("sequence", [3, 37, 149])
+@pytest.mark.parametrize("sequence", [3, pytest.param(37, marks=pytest.mark.proof), 149])
 @pytest.mark.parametrize("reach", REACHES.values(), ids=REACHES)
 def test_outputs_sums_and_gradients_equal_the_formula(
     reach: Reach, sequence: int, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +74,9 @@ def test_outputs_sums_and_gradients_equal_the_formula(
         assert close(actual, wanted)
 
 
-@pytest.mark.parametrize("sequence", [1, 127, 128, 300, 1024, 1500])
+@pytest.mark.parametrize(
+    "sequence", [1, 127, 128, 300, *(pytest.param(each, marks=pytest.mark.proof) for each in (1024, 1500))]
+)
 @pytest.mark.parametrize("reach", [*REACHES.values(), Reach(32, 16), Reach(width=512), Reach(width=200)])
 def test_blocks_are_those_that_torch_finds(reach: Reach, sequence: int) -> None:
     keys = max((sequence - reach.length) // reach.stride + 1, 1)

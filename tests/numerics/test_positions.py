@@ -138,6 +138,7 @@ def test_flex_attention_is_given_the_same_bias_and_mask(groups: int, monkeypatch
         assert relative_error(found, expected) < 1e-6
 
 
+@pytest.mark.proof
 def test_the_bias_of_flex_attention_gets_its_gradient_from_a_kernel_that_sums_by_distance() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     script = ROOT / "tests" / "support" / "bias_gradient_in_interpreter.py"

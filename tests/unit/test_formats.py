@@ -284,11 +284,18 @@ NAMES = (
 )
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(25, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(data=st.data())
-def test_damage_is_told_or_does_not_matter(formats: dict[str, Format], name: str, data: st.DataObject) -> None:
-    known = formats[name]
+def test_damage_is_told_or_does_not_matter(formats: dict[str, Format], name: str, examples: int) -> None:
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        damage_and_read(formats[name], data)
+
+    tried()
+
+
+def damage_and_read(known: Format, data: st.DataObject) -> None:
     content = known.path.read_bytes()
     expected = known.read()
     damaged = data.draw(damages(content))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -236,18 +236,22 @@ def test_names(name: str, message: str) -> None:
     assert message in problem
 
 
-@given(
-    st.lists(
-        st.one_of(st.text(), st.tuples(st.sampled_from(sorted(settable_keys())), st.text()).map("=".join)), max_size=4
-    )
-)
-def test_any_text_resolves_or_is_refused_in_printable_lines(overrides: list[str]) -> None:
-    problems: tuple[str, ...] = ()
-    try:
-        resolve("gqa_0.5B", True, overrides)
-    except ConfigError as error:
-        problems = error.problems
-    assert all(problem and problem.isprintable() for problem in problems)
+TEXTS = st.one_of(st.text(), st.tuples(st.sampled_from(sorted(settable_keys())), st.text()).map("=".join))
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.proof)])
+def test_any_text_resolves_or_is_refused_in_printable_lines(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.lists(TEXTS, max_size=4))
+    def tried(overrides: list[str]) -> None:
+        problems: tuple[str, ...] = ()
+        try:
+            resolve("gqa_0.5B", True, overrides)
+        except ConfigError as error:
+            problems = error.problems
+        assert all(problem and problem.isprintable() for problem in problems)
+
+    tried()
 
 
 def test_an_override_of_the_length_replaces_the_files_length() -> None:

@@ -205,6 +205,7 @@ def test_unusable_manifests_are_named(tmp_path: Path, content: str, message: str
         load_corpus(path)
 
 
+@pytest.mark.proof
 def test_two_processes_at_once_prepare_one_corpus(tmp_path: Path) -> None:
     processes = [start(None, None, tmp_path, 1024) for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in processes]

@@ -76,7 +76,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path: Path, tokenizer: Path) 
         tokenize_files([source], prefix, tokenizer, max_document_mb=2, max_rejects=0.5)
 
 
-@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+@pytest.mark.parametrize("kind", [pytest.param("jsonl.gz", marks=pytest.mark.proof), "parquet"])
 def test_memory_is_bounded(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"data.{kind}"
     if kind == "parquet":

@@ -109,7 +109,10 @@ def test_killed_at_random_moments_it_continues_to_the_same_bytes(
         assert {name: value for name, value in found.items() if "tokens.parts" not in name} == undisturbed
 
 
-@pytest.mark.parametrize("kind", ["bin", "lengths", "hashes", "rejects.jsonl", "json"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bin", "json", *(pytest.param(each, marks=pytest.mark.proof) for each in ("lengths", "hashes", "rejects.jsonl"))],
+)
 def test_a_part_that_was_damaged_meanwhile_is_made_again(
     folder: Path, tmp_path: Path, undisturbed: dict[str, str], kind: str
 ) -> None:
@@ -148,7 +151,7 @@ def test_a_killed_worker_is_named(folder: Path, tmp_path: Path, undisturbed: dic
     assert contents(prefix) == undisturbed
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.proof)])
 def test_a_full_disk_is_said_and_more_room_is_used(
     small_disk: Callable[[int], Path], folder: Path, tmp_path: Path, undisturbed: dict[str, str], workers: str
 ) -> None:
@@ -202,6 +205,7 @@ def test_an_input_that_cannot_be_read_is_named(nobody: Path) -> None:
     assert not bin_path(nobody / "tokens").exists()
 
 
+@pytest.mark.proof
 def test_memory_stays_bounded(folder: Path, tmp_path: Path) -> None:
     """Ten times the text, the same memory."""
     peaks = []

@@ -205,6 +205,7 @@ def test_places_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         import_folder(tmp_path / "run", tmp_path / "other")
 
 
+@pytest.mark.proof
 def test_a_refusal_is_one_line_and_exit_code_2(folder: Path, tmp_path: Path) -> None:
     edit(folder / "config.json", hidden_act="gelu")
     done = efficientbench("import", str(folder), "--output", str(tmp_path / "run"), expect=2)

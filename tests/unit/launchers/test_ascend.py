@@ -33,6 +33,7 @@ def test_scripts_that_people_call_can_be_called() -> None:
         assert os.access(ROOT / "launchers" / name, os.X_OK), name
 
 
+@pytest.mark.proof
 def test_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:

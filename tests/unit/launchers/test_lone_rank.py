@@ -38,7 +38,12 @@ def test_the_signal_that_ended_a_rank_is_told(
 
 
 @pytest.mark.parametrize(
-    "hangs", ["os.kill(os.getpid(), signal.SIGSTOP)", "ctypes.CDLL(None).pause()", "ctypes.PyDLL(None).pause()"]
+    "hangs",
+    [
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        pytest.param("ctypes.CDLL(None).pause()", marks=pytest.mark.proof),
+        pytest.param("ctypes.PyDLL(None).pause()", marks=pytest.mark.proof),
+    ],
 )
 def test_one_that_hangs_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str], hangs: str) -> None:
     """Stopped, or in a function of C that never returns: without Python's lock, as a kernel, or with it."""

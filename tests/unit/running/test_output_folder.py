@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"), OutputFolder(folder).claimed():
         pass
     assert precious.read_text() == "all of it"
+
+
+def test_a_folder_that_another_run_holds_is_refused_with_its_process(tmp_path: Path) -> None:
+    message = rf"is in use by another run \(process {os.getpid()}\); .*output=FOLDER"
+    with OutputFolder(tmp_path).claimed(), pytest.raises(ConfigError, match=message), OutputFolder(tmp_path).claimed():
+        pass
+    with OutputFolder(tmp_path).claimed():
+        pass
 
 
 def test_evaluations_go_with_the_model_that_they_are_of(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from support.fake_cuda.processes import run
 
+pytestmark = pytest.mark.proof
+
 MOST_LAUNCHES = {
     "gqa_1.5B": 1350,
     "mla_1.5B": 2300,
@@ -36,9 +38,7 @@ def step(library: Path, name: str, *words: str) -> dict[str, Any]:
     return run("step.py", library, name, "data.trained_vocab_size=4096", *words)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "gqa_1.5B" else pytest.param(name, marks=pytest.mark.proof) for name in MOST_LAUNCHES]
-)
+@pytest.mark.parametrize("name", MOST_LAUNCHES)
 def test_a_step_waits_once_fits_the_plan_and_launches_few(name: str, fake_gpu: Path) -> None:
     run_name, *layout = name.split()
     seen = step(fake_gpu, run_name, *layout, *TWO_SEQUENCES)
@@ -51,7 +51,6 @@ def test_a_step_waits_once_fits_the_plan_and_launches_few(name: str, fake_gpu: P
     assert seen["peak_bytes"] == pytest.approx(seen["plan_bytes"], rel=0.03)
 
 
-@pytest.mark.proof
 def test_launches_of_nsa_do_not_grow_with_the_sequence(fake_gpu: Path) -> None:
     short = step(fake_gpu, "nsa_1.5B", *TWO_SEQUENCES)
     long = step(fake_gpu, "nsa_1.5B", *ONE_SEQUENCE, "training.seq_len=8192")
