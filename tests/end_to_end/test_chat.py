@@ -55,6 +55,12 @@ def test_one_answer_and_a_conversation(talks: Path, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0
     assert ended.stdout.endswith(f"> {alone}> \n")
+    damaged = subprocess.run(
+        command(*words), input=b"\xff\n7??\n", env=environment(), capture_output=True, check=False, timeout=240
+    )
+    assert damaged.returncode == 0, damaged.stderr
+    assert b"error: messages[0].content: " in damaged.stderr
+    assert damaged.stdout.decode().endswith(f"> > {alone}> \n")
     empty = efficientbench(*words, "-p", " ", expect=2).stderr
     assert empty.endswith("error: messages[0].content: the message is empty\n")
 
