@@ -144,6 +144,18 @@ def test_a_client_that_leaves_ends_its_answer(chat: Chat, stream: bool) -> None:
         assert text == expected(chat, ASKED, 1, 9)
 
 
+def test_a_client_that_leaves_before_its_turn_waits_no_more(chat: Chat) -> None:
+    with served(chat) as server:
+        ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 4096}
+        with server.client.chat.completions.create(**ask, stream=True) as first:
+            next(iter(first))
+            with pytest.raises(openai.APITimeoutError):
+                server.client.with_options(timeout=0.5).chat.completions.create(**ask)
+            until(lambda: server.stats()["waiting"] == 0, "a client that has left", limit_s=60)
+            stats = server.stats()
+            assert (stats["busy"], stats["left"], stats["answers"]) == (1, 1, 0)
+
+
 def test_models_on_one_device_share_their_weights(chat: Chat) -> None:
     with pool_of(chat.run, 2) as pool:
         first, second = (worker.model for worker in pool.workers)
