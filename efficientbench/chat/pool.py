@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ASKED_EVERY_S = 0.5
+"""How often a client that waits is asked whether it is still there."""
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -52,13 +55,11 @@ class Pool:
 
         Args:
             begin: returns the generator.
-            left: whether nobody waits for the rest any more; it is asked before each step.
+            left: whether nobody waits for the rest any more; it is asked before each step, and while no model is free.
         """
-        self.waiting += 1
-        try:
-            worker = await self._free.get()
-        finally:
-            self.waiting -= 1
+        worker = await self._turn(left)
+        if worker is None:
+            return
         steps = begin(worker.model)
         loop = asyncio.get_running_loop()
         try:
@@ -71,6 +72,23 @@ class Pool:
             # Its thread does this after a step that it still computes, and before whatever this model does next.
             worker.thread.submit(steps.close)
             self._free.put_nowait(worker)
+
+    async def _turn(self, left: Callable[[], Awaitable[bool]]) -> Worker | None:
+        """Return a free model when those who came before have theirs; None where the client leaves meanwhile."""
+        turn, taken = asyncio.ensure_future(self._free.get()), False
+        self.waiting += 1
+        try:
+            while not turn.done():
+                await asyncio.wait([turn], timeout=ASKED_EVERY_S)
+                if not turn.done() and await left():
+                    return None
+            taken = True
+            return turn.result()
+        finally:
+            self.waiting -= 1
+            # One that became free in the same moment is the next client's.
+            if not taken and not turn.cancel():
+                self._free.put_nowait(turn.result())
 
 
 def _advance(steps: Generator[T, None, None]) -> T | None:

@@ -52,7 +52,8 @@ class StreamOptions(BaseModel):
 class ChatRequest(BaseModel):
     """The fields that are known; those of one value alone are what other values would change and nothing here does."""
 
-    model_config = ConfigDict(extra="forbid")
+    # NaN lies within every range.
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     messages: list[Any] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = None
@@ -79,6 +80,11 @@ class ChatRequest(BaseModel):
     def answer_tokens(self) -> int | None:
         """Return how many tokens the answer may have; None: as many as by default."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def answer_field(self) -> str:
+        """Return the field that says so."""
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
 
 def read_request(body: bytes) -> tuple[ChatRequest, tuple[Message, ...]]:
@@ -111,7 +117,7 @@ def _field(location: Sequence[int | str]) -> str:
 
 def _with_parts(message: Any) -> Any:
     """Return a message with its parts as the content, where it is an answer of ours that comes back."""
-    if not isinstance(message, dict) or message.get("role") != ASSISTANT or "parts" not in message:
+    if not isinstance(message, dict) or message.get("role") != ASSISTANT or message.get("parts") is None:
         return message
     return {**{key: value for key, value in message.items() if key != "parts"}, "content": message["parts"]}
 

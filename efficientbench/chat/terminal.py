@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -112,6 +113,9 @@ def chat(run: Chat, prompt: str | None, sampling: Sampling, max_new_tokens: int)
 
 def _talk(conversation: Conversation) -> None:
     """Answer each line of stdin."""
+    # Bytes that are no text become what `read_prompt` refuses.
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     print(f"{conversation.chat.name}, step {conversation.chat.run.step:,}; {COMMANDS}")
     while True:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from efficientbench.chat.answers import Chat, Said, parts_of
@@ -97,11 +98,12 @@ class Server:
         if self.pool.waiting >= MAX_WAITING:
             raise RequestError(503, f"{MAX_WAITING} clients wait already: try again later", code="busy")
         prompt = self.chat.prompt(messages)
-        return Answer(request, prompt, self._room(len(prompt), request.answer_tokens))
+        return Answer(request, prompt, self._room(len(prompt), request))
 
-    def _room(self, prompt_tokens: int, wanted: int | None) -> int:
+    def _room(self, prompt_tokens: int, request: ChatRequest) -> int:
         """Return how many tokens an answer may have. Raises RequestError: so many do not fit."""
-        config, longest = self.chat.run.config, self.chat.run.config.model.position.longest
+        config, wanted = self.chat.run.config, request.answer_tokens
+        longest = config.model.position.longest
         most = MAX_PROMPT_TOKENS if longest is None else min(MAX_PROMPT_TOKENS, longest - 1)
         if prompt_tokens > most:
             message = f"messages: {prompt_tokens:,} tokens, and the model takes at most {most:,}"
@@ -109,10 +111,10 @@ class Server:
         left = ANSWER_TOKENS if longest is None else longest - prompt_tokens
         if wanted is not None and longest is not None and wanted > left:
             message = (
-                f"max_tokens: {wanted:,} tokens behind the {prompt_tokens:,} of the messages are more than the "
-                f"{longest:,} positions of the model: {left:,} would fit"
+                f"{request.answer_field}: {wanted:,} tokens behind the {prompt_tokens:,} of the messages are more than "
+                f"the {longest:,} positions of the model: {left:,} would fit"
             )
-            raise RequestError(400, message, "max_tokens", "context_length_exceeded")
+            raise RequestError(400, message, request.answer_field, "context_length_exceeded")
         tokens = wanted or min(ANSWER_TOKENS, left)
         reason = too_large(config, Case(prompt_tokens, 1, tokens), self.usable_bytes)
         if reason is not None:
@@ -180,10 +182,9 @@ class Server:
         try:
             async with contextlib.aclosing(self.pieces(answer, client)) as pieces:
                 async for said in pieces:
-                    if said.text and said.kind == TEXT:
-                        yield chunk({"content": said.text})
-                    elif said.text:
-                        yield chunk({"part": {"type": said.kind, "text": said.text}})
+                    # Those without text too: one lies between two calls that have no result.
+                    part = {"part": {"type": said.kind, "text": said.text}}
+                    yield chunk({"content": said.text} if said.kind == TEXT else part)
                     if said.finish is not None:
                         yield chunk({}, said.finish)
         except RequestError as error:
@@ -226,6 +227,11 @@ def make_app(chat: Chat, pool: Pool, key: str | None, hosts: Collection[str]) ->
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
         return JSONResponse(error.content(), error.status)
+
+    @app.exception_handler(HTTPException)
+    async def nowhere(request: Request, error: HTTPException) -> Response:
+        told = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(told.content(), error.status_code, error.headers)
 
     @app.get("/")
     async def page() -> Response:

@@ -59,8 +59,10 @@ def distribution(logits: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> 
     Returns:
         Numbers [k], and cumulative probabilities [k] in float64, the last of which is 1.
     """
-    scaled = logits.astype(np.float64) / sampling.temperature
-    shares = np.exp(scaled - scaled.max())
+    below = logits.astype(np.float64) - logits.max()
+    # A temperature near 0 takes what lies below the largest to -inf, whose share is 0.
+    with np.errstate(over="ignore"):
+        shares = np.exp(below / sampling.temperature)
     shares /= shares.sum()
     if sampling.top_p < 1:
         order = np.lexsort((tokens, -shares))

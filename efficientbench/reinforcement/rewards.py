@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import TypeAlias
 
 from efficientbench.config.errors import ConfigError, nearest
@@ -78,6 +79,7 @@ def _checked(name: str, reward: Reward, example: Example, completion: str, where
         found = reward(example, completion)
     except Exception as error:  # code of others fails in any way
         raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
-    if isinstance(found, int | float) and math.isfinite(found):
+    # NumPy's numbers too.
+    if isinstance(found, Real) and math.isfinite(found):
         return float(found)
     raise RewardError(f"reward {name} returned {str(found)[:80]} at {where}: it must return a finite number")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -98,6 +98,30 @@ def _chain(run: str, before: Mapping[str, str | None]) -> list[str]:
     return chain
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """The first figure of each task, of the runs of pipelines."""
+
+    values: dict[str, dict[str, str]]
+    """Run → task → figure."""
+    tasks: list[str]
+    reasons: list[str]
+    """Why figures among them are n/a."""
+
+    @classmethod
+    def of(cls, evaluations: Table, runs: Collection[str]) -> _Scores:
+        """Return those of these runs."""
+        values: dict[str, dict[str, str]] = {}
+        absent: dict[str, None] = {}
+        for run, task, figure, value, *_ in evaluations.rows:
+            if run in runs and task not in values.get(run, {}) and (figure == CORE or task != CORE):
+                values.setdefault(run, {})[task] = value
+                if value == ABSENT:
+                    absent[f"{ABSENT} {figure}"] = None
+        tasks = list(dict.fromkeys(task for found in values.values() for task in found))
+        return cls(values, tasks, [note for note in evaluations.notes if note.partition(":")[0] in absent])
+
+
 def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour: float | None) -> Table:
     """Return a row for each stage of each pipeline, and one for its sums.
 
@@ -106,14 +130,9 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
         evaluations: see `evaluations_table`; the first figure of each task is shown.
         price_per_hour: of one device; None: no cost.
     """
-    scores: dict[str, dict[str, str]] = {}
-    for run, task, figure, value, *_ in evaluations.rows:
-        if figure == CORE or task != CORE:
-            scores.setdefault(run, {}).setdefault(task, value)
-    runs = {stage.run for pipeline in pipelines for stage in pipeline}
-    tasks = list(dict.fromkeys(task for run, found in scores.items() if run in runs for task in found))
+    scores = _Scores.of(evaluations, {stage.run for pipeline in pipelines for stage in pipeline})
     costs = ("hours", "device hours", "kJ", *(["cost"] if price_per_hour is not None else []))
-    header = ("pipeline", "stage", "data", "tokens", "loss", *tasks, *costs)
+    header = ("pipeline", "stage", "data", "tokens", "loss", *scores.tasks, *costs)
     rows: list[tuple[str, ...]] = []
     for pipeline in pipelines:
         title = pipeline[-1].run
@@ -121,19 +140,22 @@ def card_table(pipelines: Sequence[Pipeline], evaluations: Table, price_per_hour
             of_name = [stage for stage in pipeline if stage.name == name]
             for stage in of_name:
                 ended = "" if stage.record.status == "completed" else f" ({stage.record.status})"
-                own = [scores.get(stage.run, {}).get(task, ABSENT) for task in tasks]
+                own = [scores.values.get(stage.run, {}).get(task, ABSENT) for task in scores.tasks]
                 spent = _costs([stage.record], price_per_hour)
                 rows.append((title, name + ended, *_learned(stage.record), *own, *spent))
             if not of_name:
                 rows.append((title, name, *[ABSENT] * (len(header) - 2)))
         spent = _costs([stage.record for stage in pipeline], price_per_hour)
-        rows.append((title, ALL, *[""] * (3 + len(tasks)), *spent))
-    return Table(header, rows, (0, 1, 2), "Report card", _notes(pipelines, tasks, scores, price_per_hour))
+        rows.append((title, ALL, *[""] * (3 + len(scores.tasks)), *spent))
+    return Table(header, rows, (0, 1, 2), "Report card", _notes(pipelines, scores, price_per_hour))
 
 
 def _learned(record: RunRecord) -> tuple[str, str, str]:
     """Return the cells of data, tokens and loss."""
     data = ", ".join(f"{source.source} ({count(source.tokens)})" for source in record.data or ())
+    if record.reinforcement is not None:
+        # Its corpora are those of the validation alone.
+        data = f"answers to {record.reinforcement.questions:,} questions"
     tokens = ABSENT if record.tokens_trained is None else count(record.tokens_trained)
     if record.validation_loss is None:
         return data or ABSENT, tokens, ABSENT
@@ -145,24 +167,31 @@ def _costs(records: Sequence[RunRecord], price_per_hour: float | None) -> list[s
     """Return the cells of hours, device hours, kJ and, with a price, cost of runs together."""
     hours = math.fsum(each.duration_s for each in records) / 3600
     device_hours = math.fsum(each.duration_s * each.devices for each in records) / 3600
-    joules = [each.energy_j for each in records if each.energy_j is not None]
+    joules = [found for each in records if (found := _energy_j(each)) is not None]
     kilojoules = math.fsum(joules) / 1000 if len(joules) == len(records) else None
     cost = [] if price_per_hour is None else [device_hours * price_per_hour]
     return [_cell(value) for value in (hours, device_hours, kilojoules, *cost)]
 
 
+def _energy_j(record: RunRecord) -> float | None:
+    """Return the energy of the measured steps, with that of the answers which reinforcement learning samples before."""
+    if record.reinforcement is None or record.energy_j is None:
+        return record.energy_j
+    rollouts = record.reinforcement.rollouts
+    return None if rollouts is None or rollouts.energy_j is None else record.energy_j + rollouts.energy_j
+
+
 def _cell(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+    return ABSENT if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def _notes(
-    pipelines: Sequence[Pipeline], tasks: Sequence[str], scores: dict[str, dict[str, str]], price: float | None
-) -> tuple[str, ...]:
+def _notes(pipelines: Sequence[Pipeline], scores: _Scores, price: float | None) -> tuple[str, ...]:
     """Return how the table is to be read, and why what is n/a is."""
     notes = [
         "Losses are nats per token with a 95 % interval, each over the text of its own stage: compare them within a "
         "stage.",
-        "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone.",
+        "Hours are whole runs, set-up and evaluation included; kJ are those of the measured steps alone, RL's with the "
+        "answers that it samples before them.",
     ]
     if price is not None:
         notes.append(f"Cost: {price:,.3g} for a device and hour.")
@@ -176,13 +205,32 @@ def _notes(
         if missing:
             notes.append(f"{ABSENT} {', '.join(missing)} of {last}: no such run belongs to it.")
         for stage in pipeline:
-            unscored = [task for task in tasks if task not in scores.get(stage.run, {})]
-            if unscored:
-                notes.append(f"{ABSENT} {', '.join(unscored)} of {stage.run}: not evaluated.")
-            for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss"), ("kJ", "energy_j")):
-                if getattr(stage.record, figure) is None:
-                    notes.append(f"{ABSENT} {title} of {stage.run}: {stage.record.unavailable[figure]}")
-    return tuple(dict.fromkeys(notes))
+            notes += _stage_notes(stage, scores)
+    return tuple(dict.fromkeys([*notes, *scores.reasons]))
+
+
+def _stage_notes(stage: Stage, scores: _Scores) -> list[str]:
+    """Return what a reader must know of a stage's row."""
+    record, notes = stage.record, []
+    if record.resumed_after_steps:
+        after = ", ".join(map(str, record.resumed_after_steps))
+        notes.append(f"{stage.run} was resumed after step {after}: its hours and kJ are those of its last attempt.")
+    learned = record.reinforcement
+    if learned is not None and learned.reward_first is not None and learned.reward_last is not None:
+        notes.append(
+            f"{stage.run}: mean reward {learned.reward_first:.3g} in its first ten steps, {learned.reward_last:.3g} in "
+            f"its last ten; {learned.without_signal:,} of {learned.questions:,} questions taught nothing, since their "
+            "answers all had one reward."
+        )
+    unscored = [task for task in scores.tasks if task not in scores.values.get(stage.run, {})]
+    if unscored:
+        notes.append(f"{ABSENT} {', '.join(unscored)} of {stage.run}: not evaluated.")
+    for title, figure in (("tokens", "tokens_trained"), ("loss", "validation_loss"), ("kJ", "energy_j")):
+        if getattr(record, figure) is None:
+            notes.append(f"{ABSENT} {title} of {stage.run}: {record.unavailable[figure]}")
+    if record.energy_j is not None and _energy_j(record) is None:
+        notes.append(f"{ABSENT} kJ of {stage.run}: the energy of its answers was not measured.")
+    return notes
 
 
 def card_markdown(table: Table, pipelines: Sequence[Pipeline]) -> str:

@@ -11,6 +11,7 @@ from efficientbench.metrics.report.headline import (
     doubted,
     drifting,
     mismatched,
+    name,
     of_other_formulas,
     resumed,
     short_of_text,
@@ -34,7 +35,19 @@ class Caution:
     """The details."""
 
 
+def _without_signal(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each run whose questions all taught nothing."""
+    found = [(record, record.reinforcement) for record in records if record.reinforcement is not None]
+    return [
+        f"{name(record)}: the answers to each of its {learned.questions:,} questions had one reward, so that every "
+        "gradient was 0."
+        for record, learned in found
+        if learned.questions and learned.without_signal == learned.questions
+    ]
+
+
 _OF_RUNS: dict[str, Sentences] = {
+    "Learned nothing from its rewards": _without_signal,
     "Bits differed when a micro-batch was computed again": mismatched,
     "The energy may be wrong": doubted,
     "Another process used the devices": disturbed,

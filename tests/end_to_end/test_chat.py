@@ -55,6 +55,14 @@ def test_one_answer_and_a_conversation(talks: Path, tmp_path: Path) -> None:
     )
     assert ended.returncode == 0
     assert ended.stdout.endswith(f"> {alone}> \n")
+    # As in most languages' locales; that of C takes all bytes.
+    strict = environment(PYTHONIOENCODING="utf-8:strict")
+    damaged = subprocess.run(
+        command(*words), input=b"\xff\n7??\n", env=strict, capture_output=True, check=False, timeout=240
+    )
+    assert damaged.returncode == 0, damaged.stderr
+    assert b"error: messages[0].content: " in damaged.stderr
+    assert damaged.stdout.decode().endswith(f"> > {alone}> \n")
     empty = efficientbench(*words, "-p", " ", expect=2).stderr
     assert empty.endswith("error: messages[0].content: the message is empty\n")
 

@@ -8,11 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 import torch
-from support.chat_tokenizers import ASSISTANT_END, of_bytes
+from support.chat_tokenizers import (
+    ASSISTANT,
+    ASSISTANT_END,
+    BOS,
+    OUTPUT,
+    OUTPUT_END,
+    PYTHON,
+    PYTHON_END,
+    USER,
+    USER_END,
+    byte_ids,
+    of_bytes,
+)
 from support.command_line import until
 from support.configs import tiny
 from support.learning import learn
@@ -133,6 +144,18 @@ def test_a_client_that_leaves_ends_its_answer(chat: Chat, stream: bool) -> None:
         assert text == expected(chat, ASKED, 1, 9)
 
 
+def test_a_client_that_leaves_before_its_turn_waits_no_more(chat: Chat) -> None:
+    with served(chat) as server:
+        ask: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 4096}
+        with server.client.chat.completions.create(**ask, stream=True) as first:
+            next(iter(first))
+            with pytest.raises(openai.APITimeoutError):
+                server.client.with_options(timeout=0.5).chat.completions.create(**ask)
+            until(lambda: server.stats()["waiting"] == 0, "a client that has left", limit_s=60)
+            stats = server.stats()
+            assert (stats["busy"], stats["left"], stats["answers"]) == (1, 1, 0)
+
+
 def test_models_on_one_device_share_their_weights(chat: Chat) -> None:
     with pool_of(chat.run, 2) as pool:
         first, second = (worker.model for worker in pool.workers)
@@ -166,7 +189,8 @@ def test_mistakes_are_told_with_their_field(server: Served) -> None:
     assert server.post(body, **{"Content-Type": "text/plain"})[0] == 415
     assert server.post(body, Host="example.org")[0] == 403
     assert server.post(b" " * (1 << 20) + body)[0] == 413
-    assert server.get("/nothing")[0] == 404
+    status, _, told = server.get("/nothing")
+    assert (status, json.loads(told)["error"]["message"]) == (404, "GET /nothing: Not Found")
 
 
 def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
@@ -181,6 +205,9 @@ def test_a_prompt_that_is_too_long_is_refused(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="10 would fit") as refused:
             create(model="tiny", messages=short, max_tokens=11)
         assert refused.value.param == "max_tokens"
+        with pytest.raises(openai.BadRequestError, match="max_completion_tokens: 11 tokens behind") as refused:
+            create(model="tiny", messages=short, max_completion_tokens=11)
+        assert refused.value.param == "max_completion_tokens"
         made = create(model="tiny", messages=short)
         assert made.usage is not None
         assert made.usage.completion_tokens == 10
@@ -210,12 +237,15 @@ def test_the_page_loads_nothing_from_elsewhere(server: Served) -> None:
 
 def learned_chat(folder: Path, messages: list[Any]) -> Chat:
     """A model that knows one conversation by heart."""
+    rendered = make_renderer(of_bytes(folder / "tokenizer"), "own").conversation(read_messages(messages))
+    return learned_tokens(folder, rendered.ids.tolist(), rendered.mask.tolist())
+
+
+def learned_tokens(folder: Path, ids: list[int], mask: list[int]) -> Chat:
+    """A model that knows these ids by heart, where the mask is 1."""
     config = tiny("gqa_1.5B", "model.vocab_size=266", "model.init_std=0.2", "model.tied=false")
-    tokenizer = of_bytes(folder / "tokenizer")
-    rendered = make_renderer(tokenizer, "own").conversation(read_messages(messages))
-    tokens, mask = (torch.from_numpy(each.astype(np.int64))[None] for each in (rendered.ids, rendered.mask))
-    model = learn(build(config), config, tokens, mask)
-    return chat_of(Opened(model, config, tokenizer, 1, ()))
+    model = learn(build(config), config, torch.tensor([ids]), torch.tensor([mask]))
+    return chat_of(Opened(model, config, of_bytes(folder / "tokenizer"), 1, ()))
 
 
 @pytest.mark.proof
@@ -244,6 +274,28 @@ def test_calls_of_the_calculator_are_shown_and_come_back(tmp_path: Path, capsys:
     conversation.say("What is 6*7?")
     conversation.say("And half of it?")
     assert capsys.readouterr().out == "It is [6*7 = 42]42.\n[42/2 = 21]21.\n"
+
+
+@pytest.mark.proof
+def test_a_call_without_a_result_is_no_part_of_the_next(tmp_path: Path) -> None:
+    question = [BOS, USER, *byte_ids("a"), USER_END, ASSISTANT]
+    # The first is no arithmetic: the model goes on by itself.
+    calls = [PYTHON, *byte_ids("a"), PYTHON_END, PYTHON, *byte_ids("6*7"), PYTHON_END]
+    answer = [*calls, OUTPUT, *byte_ids("42"), OUTPUT_END, ASSISTANT_END]
+    chat = learned_tokens(tmp_path, [*question, *answer], [*[0] * len(question), *[1] * len(answer)])
+    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "temperature": 0}
+    with served(chat) as server:
+        whole = server.client.chat.completions.create(**asked).choices[0].message
+        assert (whole.model_extra or {})["parts"] == call("6*7", "42")
+        parts: list[list[str]] = []
+        for chunk in server.client.chat.completions.create(**asked, stream=True):
+            delta = chunk.choices[0].delta
+            part = (delta.model_extra or {}).get("part", {"type": TEXT, "text": delta.content or ""})
+            if parts and parts[-1][0] == part["type"]:
+                parts[-1][1] += part["text"]
+            else:
+                parts.append([part["type"], part["text"]])
+    assert [each for each in parts if each[1]] == [["python", "a"], ["python", "6*7"], ["python_output", "42"]]
 
 
 def call(expression: str, result: str) -> list[dict[str, str]]:

@@ -35,6 +35,8 @@ def test_an_answer_that_comes_back_keeps_its_calls() -> None:
     answer = {"role": "assistant", "content": "It is ", "parts": parts, "refusal": None, "tool_calls": None}
     _, messages = read_request(body(messages=[USER, answer, USER]))
     assert messages[1].parts == (Part(TEXT, "It is "), Part(CALL, "6*7"), Part(RESULT, "42"))
+    _, messages = read_request(body(messages=[USER, {**answer, "parts": None}, USER]))
+    assert messages[1].parts == (Part(TEXT, "It is "),)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,8 @@ def test_an_answer_that_comes_back_keeps_its_calls() -> None:
         ),
         (body(temperature=2.1), "temperature", "less than or equal to 2"),
         (body(temperature="warm"), "temperature", "valid number"),
+        (body(temperature=float("nan")), "temperature", "finite number"),
+        (body(top_p="nan"), "top_p", "finite number"),
         (body(max_tokens=0), "max_tokens", "greater than or equal to 1"),
         (body(max_tokens=4097), "max_tokens", "less than or equal to 4096"),
         (body(top_p=1.5), "top_p", "less than or equal to 1"),

@@ -62,6 +62,10 @@ def test_without_a_temperature_the_likeliest_is_chosen() -> None:
     assert Sampling(1.0).candidates(1000) == 1000
 
 
+def test_a_temperature_near_0_chooses_the_likeliest() -> None:
+    assert {choose(LOGITS, TOKENS, Sampling(1e-320), number) for number in (0.0, 0.5, 0.99)} == {7}
+
+
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 def test_no_number_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: nan is no finite number"):

@@ -11,6 +11,7 @@ from support.rival_runs import by_scipy, rival_runs
 from support.synthetic_runs import gpu_run, matrix_runs
 
 from efficientbench.metrics.records.record import RunRecord, write_record
+from efficientbench.metrics.records.record_parts import Reinforcement
 from efficientbench.metrics.report.answers import (
     NOISE_UNKNOWN,
     answers,
@@ -144,6 +145,18 @@ def test_a_kind_of_caution_is_one_line_with_the_runs_that_it_concerns() -> None:
     assert found["Sparse in name alone"].runs == ("nsa_0.5B", "nsa_1.5B", "nsa_3B")
     assert len(found["Some steps took much longer than the others"].sentences) == 20
     assert cautions([make_record()]) == []
+
+
+def test_a_run_that_learned_nothing_from_rewards_is_named() -> None:
+    def rewarded(run: str, without_signal: int) -> RunRecord:
+        learned = Reinforcement(40, without_signal, 0, 0.0, 0.0, None, None, [])
+        return make_record({"run": run, "reinforcement": learned})
+
+    [found] = cautions([rewarded("some", 39), rewarded("none", 40), make_record()])
+    assert (found.title, found.runs) == ("Learned nothing from its rewards", ("none",))
+    assert found.sentences == (
+        "none: the answers to each of its 40 questions had one reward, so that every gradient was 0.",
+    )
 
 
 @pytest.mark.parametrize("count", [9, 30])

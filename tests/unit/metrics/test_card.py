@@ -11,7 +11,7 @@ import pytest
 from support.metrics_parts import make_record
 
 from efficientbench.metrics.records.record import RECORD_NAME, write_record
-from efficientbench.metrics.records.record_parts import DataSource
+from efficientbench.metrics.records.record_parts import DataSource, PhaseCost, Reinforcement
 from efficientbench.metrics.report.build import build_report
 from efficientbench.metrics.report.card import CARD_NAME, card_table, load_pipelines
 from efficientbench.metrics.report.evaluations import evaluations_table
@@ -97,6 +97,50 @@ def test_a_base_that_was_trained_again_is_no_stage_any_more(folder: Path) -> Non
     ]
     notes = card_table(pipelines, evaluations_table(folder), None).notes
     assert "gqa/mid began with /elsewhere/runs/gqa/base, which is not below this folder, or has changed since." in notes
+
+
+def learned_by_reward(rollouts_j: float | None) -> Reinforcement:
+    """What a run recorded that sampled for as long as it updated."""
+    costs = PhaseCost(100.0, 5_000, rollouts_j), PhaseCost(100.0, 8_000, 1e5)
+    return Reinforcement(160, 12, 0, 0.104, 0.3, *costs, files_sha256=[])
+
+
+def test_a_stage_of_rl_costs_its_answers_too_and_learned_from_them(folder: Path) -> None:
+    text = [DataSource("talks it validates on", 1.0, 10, 2_000_000, "a", "b")]
+    facts: dict[str, Any] = {"energy_j": 1e5, "data": text}
+    sft = folder / "mla" / "sft"
+    write_stage(folder / "mla" / "rl", "rl", sft, **facts, reinforcement=learned_by_reward(899_700.0))
+    write_stage(folder / "mla" / "rl2", "rl", sft, **facts, reinforcement=learned_by_reward(None))
+    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    rows = {(row[0], row[1]): tuple(row) for row in table.rows}
+    assert rows["mla/rl", "RL"][2:] == ("answers to 160 questions", *["n/a"] * 4, "1", "4", "1,000")
+    assert rows["mla/rl", "all"][-1] == "2,200"
+    assert (rows["mla/rl2", "RL"][-1], rows["mla/rl2", "all"][-1]) == ("n/a", "n/a")
+    assert "n/a kJ of mla/rl2: the energy of its answers was not measured." in table.notes
+    told = (
+        "mla/rl: mean reward 0.104 in its first ten steps, 0.3 in its last ten; 12 of 160 questions taught nothing, "
+        "since their answers all had one reward."
+    )
+    assert told in table.notes
+
+
+def test_a_score_that_is_absent_has_its_reason(folder: Path) -> None:
+    content = {"step": 6, "items": 20, "figures": {"core": None}, "unavailable": {"core": "19 of 22 tasks are missing"}}
+    for run in ("gqa/base", "alone"):
+        (folder / run / "evaluation").mkdir(exist_ok=True)
+        (folder / run / "evaluation" / "core.json").write_text(json.dumps(content))
+    table = card_table(load_pipelines(folder), evaluations_table(folder), None)
+    assert table.rows[0][5] == "n/a"
+    assert "n/a core: 19 of 22 tasks are missing" in table.notes
+    assert "n/a core, arc_easy of gqa/mid: not evaluated." in table.notes
+
+
+def test_hours_of_a_last_attempt_are_called_so(tmp_path: Path) -> None:
+    base = write_stage(tmp_path / "base", "pretrain", None, resumed_after_steps=[2, 5])
+    write_stage(tmp_path / "sft", "sft", base)
+    notes = card_table(load_pipelines(tmp_path), evaluations_table(tmp_path), None).notes
+    assert "base was resumed after step 2, 5: its hours and kJ are those of its last attempt." in notes
+    assert not any(note.startswith("sft was resumed") for note in notes)
 
 
 def test_the_report_has_the_card_where_there_are_stages(folder: Path) -> None:

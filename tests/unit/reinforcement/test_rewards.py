@@ -15,8 +15,12 @@ QUESTION = Gsm8k().example(
     {"question": "How much are 12 hundreds?", "answer": "<<12*100=1200>>It is 1,200.\n#### 1,200"}
 )
 MINE = """
+import numpy
 def length(example, completion):
     return len(completion) / len(example.messages)
+
+def single(example, completion):
+    return numpy.float32(len(completion)) / 2
 
 def faulty(example, completion):
     if completion == "x":
@@ -43,6 +47,9 @@ def test_gsm8k_compares_the_number_after_the_mark() -> None:
 def test_a_reward_of_ones_own() -> None:
     name = "my_rewards:length"
     assert rewards_of(name, find_reward(name), QUESTION, ["", "four"], 0) == [0, 2]
+    numpys = rewards_of("my_rewards:single", find_reward("my_rewards:single"), QUESTION, ["", "abc"], 0)
+    assert [type(each) for each in numpys] == [float, float]
+    assert numpys == [0, 1.5]
 
 
 @pytest.mark.parametrize(
