@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,13 @@ from efficientbench.generation.opened import opened
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
+    from efficientbench.config.schema import ParallelConfig
     from efficientbench.generation.opened import Opened
 
 
-def evaluate(names: Sequence[str], options: Options, step: int | None, console: Console) -> dict[str, Summary]:
+def evaluate(
+    names: Sequence[str], options: Options, step: int | None, console: Console, parallel: ParallelConfig | None = None
+) -> dict[str, Summary]:
     """Score a run's model by tasks; write `evaluation/` in its folder, and print each summary.
 
     Args:
@@ -28,6 +32,10 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
         options: of the command.
         step: of the checkpoint; None: the newest that is whole.
         console: for progress and figures.
+        parallel: the layout of the ranks that call this together, as of `opened`; None: this process alone.
+
+    Returns:
+        The summaries by the tasks' names; none on another rank than the first, which writes them.
 
     Raises:
         ConfigError: there is no such task, run or checkpoint, or a task's items are not at hand.
@@ -39,14 +47,16 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
     """
     check_names(list(names))
     summaries = {}
-    with opened(options.folder, step) as run:
+    with opened(options.folder, step, parallel) as run:
         for problem in run.warnings:
             console.print(f"warning: {problem}")
         # All of them before the first is scored, which may take hours.
         tasks = [find_task(name)(run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
-            summaries[task.name] = _evaluate(task, options, {"task": task.name, **about}, run, console)
+            summary = _evaluate(task, options, {"task": task.name, **about}, run, console)
+            if summary is not None:
+                summaries[task.name] = summary
         for name, summary in combined(summaries).items():
             members = [task for task in tasks if task.name in summary.parts["centred"]]
             settings = {task.name: dict(task.settings) for task in members}
@@ -56,22 +66,30 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
     return summaries
 
 
-def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary:
+def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary | None:
+    # It imports Megatron, for which the device must be ready.
+    from efficientbench.evaluation.ranks import is_first, of_first, scored
+
     items = task.items()
     costs = {item.name: item.cost for item in items}
     header = {**about, "settings": dict(task.settings)}
     path = options.folder / FOLDER / f"{task.name}.jsonl"
-    with ResultFile(path, header) as file:
-        if file.replaced is not None:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(ResultFile(path, header)) if is_first() else None
+        if file is not None and file.replaced is not None:
             console.print(f"{path}: begun anew: it held step {file.replaced.get('step')} or other settings")
-        left = [item for item in items if item.name not in file.results]
+        there = set(of_first(list(file.results) if file is not None else [], list[str]))
+        left = [item for item in items if item.name not in there]
         if len(left) < len(items):
             console.print(f"{task.name}: {len(items) - len(left):,} of {len(items):,} items are there")
         with EvaluationProgress(task.name, len(left), sum(item.cost for item in left), console) as progress:
-            for results in task.score(left):
-                file.append(results)
-                progress.add(len(results), sum(costs[result.item] for result in results))
-        found = {item.name: file.results[item.name] for item in items}
+            for results in scored(task, left):
+                if file is not None:
+                    file.append(results)
+                    progress.add(len(results), sum(costs[result.item] for result in results))
+    if file is None:
+        return None
+    found = {item.name: file.results[item.name] for item in items}
     summary = task.summary(found)
     if options.contamination:
         summary = without_contaminated(task, found, summary, options.folder)
