@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from efficientbench.evaluation.contamination import without_contaminated
 from efficientbench.evaluation.progress import EvaluationProgress
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
-from efficientbench.evaluation.results import FOLDER, ResultFile
+from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
@@ -43,7 +44,7 @@ def evaluate(
         DataError: a task's items, or the tokenizer, are damaged.
         DeviceError: this machine cannot use the run's device.
         GenerationError: the model computed NaN.
-        MetricsError: a result cannot be written.
+        MetricsError: a result cannot be written, or one that was kept is damaged.
     """
     check_names(list(names))
     summaries = {}
@@ -82,17 +83,26 @@ def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, 
         left = [item for item in items if item.name not in there]
         if len(left) < len(items):
             console.print(f"{task.name}: {len(items) - len(left):,} of {len(items):,} items are there")
+        begin_s = time.monotonic()
         with EvaluationProgress(task.name, len(left), sum(item.cost for item in left), console) as progress:
             for results in scored(task, left):
                 if file is not None:
                     file.append(results)
                     progress.add(len(results), sum(costs[result.item] for result in results))
+        computed_s = time.monotonic() - begin_s
     if file is None:
         return None
     found = {item.name: file.results[item.name] for item in items}
-    summary = task.summary(found)
+    summary = summary_of(task, found, path if there else None)
     if options.contamination:
         summary = without_contaminated(task, found, summary, options.folder)
-    facts = {"dtype": run.config.training.dtype, "device": next(run.model.parameters()).device.type}
+    facts = {
+        "dtype": run.config.training.dtype,
+        "device": next(run.model.parameters()).device.type,
+        "tp": run.config.parallel.tp,
+        "dp": run.config.parallel.dp or 1,
+        "computed_items": len(left),
+        "computed_s": computed_s,
+    }
     publish(options.folder, {**header, **facts}, len(items), summary, console)
     return summary
