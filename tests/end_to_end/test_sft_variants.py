@@ -10,12 +10,12 @@ import pytest
 from support.command_line import TINY, efficientbench, interrupted, record, steps
 from support.conversation_pairs import VOCABULARY, write_conversations
 
-SAVED, KILLED = 40, 48
+SAVED, KILLED = 60, 68
 """The step whose checkpoint there is, and the first after which the run is killed."""
 SFT = (
     "training.objective=sft",
     f"model.vocab_size={VOCABULARY}",
-    "training.steps=70",
+    "training.steps=119",
     f"checkpoint.interval={SAVED}",
     "data.split=[9,1,0]",
 )
@@ -57,7 +57,7 @@ def test_killed_it_resumes_bit_for_bit(name: str, overrides: tuple[str, ...], tm
     done = efficientbench(*words, expect=0)
     assert f"goes on after step {SAVED}" in done.stdout
     after = trained(folder)
-    assert list(after) == list(range(1, 71))
+    assert list(after) == list(range(1, 120))
     twice = [step for step in before if step > SAVED]
     assert len(twice) >= KILLED - SAVED
     assert [after[step] for step in twice] == [before[step] for step in twice]
