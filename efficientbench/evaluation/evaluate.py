@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from efficientbench.evaluation.contamination import without_contaminated
+from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.progress import EvaluationProgress
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
 from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
+from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def evaluate(
         DataError: a task's items, or the tokenizer, are damaged.
         DeviceError: this machine cannot use the run's device.
         GenerationError: the model computed NaN.
+        EvaluationError: the memory does not suffice.
         MetricsError: a result cannot be written, or one that was kept is damaged.
     """
     check_names(list(names))
@@ -55,9 +58,10 @@ def evaluate(
         tasks = [find_task(name)(run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
-            summary = _evaluate(task, options, {"task": task.name, **about}, run, console)
-            if summary is not None:
-                summaries[task.name] = summary
+            with memory_errors_explained(options.batch_tokens):
+                found = _evaluate(task, options, {"task": task.name, **about}, run, console)
+            if found is not None:
+                summaries[task.name] = found
         for name, summary in combined(summaries).items():
             members = [task for task in tasks if task.name in summary.parts["centred"]]
             settings = {task.name: dict(task.settings) for task in members}
@@ -65,6 +69,20 @@ def evaluate(
             publish(options.folder, {"task": name, **about, "settings": settings}, items, summary, console)
             summaries[name] = summary
     return summaries
+
+
+@contextlib.contextmanager
+def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
+    """Raise an EvaluationError, which says what would help, where a device or the host has no memory for the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise EvaluationError(
+            f"out of memory: {first_line}; what is scored is kept; go on with --batch-tokens below {batch_tokens:,}"
+        ) from None
 
 
 def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary | None:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.errors import EvaluationError
+from efficientbench.evaluation.evaluate import memory_errors_explained
 from efficientbench.evaluation.registry import check_names
 from efficientbench.evaluation.results import ResultFile, summary_of, write_summary
 from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
@@ -142,3 +145,11 @@ def test_names_and_folders_are_checked(tmp_path: Path) -> None:
     (tmp_path / "mmlu").mkdir()
     assert Options(tmp_path, tmp_path).data_folder("mmlu") == tmp_path / "mmlu"
     assert Options(tmp_path, tmp_path).data_folder("gsm8k") == tmp_path
+
+
+def test_want_of_memory_says_what_would_help() -> None:
+    wanted = "out of memory: .*; go on with --batch-tokens below 8,192"
+    with pytest.raises(EvaluationError, match=wanted), memory_errors_explained(8192):
+        np.zeros(1 << 56)
+    with pytest.raises(EvaluationError, match="^another$"), memory_errors_explained(8192):
+        raise EvaluationError("another")
