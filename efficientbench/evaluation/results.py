@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -126,13 +127,16 @@ def summary_of(task: Task, results: Mapping[str, ItemResult], kept: Path | None)
         MetricsError: a result of that file lacks what the task needs.
     """
     try:
-        return task.summary(results)
+        summary = task.summary(results)
+        if not all(value is None or math.isfinite(value) for value in summary.figures.values()):
+            raise ValueError("a figure is not finite")
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if kept is None:
             raise
         raise MetricsError(
             f"{kept}: a line is damaged ({type(error).__name__}: {error}); remove the file, and all is computed again"
         ) from None
+    return summary
 
 
 def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Summary) -> None:
