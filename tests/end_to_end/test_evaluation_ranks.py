@@ -69,10 +69,6 @@ def test_several_ranks_find_what_one_finds(train: Callable[..., Finished], tmp_p
     assert path.read_text().splitlines(keepends=True)[:20] == kept
     alike(alone, together, "core")
     assert summary(together, "core")["computed_items"] == 56 - 19
-    # What all ranks refuse is told once.
-    refused = efficientbench("evaluate", str(together), "--tasks", "core", "--data", "none", "--dp", "2", expect=2)
-    assert refused.stderr.count("--data: none: no such folder") == 1
-    assert "Traceback" not in refused.stderr
 
 
 def test_layouts_that_cannot_be_evaluated_are_refused() -> None:
