@@ -11,6 +11,8 @@ import typer
 from efficientbench.cli.options import names
 from efficientbench.evaluation.task import BATCH_TOKENS, Options
 
+GOES_ON = "stopped: the same command goes on from here"
+
 
 def evaluate(
     run_folder: Annotated[
@@ -76,6 +78,12 @@ def evaluate(
         str | None,
         typer.Option("--lengths", metavar="LIST", help="tokens of passkey, needle and position_loss, like 2048,4096"),
     ] = None,
+    tp: Annotated[
+        int, typer.Option("--tp", metavar="N", min=1, help="ranks of this machine that share a copy of the model")
+    ] = 1,
+    dp: Annotated[
+        int, typer.Option("--dp", metavar="N", min=1, help="copies of the model, which divide the items")
+    ] = 1,
 ) -> None:
     """Score a run's trained model by tasks, item by item; a killed evaluation goes on."""
     from rich.console import Console
@@ -84,10 +92,14 @@ def evaluate(
     from efficientbench.evaluation.data import find_data
     from efficientbench.evaluation.errors import EvaluationError
     from efficientbench.evaluation.evaluate import evaluate as evaluate_run
+    from efficientbench.evaluation.launch import Asked, evaluate_on_ranks
     from efficientbench.evaluation.lengths import read_lengths
     from efficientbench.evaluation.lm_eval_run import evaluate_by_lm_eval
     from efficientbench.generation.errors import GenerationError
+    from efficientbench.launchers.processes.failure import STOP_EXIT_CODES
 
+    if tp * dp > 1 and lm_eval is not None:
+        raise typer.BadParameter("--tp and --dp: lm-eval asks one process; call --lm-eval by itself")
     load_kinds(arguments or [])
     options = Options(
         folder=run_folder,
@@ -104,13 +116,20 @@ def evaluate(
     )
     try:
         console = Console(soft_wrap=True)
+        listed = names(tasks or "loss")
+        if tp * dp > 1:
+            asked = Asked(tuple(listed), options, step, tp, dp, tuple(arguments or []))
+            code = evaluate_on_ranks(asked, console)
+            if code in STOP_EXIT_CODES.values():
+                print(GOES_ON, file=sys.stderr)
+            raise typer.Exit(code)
         if tasks is not None or lm_eval is None:
-            evaluate_run(names(tasks or "loss"), options, step, console)
+            evaluate_run(listed, options, step, console)
         if lm_eval is not None:
             evaluate_by_lm_eval(names(lm_eval), options, step, console)
     except (EvaluationError, GenerationError) as error:
         print(f"error: {run_folder}: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        print("stopped: the same command goes on from here", file=sys.stderr)
+        print(GOES_ON, file=sys.stderr)
         raise typer.Exit(130) from None

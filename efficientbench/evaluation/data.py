@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
+import http.client
+import os
 import re
+import shutil
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 from urllib.parse import urldefrag
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
-from efficientbench.data_tools.files import complete_file, complete_folder, disk_errors_explained, exclusive_lock
+from efficientbench.data_tools.files import (
+    beside,
+    complete_folder,
+    disk_errors_explained,
+    exclusive_lock,
+    no_link,
+    sha256,
+)
 from efficientbench.running.trained import TrainedRun
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 60
 """Without a byte from the server."""
+MOST_BYTES = 20 * 10**9
+"""Of an archive's content: many times what the tasks' items take."""
 
 
 def find_data(given: str | None, run_folder: Path) -> Path | None:
@@ -25,7 +37,7 @@ def find_data(given: str | None, run_folder: Path) -> Path | None:
 
     Raises:
         ConfigError: an address has no checksum, or it is no folder of a run.
-        DataError: it cannot be fetched, is no zip archive, or has another checksum.
+        DataError: it cannot be fetched or unpacked, has another checksum, or holds too much.
     """
     if given is None or "://" not in given:
         return None if given is None else Path(given)
@@ -38,16 +50,17 @@ def find_data(given: str | None, run_folder: Path) -> Path | None:
         return fetch_archive(address, checksum[1], cache)
 
 
-def fetch_archive(address: str, checksum: str, cache: Path) -> Path:
+def fetch_archive(address: str, checksum: str, cache: Path, most_bytes: int = MOST_BYTES) -> Path:
     """Return the folder of a zip archive's content; fetch and unpack it unless that was done before.
 
     Args:
         address: of the archive.
         checksum: SHA-256 (hex) of it.
         cache: where it goes.
+        most_bytes: of its content.
 
     Raises:
-        DataError: it cannot be fetched, is no zip archive, or has another checksum.
+        DataError: it cannot be fetched or unpacked, has another checksum, or holds more.
         OSError: the disk refuses.
     """
     cache.mkdir(parents=True, exist_ok=True)
@@ -55,26 +68,53 @@ def fetch_archive(address: str, checksum: str, cache: Path) -> Path:
     with exclusive_lock(cache / f"{checksum}.lock"):
         if not folder.is_dir():
             archive = cache / f"{checksum}.zip"
-            _fetch(address, checksum, archive)
+            _fetch(address, archive)
+            found = sha256(archive)
             try:
-                with complete_folder(folder) as partial, zipfile.ZipFile(archive) as content:
-                    content.extractall(partial)
-            except zipfile.BadZipFile:
-                raise DataError(f"{address}: it is no zip archive") from None
+                if found != checksum:
+                    raise DataError(f"{address}: its SHA-256 is {found}, not {checksum}: nothing was kept")
+                with complete_folder(folder) as partial:
+                    _unpack(address, archive, partial, most_bytes)
             finally:
                 archive.unlink()
     inside = [path for path in folder.iterdir() if not path.name.startswith(("__MACOSX", "."))]
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _fetch(address: str, checksum: str, path: Path) -> None:
-    digest = hashlib.sha256()
+def _fetch(address: str, path: Path) -> None:
+    """Fetch a file; what a call that was ended has fetched stays beside it, and the next goes on from there."""
+    partial = beside(path, "partial")
+    there = partial.stat().st_size if partial.exists() else 0
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer, complete_file(path) as file:
-            while block := answer.read(BLOCK_BYTES):
-                digest.update(block)
-                file.write(block)
-            if digest.hexdigest() != checksum:
-                raise DataError(f"{address}: its SHA-256 is {digest.hexdigest()}, not {checksum}: nothing was kept")
-    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as error:
-        raise DataError(f"{address}: cannot be fetched: {getattr(error, 'reason', error)}") from None
+        request = urllib.request.Request(address, headers={"Range": f"bytes={there}-"} if there else {})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            goes_on = there > 0 and answer.status == http.HTTPStatus.PARTIAL_CONTENT
+            with open(partial, "ab" if goes_on else "wb", opener=no_link) as file:
+                shutil.copyfileobj(answer, file, BLOCK_BYTES)
+        # A file has none.
+        if left := getattr(answer, "length", None):
+            raise ConnectionError(f"it ended {left:,} bytes before its end")
+    except urllib.error.HTTPError as error:
+        # Of a file that is there as a whole nothing is left to fetch.
+        if not there or error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise DataError(f"{address}: cannot be fetched: {error}") from None
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(
+            f"{address}: cannot be fetched: {reason}; what is there is kept, and the same command goes on"
+        ) from None
+    os.replace(partial, path)
+
+
+def _unpack(address: str, archive: Path, folder: Path, most_bytes: int) -> None:
+    """Unpack an archive. `zipfile` writes nothing outside the folder, no links, and no more than sizes announce."""
+    try:
+        with zipfile.ZipFile(archive) as content:
+            size_bytes = sum(each.file_size for each in content.infolist())
+            if size_bytes > most_bytes:
+                raise DataError(f"{address}: it holds {size_bytes:,} bytes, and at most {most_bytes:,} are unpacked")
+            content.extractall(folder)
+    except zipfile.BadZipFile:
+        raise DataError(f"{address}: it is no zip archive") from None
+    except (RuntimeError, zlib.error, EOFError) as error:  # a password, or a method that is not known here
+        raise DataError(f"{address}: it cannot be unpacked: {error}") from None

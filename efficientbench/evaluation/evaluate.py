@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from efficientbench.evaluation.contamination import without_contaminated
+from efficientbench.evaluation.errors import EvaluationError
 from efficientbench.evaluation.progress import EvaluationProgress
 from efficientbench.evaluation.publish import publish
 from efficientbench.evaluation.registry import check_names, combined, find_task
-from efficientbench.evaluation.results import FOLDER, ResultFile
+from efficientbench.evaluation.results import FOLDER, ResultFile, summary_of
 from efficientbench.evaluation.task import Options, Summary, Task
 from efficientbench.generation.opened import opened
+from efficientbench.running.failures import ran_out_of_memory
 from efficientbench.training.checkpoints.manifest import checkpoint_folder, identity
 
 if TYPE_CHECKING:
+    from efficientbench.config.schema import ParallelConfig
     from efficientbench.generation.opened import Opened
 
 
-def evaluate(names: Sequence[str], options: Options, step: int | None, console: Console) -> dict[str, Summary]:
+def evaluate(
+    names: Sequence[str], options: Options, step: int | None, console: Console, parallel: ParallelConfig | None = None
+) -> dict[str, Summary]:
     """Score a run's model by tasks; write `evaluation/` in its folder, and print each summary.
 
     Args:
@@ -28,6 +35,10 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
         options: of the command.
         step: of the checkpoint; None: the newest that is whole.
         console: for progress and figures.
+        parallel: the layout of the ranks that call this together, as of `opened`; None: this process alone.
+
+    Returns:
+        The summaries by the tasks' names; none on another rank than the first, which writes them.
 
     Raises:
         ConfigError: there is no such task, run or checkpoint, or a task's items are not at hand.
@@ -35,18 +46,22 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
         DataError: a task's items, or the tokenizer, are damaged.
         DeviceError: this machine cannot use the run's device.
         GenerationError: the model computed NaN.
-        MetricsError: a result cannot be written.
+        EvaluationError: the memory does not suffice.
+        MetricsError: a result cannot be written, or one that was kept is damaged.
     """
     check_names(list(names))
     summaries = {}
-    with opened(options.folder, step) as run:
+    with opened(options.folder, step, parallel) as run:
         for problem in run.warnings:
             console.print(f"warning: {problem}")
         # All of them before the first is scored, which may take hours.
         tasks = [find_task(name)(run, options) for name in names]
         about = {"step": run.step, "checkpoint_sha256": identity(checkpoint_folder(options.folder, run.step))}
         for task in tasks:
-            summaries[task.name] = _evaluate(task, options, {"task": task.name, **about}, run, console)
+            with memory_errors_explained(options.batch_tokens):
+                found = _evaluate(task, options, {"task": task.name, **about}, run, console)
+            if found is not None:
+                summaries[task.name] = found
         for name, summary in combined(summaries).items():
             members = [task for task in tasks if task.name in summary.parts["centred"]]
             settings = {task.name: dict(task.settings) for task in members}
@@ -56,25 +71,56 @@ def evaluate(names: Sequence[str], options: Options, step: int | None, console: 
     return summaries
 
 
-def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary:
+@contextlib.contextmanager
+def memory_errors_explained(batch_tokens: int) -> Iterator[None]:
+    """Raise an EvaluationError, which says what would help, where a device or the host has no memory for the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise EvaluationError(
+            f"out of memory: {first_line}; what is scored is kept; go on with --batch-tokens below {batch_tokens:,}"
+        ) from None
+
+
+def _evaluate(task: Task, options: Options, about: dict[str, Any], run: Opened, console: Console) -> Summary | None:
+    # It imports Megatron, for which the device must be ready.
+    from efficientbench.evaluation.ranks import is_first, of_first, scored
+
     items = task.items()
     costs = {item.name: item.cost for item in items}
     header = {**about, "settings": dict(task.settings)}
     path = options.folder / FOLDER / f"{task.name}.jsonl"
-    with ResultFile(path, header) as file:
-        if file.replaced is not None:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(ResultFile(path, header)) if is_first() else None
+        if file is not None and file.replaced is not None:
             console.print(f"{path}: begun anew: it held step {file.replaced.get('step')} or other settings")
-        left = [item for item in items if item.name not in file.results]
+        there = set(of_first(list(file.results) if file is not None else [], list[str]))
+        left = [item for item in items if item.name not in there]
         if len(left) < len(items):
             console.print(f"{task.name}: {len(items) - len(left):,} of {len(items):,} items are there")
+        begin_s = time.monotonic()
         with EvaluationProgress(task.name, len(left), sum(item.cost for item in left), console) as progress:
-            for results in task.score(left):
-                file.append(results)
-                progress.add(len(results), sum(costs[result.item] for result in results))
-        found = {item.name: file.results[item.name] for item in items}
-    summary = task.summary(found)
+            for results in scored(task, left):
+                if file is not None:
+                    file.append(results)
+                    progress.add(len(results), sum(costs[result.item] for result in results))
+        computed_s = time.monotonic() - begin_s
+    if file is None:
+        return None
+    found = {item.name: file.results[item.name] for item in items}
+    summary = summary_of(task, found, path if there else None)
     if options.contamination:
         summary = without_contaminated(task, found, summary, options.folder)
-    facts = {"dtype": run.config.training.dtype, "device": next(run.model.parameters()).device.type}
+    facts = {
+        "dtype": run.config.training.dtype,
+        "device": next(run.model.parameters()).device.type,
+        "tp": run.config.parallel.tp,
+        "dp": run.config.parallel.dp or 1,
+        "computed_items": len(left),
+        "computed_s": computed_s,
+    }
     publish(options.folder, {**header, **facts}, len(items), summary, console)
     return summary

@@ -20,6 +20,7 @@ from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
 from efficientbench.generation.calls import find_calculator, spoken
 from efficientbench.generation.generate import generate
 from efficientbench.generation.sampling import Sampling
+from efficientbench.training import groups
 
 if TYPE_CHECKING:
     from efficientbench.generation.opened import Opened
@@ -75,7 +76,9 @@ class Generative:
         for room, alike in itertools.groupby(fit, self._room):
             for part in padded_parts(list(alike), self._tokens, budget):
                 answers = self._answers(part, room)
-                yield [self._result(question, texts) for question, texts in zip(part, answers, strict=True)]
+                # Tensor-parallel ranks have written them together, and programs are to run once.
+                scored = zip(part, answers, strict=True) if groups.holds_loss() else ()
+                yield [self._result(question, texts) for question, texts in scored]
 
     def _room(self, question: Question) -> int:
         """Return how many tokens an answer may have: as many as asked for, or as there are positions left."""

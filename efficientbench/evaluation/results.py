@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.evaluation.task import ItemResult, Summary
+from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import no_link, write_whole
 from efficientbench.metrics.foreign import parse_json
@@ -107,9 +108,35 @@ def _line(result: ItemResult) -> dict[str, Any]:
 def _result(value: dict[str, Any]) -> ItemResult:
     fields = ("item", "prompt_sha256", "answer", "right")
     own = {name: value[name] for name in fields}
+    if not isinstance(own["item"], str) or not isinstance(own["right"], bool | None):
+        raise TypeError
     losses = value["losses"]
     details = {name: content for name, content in value.items() if name not in (*fields, "losses")}
     return ItemResult(**own, losses=None if losses is None else tuple(losses), details=details)
+
+
+def summary_of(task: Task, results: Mapping[str, ItemResult], kept: Path | None) -> Summary:
+    """Return a task's summary.
+
+    Args:
+        task: It makes the summary.
+        results: of all items, by their names.
+        kept: the file that an earlier call has written some of them to; None where all are new.
+
+    Raises:
+        MetricsError: a result of that file lacks what the task needs.
+    """
+    try:
+        summary = task.summary(results)
+        if not all(value is None or math.isfinite(value) for value in summary.figures.values()):
+            raise ValueError("a figure is not finite")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if kept is None:
+            raise
+        raise MetricsError(
+            f"{kept}: a line is damaged ({type(error).__name__}: {error}); remove the file, and all is computed again"
+        ) from None
+    return summary
 
 
 def write_summary(path: Path, header: Mapping[str, Any], items: int, summary: Summary) -> None:

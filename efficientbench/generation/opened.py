@@ -1,9 +1,10 @@
-"""Open a run's folder to generate with its model, in this process and on one device."""
+"""Open a run's folder to generate with its model, in this process alone or on several ranks together."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from efficientbench.model.gpt import GPT
 
+WAIT_S = 86_400.0
+"""How long ranks wait for each other, as while one reads a corpus; one that has ended is seen by the launcher."""
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -37,12 +41,13 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
+def opened(folder: Path, step: int | None = None, parallel: ParallelConfig | None = None) -> Iterator[Opened]:
     """Build the model of a run with the weights of a checkpoint, which any layout may have written.
 
     Args:
         folder: of the run.
         step: of the checkpoint; None: the newest that is whole.
+        parallel: the layout of the ranks that open it together, each started by a launcher; None: this process alone.
 
     Raises:
         ConfigError: it is no run's folder, has no such checkpoint, or its model cannot generate.
@@ -54,7 +59,7 @@ def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
     cache_bytes(run.job.config.model, 1, run.job.config.training.dtype)
     tokenizer = run.tokenizer()
     checkpoint, problems = run.checkpoint(step)
-    device, place = _prepared(run.job.config)
+    device, place = _prepared(run.job.config, 0 if parallel is None else int(os.environ["LOCAL_RANK"]))
     from efficientbench.model.gpt import trained_model
     from efficientbench.training import groups
     from efficientbench.training.checkpoints.read import Weights
@@ -63,7 +68,13 @@ def opened(folder: Path, step: int | None = None) -> Iterator[Opened]:
     # Not training's kernels: this machine may lack them.
     trained = trained_config(weights.manifest.config).model_copy(update={"kernels": KernelsConfig()})
     config = in_one_process(trained)
-    with groups.one_rank(device.backend):
+    with contextlib.ExitStack() as stack:
+        if parallel is None:
+            stack.enter_context(groups.one_rank(device.backend))
+        else:
+            config = config.model_copy(update={"parallel": parallel})
+            stack.enter_context(groups.world(device.backend, WAIT_S))
+            stack.enter_context(groups.model_parallel(parallel, 0, WAIT_S))
         model = trained_model(config, place, weights)
         yield Opened(model, config, tokenizer, weights.manifest.step, tuple(problems))
 
@@ -93,11 +104,11 @@ def in_one_process(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"parallel": ParallelConfig(), "kernels": kernels, "training": training})
 
 
-def _prepared(config: RunConfig) -> tuple[Device, torch.device]:
+def _prepared(config: RunConfig, local_rank: int = 0) -> tuple[Device, torch.device]:
     """Make the run's device ready. Call it before whatever imports Megatron, which asks for the device."""
     device = find_device(config.device, trains=False)
     device.check(config.training.dtype)
-    place = device.prepare(0)
+    place = device.prepare(local_rank)
     # Megatron logs at length what it would do with others.
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="megatron")

@@ -49,6 +49,7 @@ def train_rank(
         from efficientbench.training.waits import Waits
         from efficientbench.worker.beside import Beside
         from efficientbench.worker.build_trainer import build_trainer
+        from efficientbench.worker.listeners.scores import training_scores
 
     heartbeat.at(0, "meeting the other ranks")
     waits = Waits(device, job.layout.pp)
@@ -89,7 +90,8 @@ def train_rank(
                 record = build_record(
                     job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s
                 )
-                record = record.model_copy(update={"reinforcement": learned})
+                further = {"reinforcement": learned, "training_scores": training_scores(job.output)}
+                record = record.model_copy(update=further)
                 reporter.recorder.write_curve(record.quality_curve)
                 write_record(record, reporter.folder.record)
         finally:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from efficientbench.metrics.errors import MetricsError
-from efficientbench.metrics.foreign import parse_json, read_whole
+from efficientbench.metrics.foreign import parse_json, plain_texts, read_whole
 from efficientbench.metrics.student import Z_95, t_p_value, t_quantile_95
 
 FOLDER = "evaluation"
@@ -26,6 +26,8 @@ FILES = "files_sha256"
 """A setting: the same questions may lie in other files, and are paired by their prompts."""
 SIGNIFICANCE = 0.05
 MOST_BYTES = 1 << 32
+MOST, MOST_TOKENS = 1e100, 1 << 53
+"""Of a sum of losses or a score, and of an item's tokens: squares of what follows from them are floats."""
 
 Item = Mapping[str, Any]
 
@@ -128,14 +130,16 @@ def read_items(path: Path) -> tuple[Mapping[str, Any], dict[str, Item]]:
     items = {}
     for number, line in enumerate(lines, start=1):
         try:
-            content = parse_json(line)
+            content = plain_texts(parse_json(line))
             if number == 1:
                 header = {**content, "settings": dict(content.get("settings") or {})}
                 continue
             items[str(content["item"])] = content
-            if not all(math.isfinite(score) for score in content.get("scores") or ()):
+            if not all(abs(score) <= MOST for score in content.get("scores") or ()):
                 raise ValueError
-            if path.stem == LOSS and (int(content["tokens"]) < 1 or not math.isfinite(float(content["loss_sum"]))):
+            if path.stem == LOSS and not (
+                0 < int(content["tokens"]) <= MOST_TOKENS and abs(content["loss_sum"]) <= MOST
+            ):
                 raise ValueError
         except (ValueError, TypeError, KeyError, OverflowError):
             raise MetricsError(f"{path}, line {number}: it is no result of an item") from None

@@ -223,6 +223,7 @@ def combine(group: Group) -> RunRecord:
         "quality_curve": _mean_curve(group),
         "rechecks": _rechecks(records),
         "resumed_after_steps": min((record.resumed_after_steps for record in records), key=len),
+        "training_scores": [],
         "disturbances": [disturbance for record in records for disturbance in record.disturbances],
         "validation_sequence_losses": mean_sequence_losses(records),
     }

@@ -26,6 +26,7 @@ from efficientbench.metrics.records.record_parts import (
     QualityPoint,
     Rechecks,
     Reinforcement,
+    TrainingScore,
     Window,
 )
 
@@ -123,6 +124,8 @@ class RunRecord(Metrics, Identity):
     """What was damaged in the files of the run's earlier attempts, and is not in them any more."""
     quality_curve: list[QualityPoint] = []
     """Every validation of the run; empty where none ran."""
+    training_scores: list[TrainingScore] = []
+    """What `evaluation.core_every` and `rl.test_every` found, in the order of steps; empty for several runs."""
     validation_loss_se_values: Few | None = None
     """Documents, or runs where the record stands for several, over which `validation_loss_se` is the spread: its
     interval is Student's. None where it is not known."""

@@ -156,6 +156,16 @@ class PhaseCost:
 
 
 @dataclass(frozen=True)
+class TrainingScore:
+    """What a model made of a task at one step of its training."""
+
+    task: str
+    step: Few
+    figures: dict[str, Annotated[float, Field(allow_inf_nan=False)] | None]
+    """By their names; None for one that could not be computed."""
+
+
+@dataclass(frozen=True)
 class Reinforcement:
     """What a run learned from: its own answers to questions. Counts are of all attempts, costs of the last one."""
 

@@ -17,7 +17,8 @@ from efficientbench.metrics.report.columns import write_csv
 from efficientbench.metrics.report.comparison import noise_floors
 from efficientbench.metrics.report.contexts import load_contexts
 from efficientbench.metrics.report.environments import environments
-from efficientbench.metrics.report.evaluations import evaluations_table
+from efficientbench.metrics.report.evaluations import CSV_NAME as EVALUATIONS_CSV
+from efficientbench.metrics.report.evaluations import evaluations_table, write_evaluations_csv
 from efficientbench.metrics.report.failures import FailedRun, failures_table, load_failures
 from efficientbench.metrics.report.generation import CSV_NAME, beside, generation_table, write_generation_csv
 from efficientbench.metrics.report.headline import absences, notes, results_table
@@ -83,6 +84,9 @@ def build_report(folder: Path, paper: bool = False, price_per_hour: float | None
     if generations:
         write_generation_csv(beside(generations, rows.records), rows.records, folder / CSV_NAME)
         names.append(CSV_NAME)
+    if evaluations.rows:
+        write_evaluations_csv(folder, folder / EVALUATIONS_CSV)
+        names.append(EVALUATIONS_CSV)
     if find_spec("tensorboard") is not None:
         write_hparams(records, folder / HPARAMS_FOLDER, beside(generations, records))
         names.insert(2, HPARAMS_FOLDER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,31 +14,33 @@ from efficientbench.metrics.records.record import current_files
 HIDDEN = ("passkey", "needle")
 BY_POSITION = "position_loss"
 
+Tokens = Annotated[int, Field(ge=1, le=1 << 53)]
+"""A number of tokens or items that a float holds."""
+
 
 class Cell(BaseModel):
     """The items of one length and depth."""
 
     model_config = ConfigDict(allow_inf_nan=False)
-    length: int = Field(ge=1)
-    """Tokens."""
+    length: Tokens
     depth: float = Field(ge=0, le=1)
     """Share of the text before the number."""
-    items: int = Field(ge=1)
-    right: int = Field(ge=0)
+    items: Tokens
+    right: int = Field(ge=0, le=1 << 53)
 
 
 class Range(BaseModel):
     """The positions from `first` to before `end`."""
 
     model_config = ConfigDict(allow_inf_nan=False)
-    first: int = Field(ge=1)
-    end: int = Field(ge=2)
-    loss: float
+    first: Tokens
+    end: int = Field(ge=2, le=1 << 53)
+    loss: float = Field(ge=0, le=1e6)
     """Mean, nats per token."""
 
 
 class _Parts(BaseModel):
-    trained_tokens: int = Field(ge=1)
+    trained_tokens: Tokens
     grid: list[Cell] = []
     ranges: list[Range] = []
 

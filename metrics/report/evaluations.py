@@ -2,41 +2,86 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from efficientbench.metrics.analysis.paired import CORE, FOLDER, Evaluations, Paired
+from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import parse_json, plain_text, plain_texts, read_whole
 from efficientbench.metrics.records.record import SKIPPED_FOLDERS
+from efficientbench.metrics.report.columns import csv_cell
 from efficientbench.metrics.report.table import ABSENT, Table, number, print_table
 
+CSV_NAME = "evaluations.csv"
 
-def evaluations_table(folder: Path) -> Table:
-    """Return a row for each figure of each evaluation below a folder, without files that are none."""
-    rows: list[tuple[str, ...]] = []
-    notes: dict[str, None] = {}
+
+@dataclass(frozen=True)
+class TaskFigure:
+    """One figure of one evaluation."""
+
+    run: str
+    """Its folder, relative to the reported one."""
+    task: str
+    name: str
+    value: float | None
+    reason: str
+    """Why it is None; empty where it is there."""
+    items: int
+    """Of the task."""
+    step: int
+    """Of the checkpoint."""
+
+
+def load_evaluations(folder: Path) -> list[TaskFigure]:
+    """Return the figures of all evaluations below a folder, without files that are none."""
+    found = []
     for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
         run = path.parent.parent.relative_to(folder)
         if set(SKIPPED_FOLDERS) & set(run.parts):
             continue
         try:
             content = plain_texts(parse_json(read_whole(path)))
-            step, items = f"{int(content['step']):,}", f"{int(content['items']):,}"
+            step, items = int(content["step"]), int(content["items"])
             figures = {str(name): None if value is None else float(value) for name, value in content["figures"].items()}
             reasons = {str(name): str(reason) for name, reason in content["unavailable"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             continue
-        task = plain_text(path.stem)
+        place, task = plain_text(str(run)), plain_text(path.stem)
         for name, value in figures.items():
-            # Most tasks of CORE are not at hand in a small bundle: CORE's own reason names them.
-            if value is None and task == CORE != name:
-                continue
-            rows.append((plain_text(str(run)), task, name, number(value, ".4g"), items, step))
-            if value is None:
-                notes[f"{ABSENT} {name}: {reasons.get(name, 'no reason is given')}"] = None
+            reason = reasons.get(name, "no reason is given") if value is None else ""
+            found.append(TaskFigure(place, task, name, value, reason, items, step))
+    return found
+
+
+def evaluations_table(folder: Path) -> Table:
+    """Return a row for each figure of each evaluation below a folder."""
+    # Most tasks of CORE are not at hand in a small bundle: CORE's own reason names them.
+    found = load_evaluations(folder)
+    shown = [each for each in found if each.value is not None or each.task != CORE or each.name == CORE]
+    rows = [
+        (each.run, each.task, each.name, number(each.value, ".4g"), f"{each.items:,}", f"{each.step:,}")
+        for each in shown
+    ]
+    notes = dict.fromkeys(f"{ABSENT} {each.name}: {each.reason}" for each in shown if each.value is None)
     return Table(("run", "task", "figure", "value", "items", "step"), rows, (0, 1, 2), "Evaluations", tuple(notes))
+
+
+def write_evaluations_csv(folder: Path, path: Path) -> None:
+    """Write every figure of the evaluations below a folder, at full precision.
+
+    Raises MetricsError: the file cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in fields(TaskFigure))
+    for each in load_evaluations(folder):
+        writer.writerow(csv_cell(value) for value in astuple(each))
+    write_whole(path, text.getvalue())
 
 
 def print_evaluations(found: Evaluations, console: Console) -> None:

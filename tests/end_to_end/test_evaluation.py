@@ -203,3 +203,7 @@ def test_core_is_scored_while_a_model_is_trained(tmp_path: Path, cache: str) -> 
     assert dict(scalars(first)["core/copa"])[3] == pytest.approx(written["figures"]["copa"])
     assert written["figures"].keys() == later["figures"].keys()
     assert path.with_name("core_00000006.json").is_file()
+    scored = record(first)["training_scores"]
+    assert [(each["task"], each["step"]) for each in scored] == [("core", 3), ("core", 6)]
+    assert scored[0]["figures"] == written["figures"]
+    assert record(second)["training_scores"] == []

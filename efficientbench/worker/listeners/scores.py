@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from efficientbench.costs.model import cache_bytes
 from efficientbench.data_tools.tokenizer import load_tokenizer
@@ -12,6 +16,7 @@ from efficientbench.evaluation.results import FOLDER, ResultFile, write_summary
 from efficientbench.evaluation.task import ItemResult, Summary, Task
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
 from efficientbench.metrics.monitoring.exchange import gather
+from efficientbench.metrics.records.record_parts import TrainingScore
 from efficientbench.running.corpora import load_corpora
 from efficientbench.running.job import Job
 from efficientbench.training import groups
@@ -23,6 +28,11 @@ from efficientbench.worker.listeners.recorder import Recorder
 if TYPE_CHECKING:
     from efficientbench.model.gpt import GPT
     from efficientbench.training.trainer import Trainer
+
+TRAINING = Path(FOLDER, "training")
+"""In a run's folder."""
+
+_SCORE = TypeAdapter(TrainingScore)
 
 
 class Scores(ABC):
@@ -88,7 +98,7 @@ class Scores(ABC):
     def _write(self, step: int, task: Task, found: dict[str, ItemResult], recorder: Recorder) -> None:
         names = [item.name for item in task.items()]
         summary = task.summary(found)
-        path = self.job.output / FOLDER / "training" / f"{task.name}_{step:08d}.jsonl"
+        path = self.job.output / TRAINING / f"{task.name}_{step:08d}.jsonl"
         header = {"task": task.name, "step": step, "settings": dict(task.settings)}
         with ResultFile(path, header) as file:
             file.append([found[name] for name in names if name not in file.results])
@@ -97,3 +107,13 @@ class Scores(ABC):
         recorder.tensorboard.scalars(step, scalars)
         recorder.interruptions[step + 1] = f"the first step after an evaluation of {self.what}"
         print(f"step {step:,}: {self.shown(summary)}", flush=True)
+
+
+def training_scores(folder: Path) -> list[TrainingScore]:
+    """Return what all attempts of a run have scored, in the order of steps."""
+    found = []
+    for path in (folder / TRAINING).glob("*.json"):
+        # A file that somebody has damaged must not cost the record of a training.
+        with contextlib.suppress(OSError, ValueError):
+            found.append(_SCORE.validate_json(path.read_bytes()))
+    return sorted(found, key=lambda each: (each.step, each.task))

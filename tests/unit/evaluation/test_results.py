@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from efficientbench.config.errors import ConfigError
+from efficientbench.evaluation.errors import EvaluationError
+from efficientbench.evaluation.evaluate import memory_errors_explained
 from efficientbench.evaluation.registry import check_names
-from efficientbench.evaluation.results import ResultFile, write_summary
-from efficientbench.evaluation.task import ItemResult, Options, Summary
+from efficientbench.evaluation.results import ResultFile, summary_of, write_summary
+from efficientbench.evaluation.task import Item, ItemResult, Options, Summary
 from efficientbench.metrics.errors import MetricsError
 
 HEADER = {"task": "made", "step": 7, "settings": {"limit": 3, "depths": (0.0, 0.5)}}
@@ -41,6 +46,50 @@ def test_a_line_that_was_torn_is_written_again(tmp_path: Path) -> None:
         assert file.results == {}
     settings = {"limit": 3, "depths": [0.0, 0.5]}
     assert json.loads(path.read_text()) == {"format": 1, **HEADER, "settings": settings}
+
+
+class Tokens:
+    """A task that adds up what its results hold."""
+
+    name = "made"
+    settings: Mapping[str, Any] = {}
+
+    def items(self) -> Sequence[Item]:
+        return [Item("a/1"), Item("a/2")]
+
+    def score(self, items: Sequence[Item]) -> Iterator[list[ItemResult]]:
+        yield [ItemResult(item.name, "11", None, None, None, {"tokens": 3}) for item in items]
+
+    def summary(self, results: Mapping[str, ItemResult]) -> Summary:
+        return Summary({"tokens": sum(result.details["tokens"] for result in results.values())})
+
+
+@pytest.mark.parametrize("changed", ['"tokens": "3"', '"other": 3', '"tokens": 1e999'])
+def test_a_damaged_result_is_told_as_that(changed: str, tmp_path: Path) -> None:
+    path, task = tmp_path / "made.jsonl", Tokens()
+    with ResultFile(path, HEADER) as file:
+        file.append(next(task.score(task.items())))
+    assert summary_of(task, file.results, path).figures == {"tokens": 6}
+    path.write_text(path.read_text().replace('"tokens": 3', changed, 1))
+    with ResultFile(path, HEADER) as file:
+        pass
+    with pytest.raises(MetricsError, match=r"made\.jsonl: a line is damaged \(.*\); remove the file"):
+        summary_of(task, file.results, path)
+    # A mistake of the task's own is none of the file.
+    with pytest.raises((TypeError, KeyError, ValueError)):
+        summary_of(task, file.results, None)
+
+
+@pytest.mark.parametrize(("field", "value"), [("item", 5), ("item", None), ("right", "yes"), ("losses", 2)])
+def test_a_line_of_other_types_is_written_again(field: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "made.jsonl"
+    with ResultFile(path, HEADER) as file:
+        file.append(RESULTS)
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), field: value})
+    path.write_text("\n".join(lines) + "\n")
+    with ResultFile(path, HEADER) as file:
+        assert list(file.results.values()) == RESULTS[:1]
 
 
 def test_another_checkpoint_or_setting_begins_anew(tmp_path: Path) -> None:
@@ -96,3 +145,11 @@ def test_names_and_folders_are_checked(tmp_path: Path) -> None:
     (tmp_path / "mmlu").mkdir()
     assert Options(tmp_path, tmp_path).data_folder("mmlu") == tmp_path / "mmlu"
     assert Options(tmp_path, tmp_path).data_folder("gsm8k") == tmp_path
+
+
+def test_want_of_memory_says_what_would_help() -> None:
+    wanted = "out of memory: .*; go on with --batch-tokens below 8,192"
+    with pytest.raises(EvaluationError, match=wanted), memory_errors_explained(8192):
+        np.zeros(1 << 56)
+    with pytest.raises(EvaluationError, match="^another$"), memory_errors_explained(8192):
+        raise EvaluationError("another")

@@ -8,6 +8,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.metrics_parts import make_record
 
 from efficientbench.metrics.report.build import build_report
@@ -67,3 +68,19 @@ def test_damaged_results_are_named_and_the_others_read(tmp_path: Path) -> None:
     ]
     [message] = damaged
     assert "b/evaluation/passkey.json: cannot be read (Input should be less than or equal to 1)" in message
+
+
+@pytest.mark.parametrize(
+    ("task", "parts"),
+    [
+        ("position_loss", {"ranges": [RANGES[0], {**RANGES[1], "end": 10**400}]}),
+        ("position_loss", {"ranges": [RANGES[0], {**RANGES[1], "loss": 1e308}]}),
+        ("position_loss", {"ranges": RANGES, "trained_tokens": 10**400}),
+        ("needle", {"grid": [{**GRID[0], "right": 10**400}]}),
+    ],
+)
+def test_numbers_that_nothing_can_draw_are_named(task: str, parts: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "gqa"
+    write(run, task, **parts)
+    (run / "record.json").write_text(make_record().model_dump_json())
+    assert [message for message in build_report(tmp_path).warnings if f"{task}.json: cannot be read" in message]

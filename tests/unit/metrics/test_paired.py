@@ -140,12 +140,30 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         pair_evaluations(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.parametrize("item", ['{"item": "0", "loss_sum": 2.5}', '{"item": "0", "loss_sum": 1e999, "tokens": 3}'])
+@pytest.mark.parametrize(
+    "item",
+    [
+        '{"item": "0", "loss_sum": 2.5}',
+        '{"item": "0", "loss_sum": 1e999, "tokens": 3}',
+        '{"item": "0", "loss_sum": 1e300, "tokens": 3}',
+        f'{{"item": "0", "loss_sum": 2.5, "tokens": {10**400}}}',
+    ],
+)
 def test_a_document_without_its_loss_is_told(item: str, tmp_path: Path) -> None:
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "loss.jsonl").write_text("{}\n" + f"{item}\n" * 2)
     with pytest.raises(MetricsError, match=r"loss\.jsonl, line 2: it is no result of an item"):
         pair_evaluations(tmp_path, tmp_path)
+
+
+def test_names_of_items_cannot_break_a_terminal(tmp_path: Path) -> None:
+    for folder in "ab":
+        write(tmp_path / folder, "core", answers([True, False], "\ud800\x1b[2J"))
+    evaluations = pair_evaluations(tmp_path / "a", tmp_path / "b")
+    assert [each.items for each in evaluations.paired] == [2]
+    shown = printed(evaluations)
+    assert shown.encode()
+    assert "\x1b" not in shown
 
 
 def test_a_few_documents_have_a_wide_interval(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""`efficientbench evaluate` on several ranks: what one rank finds, item by item."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import Finished, efficientbench
+from support.core_bundle import write_bundle
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.load import resolve
+from efficientbench.config.schema import ParallelConfig
+from efficientbench.evaluation.launch import check_layout
+
+TASKS = ("core", "loss", "position_loss")
+
+
+def items(folder: Path, task: str) -> dict[str, dict[str, Any]]:
+    """The items of a task by their names, each of which has one line."""
+    lines = [json.loads(line) for line in (folder / "evaluation" / f"{task}.jsonl").read_text().splitlines()[1:]]
+    found = {line["item"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def summary(folder: Path, task: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "evaluation" / f"{task}.json").read_text())
+    return content
+
+
+def alike(one: Path, other: Path, task: str) -> None:
+    """Both have the same items, with losses to 1e-5 and the same verdicts, and the same figures of them."""
+    ours, theirs = items(one, task), items(other, task)
+    assert ours.keys() == theirs.keys()
+    for name, line in ours.items():
+        assert line["prompt_sha256"] == theirs[name]["prompt_sha256"]
+        assert (line["right"], line["answer"]) == (theirs[name]["right"], theirs[name]["answer"])
+        assert line["losses"] == pytest.approx(theirs[name]["losses"], abs=1e-5)
+    assert summary(one, task)["figures"] == pytest.approx(summary(other, task)["figures"], abs=1e-5)
+
+
+@pytest.mark.proof
+def test_several_ranks_find_what_one_finds(train: Callable[..., Finished], tmp_path: Path) -> None:
+    run = train("parallel.tp=2", "model.vocab_size=1025").folder
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for folder in (alone, together):
+        shutil.copytree(run, folder)
+    write_bundle(tmp_path / "bundle", ("jeopardy", "copa", "winogrande", "agi_eval_lsat_ar"))
+    asked = ("--tasks", ",".join(TASKS), "--data", str(tmp_path / "bundle"), "--batch-tokens", "400")
+    efficientbench("evaluate", str(alone), *asked, expect=0)
+    shown = efficientbench("evaluate", str(together), *asked, "--tp", "2", "--dp", "2", expect=0)
+    for task in TASKS:
+        alike(alone, together, task)
+        found = summary(together, task)
+        assert (found["tp"], found["dp"], found["computed_items"]) == (2, 2, found["items"])
+        lines = [line for line in shown.stdout.splitlines() if line.startswith(f"{task}: ")]
+        assert len(lines) == len(found["figures"])
+    # Replicas alone go on with what another layout has left.
+    path = together / "evaluation" / "core.jsonl"
+    kept = path.read_text().splitlines(keepends=True)[:20]
+    path.write_text("".join(kept) + '{"item": "torn')
+    again = efficientbench("evaluate", str(together), *asked, "--dp", "2", expect=0)
+    assert "core: 19 of 56 items are there" in again.stdout
+    assert path.read_text().splitlines(keepends=True)[:20] == kept
+    alike(alone, together, "core")
+    assert summary(together, "core")["computed_items"] == 56 - 19
+
+
+def test_layouts_that_cannot_be_evaluated_are_refused() -> None:
+    gqa, moe = resolve("gqa_1.5B"), resolve("moe_1.5Bx8")
+    check_layout(gqa, ParallelConfig(tp=2, dp=3), 1, oversubscribe=True)
+    check_layout(moe, ParallelConfig(dp=5), 1, oversubscribe=True)
+    with pytest.raises(ConfigError, match=r"tp: 5 does not divide the 12 heads"):
+        check_layout(gqa, ParallelConfig(tp=5, dp=1), 8, oversubscribe=False)
+    with pytest.raises(ConfigError, match="= 8 ranks, but there are 4 devices"):
+        check_layout(gqa, ParallelConfig(tp=2, dp=4), 4, oversubscribe=False)
+    with pytest.raises(ConfigError, match="--tp: the experts of this model are not split"):
+        check_layout(moe, ParallelConfig(tp=2, dp=1), 8, oversubscribe=False)
+
+
+def test_lm_eval_is_asked_by_one_process(tmp_path: Path) -> None:
+    done = efficientbench("evaluate", str(tmp_path), "--lm-eval", "hellaswag", "--dp", "2", expect=2)
+    assert "lm-eval asks one process" in done.stderr
