@@ -29,14 +29,16 @@ Prefix = Annotated[
 ]
 
 QWEN = "Qwen/Qwen2.5-0.5B"
-Tokenizer = Annotated[str, typer.Option(help="folder, or name on the Hugging Face hub")]
+Tokenizer = Annotated[str, typer.Option(help="folder, name on the Hugging Face hub, or modelscope:OWNER/NAME")]
 TextKey = Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")]
 Workers = Annotated[int, typer.Option(min=1, help="processes; all processors by default")]
 MaxRejects = Annotated[float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")]
 MaxDocument = Annotated[int, typer.Option(min=1, help="MB of a document; a larger one is unusable")]
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
-Repository = Annotated[str, typer.Argument(metavar="DATASET", help="OWNER/NAME of a dataset on the Hugging Face hub")]
+Repository = Annotated[
+    str, typer.Argument(metavar="DATASET", help="OWNER/NAME on the Hugging Face hub; or modelscope:OWNER/NAME")
+]
 Config = Annotated[
     str | None,
     typer.Option("--config", help="configuration of the dataset; FineWeb-Edu: sample-10BT, else all its documents"),
