@@ -14,6 +14,7 @@ import typer
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.parallel import CORES
+from efficientbench.language.language import is_chinese, translate_help
 
 app = typer.Typer(
     name="python -m data_tools",
@@ -255,8 +256,11 @@ def main() -> None:
     # Only warnings of other packages: HTTP libraries log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
+    command = typer.main.get_command(app)
+    if is_chinese():
+        translate_help(command)
     try:
-        app()
+        command()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _DATA_MODULES:
             raise
