@@ -254,5 +254,9 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
     set -euo pipefail
+    if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
+        sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+    fi
     bootstrap "$@"
 fi

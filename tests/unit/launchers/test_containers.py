@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -268,3 +270,13 @@ def test_options_of_another_starter_are_refused(arguments: list[str], message: s
     done = CliRunner().invoke(app, ["launch", "gqa_1.5B", *arguments])
     assert isinstance(done.exception, LaunchError)
     assert message in str(done.exception)
+
+
+def test_docker_itself_knows_every_option() -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    known = subprocess.run(["docker", "run", "--help"], capture_output=True, text=True, check=True).stdout
+    script = (SCRIPTS / "container.sh").read_text()
+    ours = set(re.findall(r"(?<![\w-])--[a-z-]+", script[script.index("container_docker()") :].partition("\n}\n")[0]))
+    assert len(ours) > 8
+    assert [option for option in sorted(ours) if not re.search(rf"^ .*{option}\b", known, re.MULTILINE)] == []

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -179,3 +183,33 @@ def test_the_command_writes_a_manifest(tmp_path: Any) -> None:
     assert container["args"] == ["efficientbench", "run", "gqa_1.5B", "dlc", "device=npu"]
     assert container["resources"] == {"limits": {"huawei.com/Ascend910": 8}}
     assert output.stat().st_mode & 0o111 == 0
+
+
+def kept(given: Any, found: Any) -> bool:
+    """Return whether all that was given was found again; quantities are texts there."""
+    if isinstance(given, dict):
+        return all(key in found and kept(value, found[key]) for key, value in given.items())
+    if isinstance(given, list):
+        return len(found) >= len(given) and all(map(kept, given, found))
+    return str(given) == str(found)
+
+
+def test_kubectl_reads_every_field() -> None:
+    """Its own types are behind these commands: a field that they lack would be missing in what it prints."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    service, job = documents("$(NNODES)", "中")
+    words = {"Job": ["env", "ADDED=1"], "Service": ["selector", "job-name=" + job["metadata"]["name"]]}
+    for document in (job, service, {**job, "spec": {**job["spec"], "completion": 2}}):
+        what, change = words[document["kind"]]
+        command = ["kubectl", "set", what, "--local", "--output=json", "--filename=-", change]
+        done = subprocess.run(
+            command,
+            input=yaml.safe_dump(document),
+            env={**os.environ, "KUBECONFIG": os.devnull},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert kept(document, json.loads(done.stdout)) == ("completion" not in document["spec"])
