@@ -73,7 +73,12 @@ class ModelScopeTransfer(Transfer):
 
 
 def list_modelscope(
-    repository: str, config: str | None, revision: str | None, num_files: int, patience: Patience, split: str | None
+    repository: str,
+    config: str | None,
+    revision: str,
+    num_files: int,
+    patience: Patience,
+    split: str | None = None,
 ) -> Listing:
     """List the first `num_files` files of documents of a dataset, by path; of FineWeb-Edu those of a sample.
 
@@ -84,13 +89,12 @@ def list_modelscope(
     samples = FINEWEB_EDU_SAMPLES if repository.lower().endswith("/fineweb-edu") else {}
     if split is not None or (config is not None and config not in samples):
         raise DataError(f"{repository}: ModelScope names the files of no configuration or split: leave --config out")
-    chosen = revision or REVISION
     folder = samples[config or next(iter(samples))].rstrip("*") if samples else ""
-    found = _files(repository, chosen, _dataset_rows, patience)
+    found = _files(repository, revision, _dataset_rows, patience)
     wanted = [file for file in found if file.path.lower().endswith(DATA_SUFFIXES) and file.path.startswith(folder)]
     if not wanted:
-        raise DataError(f"{repository} has no file at revision {chosen!r} that ends in {', '.join(DATA_SUFFIXES)}")
-    return Listing(repository, chosen, tuple(sorted(wanted, key=lambda file: file.path)[:num_files]))
+        raise DataError(f"{repository} has no file at revision {revision!r} that ends in {', '.join(DATA_SUFFIXES)}")
+    return Listing(repository, revision, tuple(sorted(wanted, key=lambda file: file.path)[:num_files]))
 
 
 def fetch_model_files(repository: str, patterns: Sequence[str]) -> Path:

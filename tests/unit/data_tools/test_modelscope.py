@@ -178,7 +178,7 @@ def test_of_fineweb_edu_a_sample_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(modelscope, "_files", files)
     for config, wanted in ((None, names[0]), ("sample-100BT", names[2])):
-        listing = modelscope.list_modelscope("modelscope:other/fineweb-edu", config, None, 9, Patience(), None)
+        listing = modelscope.list_modelscope("modelscope:other/fineweb-edu", config, "master", 9, Patience())
         assert [file.path for file in listing.files] == [wanted]
     assert seen == ["modelscope:other/fineweb-edu"] * 2
 
