@@ -50,9 +50,9 @@ def check_machine() -> int:
     print_checks(console, "Host", _host())
     if missing or not usable:
         lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
-        _print_end(console, f"Nothing can be trained here: {lacking}.", "bold red")
+        _print_end(console, f"Nothing can be trained here: {lacking}.", works=False)
         return 1
-    _print_end(console, f"Runs train here on {usable[0].type}. A first one:", "bold green")
+    _print_end(console, f"Runs train here on {usable[0].type}. A first one:", works=True)
     console.print("  efficientbench run gqa_1.5B --smoke", highlight=False)
     return 0
 
@@ -73,15 +73,15 @@ def check_device(name: str) -> int:
     failed = [check.name for check in checks if not check.passed]
     if failed:
         text = f"{device.type} cannot be trained on here: see {', '.join(dict.fromkeys(failed))} above."
-        _print_end(console, text, "bold red")
+        _print_end(console, text, works=False)
         return 1
-    _print_end(console, f"Runs train here on {device.type}.", "bold green")
+    _print_end(console, f"Runs train here on {device.type}.", works=True)
     return 0
 
 
-def _print_end(console: Console, text: str, style: str) -> None:
+def _print_end(console: Console, text: str, works: bool) -> None:
     """Print the last line, in the user's language."""
-    console.print(Text(in_users_language(text), style=style), soft_wrap=True)
+    console.print(Text(in_users_language(text), style="bold green" if works else "bold red"), soft_wrap=True)
 
 
 def _packages() -> list[Check]:
