@@ -125,6 +125,10 @@ def test_the_table_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         assert HAN.search(chinese), english
         assert len(re.findall(r"\{\d?\}", chinese)) == english.count("{}"), english
     # As deep as values go: the reason within a line is Chinese too.
+    rapl = "no RAPL zone in /sys: a virtual machine or container hides them, or the kernel module "
+    rapl += "intel_rapl_msr is not loaded"
+    assert in_chinese(f"sensor rapl: {rapl}").startswith("传感器 rapl：/sys 中没有 RAPL 区域")
+    assert in_chinese("for cuda: this torch was built without nccl") == "用于 cuda：此 torch 构建时没有 nccl"
     assert in_chinese("Nothing can be trained here: mend torch first.") == "此处无法训练：请先修复 torch。"
     monkeypatch.setenv("LC_ALL", "C")
     assert in_users_language("not installed") == "not installed"
