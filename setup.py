@@ -30,6 +30,7 @@ setup(
         "efficientbench": ["experiments/*.yaml"],
         "efficientbench.chat": ["*.html"],
         "efficientbench.data_tools": ["*.sh"],
+        "efficientbench.language": ["*.yaml"],
         "efficientbench.launchers": ["*.sh", "*/*.sh"],
         "efficientbench.metrics": ["*.yaml", "report/html/*.css", "report/html/*.html", "report/html/*.js"],
     },

@@ -14,6 +14,7 @@ import typer
 
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.parallel import CORES
+from efficientbench.language.language import is_chinese, translate_help
 
 app = typer.Typer(
     name="python -m data_tools",
@@ -29,14 +30,16 @@ Prefix = Annotated[
 ]
 
 QWEN = "Qwen/Qwen2.5-0.5B"
-Tokenizer = Annotated[str, typer.Option(help="folder, or name on the Hugging Face hub")]
+Tokenizer = Annotated[str, typer.Option(help="folder, name on the Hugging Face hub, or modelscope:OWNER/NAME")]
 TextKey = Annotated[str, typer.Option(help="the text's key in JSONL, its column in parquet")]
 Workers = Annotated[int, typer.Option(min=1, help="processes; all processors by default")]
 MaxRejects = Annotated[float, typer.Option(min=0, max=1, help="fraction of all documents that may be unusable")]
 MaxDocument = Annotated[int, typer.Option(min=1, help="MB of a document; a larger one is unusable")]
 
 FINEWEB_EDU = "HuggingFaceFW/fineweb-edu"
-Repository = Annotated[str, typer.Argument(metavar="DATASET", help="OWNER/NAME of a dataset on the Hugging Face hub")]
+Repository = Annotated[
+    str, typer.Argument(metavar="DATASET", help="OWNER/NAME on the Hugging Face hub; or modelscope:OWNER/NAME")
+]
 Config = Annotated[
     str | None,
     typer.Option("--config", help="configuration of the dataset; FineWeb-Edu: sample-10BT, else all its documents"),
@@ -253,8 +256,11 @@ def main() -> None:
     # Only warnings of other packages: HTTP libraries log every address, and signed addresses are secrets.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     logging.getLogger("efficientbench.data_tools").setLevel(logging.INFO)
+    command = typer.main.get_command(app)
+    if is_chinese():
+        translate_help(command)
     try:
-        app()
+        command()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _DATA_MODULES:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +11,34 @@ from efficientbench.data_tools.errors import DataError, first_line
 
 _TIMEOUT_S = 10
 
+MODELSCOPE = "modelscope:"
+"""What names on ModelScope begin with; other names are the hub's."""
+
+
+def is_of_modelscope(name: str) -> bool:
+    """Return whether a name of a repository is one on ModelScope."""
+    return name.startswith(MODELSCOPE)
+
+
+def modelscope_endpoint() -> str:
+    """Return the address of ModelScope, or of another site with its interface (`MODELSCOPE_ENDPOINT`)."""
+    return (os.environ.get("MODELSCOPE_ENDPOINT") or "https://www.modelscope.cn").rstrip("/")
+
 
 def fetch_from_hub(name: str, patterns: Sequence[str]) -> Path:
     """Return the local folder of a model repository's files that match; from the cache if the hub is unreachable.
 
-    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` apply.
+    `HF_ENDPOINT`, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` apply. A name that begins with `modelscope:` is one on
+    ModelScope.
 
     Raises:
         DataError: no such name, or neither the hub nor the cache has it.
     """
     # Imported here: a tokenizer in a folder needs no hub.
+    if is_of_modelscope(name):
+        from efficientbench.data_tools.download.modelscope import fetch_model_files
+
+        return fetch_model_files(name, patterns)
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 

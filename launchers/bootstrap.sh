@@ -13,7 +13,8 @@
 # this machine has no use for, name an index with CPU builds in PIP_EXTRA_INDEX_URL before the first call.
 
 _bootstrap_root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
-_bootstrap_venv="$_bootstrap_root/.venv"
+# In a container another folder: the Python of a .venv that was made outside is not there.
+_bootstrap_venv="$_bootstrap_root/${EFFICIENTBENCH_VENV:-.venv}"
 # Written last: a .venv without it, or with other contents, is not finished or not up to date.
 _bootstrap_stamp="$_bootstrap_venv/.efficientbench-complete"
 # Written first: a .venv without it is somebody else's and is left alone.
@@ -253,5 +254,9 @@ bootstrap() { # [chat] [dev] [finetune] [gpu] [npu]
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
     set -euo pipefail
+    if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
+        sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit 0
+    fi
     bootstrap "$@"
 fi

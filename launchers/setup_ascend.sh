@@ -26,11 +26,20 @@ _setup_ascend() {
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
     set -euo pipefail
     if [[ "${1:-}" == -h || "${1:-}" == --help ]]; then
-        sed -n '2,/^$/s/^# \{0,1\}//p; /^_setup/q' "${BASH_SOURCE[0]}"
+        # shellcheck source=launchers/environment/ascend_env.sh
+        source "$(dirname "${BASH_SOURCE[0]}")/environment/ascend_env.sh"
+        ascend_say "$(sed -n '2,/^$/s/^# \{0,1\}//p; /^_setup/q' "${BASH_SOURCE[0]}")" \
+            '查找 CANN，把它的环境带入 shell，建立 Python 环境，并全部检查一遍。
+
+  source launchers/setup_ascend.sh      用于当前 shell；由它启动的运行不再需要其他东西
+  bash launchers/setup_ascend.sh        只做检查：环境随脚本结束
+
+若 python3 有 torch 和 torch-npu（厂商的镜像），则原样使用；否则在 .venv 中安装 torch-npu，版本与 torch 对应。再次调用会跳过已完成的部分。'
         exit 0
     fi
     _setup_ascend || exit 1
-    echo "to have this environment in your shell: source ${BASH_SOURCE[0]}"
+    ascend_say "to have this environment in your shell: source ${BASH_SOURCE[0]}" \
+        "要在当前 shell 中使用此环境：source ${BASH_SOURCE[0]}"
 else
     _setup_ascend
 fi

@@ -29,8 +29,8 @@ check() {
 }
 
 if ! check; then
-    echo "error: this machine does not pass the check above, so nothing was trained; bash launchers/fix_ascend_env.sh" \
-        "prints more, and --device cpu runs the rest here" >&2
+    ascend_say "error: this machine does not pass the check above, so nothing was trained; bash launchers/fix_ascend_env.sh prints more, and --device cpu runs the rest here" \
+        "错误：本机没有通过上面的检查，因此没有训练；bash launchers/fix_ascend_env.sh 给出更多信息，--device cpu 可在此处运行其余部分" >&2
     exit 1
 fi
 fineweb_run_stages base_d12

@@ -33,9 +33,11 @@ from efficientbench.data_tools.download.listing import (
     default_revision,
     list_dataset,
 )
+from efficientbench.data_tools.download.modelscope import REVISION, ModelScopeTransfer, list_modelscope
 from efficientbench.data_tools.download.transfer import Transfer
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock
+from efficientbench.data_tools.hub import is_of_modelscope
 
 _STOP_WAIT_S = 1.0
 """The longest wait for transfers to stop. A silent server may keep them; what has arrived is on the disk."""
@@ -48,7 +50,7 @@ class DownloadRequest:
     """What to download, and whereto."""
 
     repository: str
-    """OWNER/NAME of a dataset on the hub."""
+    """OWNER/NAME of a dataset on the hub, or modelscope:OWNER/NAME."""
     folder: Path
     """Files get their repository paths below it."""
     config: str | None = None
@@ -84,19 +86,21 @@ def download_dataset(request: DownloadRequest, patience: Patience | None = None)
         with exclusive_lock(request.folder / STATE_FOLDER / "lock"):
             record = load_record(request.folder, request.repository)
             listing = _listing(request, record, patience)
-            _complete(listing, record, request.max_workers, patience)
+            complete(listing, record, request.max_workers, patience)
     return [request.folder / file.path for file in listing.files]
 
 
 def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Listing:
     """List the request's files on the hub and record them; use the recorded list if the hub is unreachable."""
-    revision = request.revision or default_revision(request.repository)
+    elsewhere = is_of_modelscope(request.repository)
+    revision = request.revision or (REVISION if elsewhere else default_revision(request.repository))
     config = request.config or default_config(request.repository)
     key = f"config={config} revision={revision} num_files={request.num_files}"
     if request.split is not None:
         key += f" split={request.split}"
     try:
-        listing = list_dataset(request.repository, config, revision, request.num_files, patience, request.split)
+        list_files = list_modelscope if elsewhere else list_dataset
+        listing = list_files(request.repository, config, revision, request.num_files, patience, request.split)
     except HubUnreachableError as error:
         recorded = record.listings.get(key)
         if recorded is None or not all(record.holds(file) for file in recorded.files):
@@ -110,8 +114,12 @@ def _listing(request: DownloadRequest, record: Record, patience: Patience) -> Li
     return listing
 
 
-def _complete(listing: Listing, record: Record, max_workers: int, patience: Patience) -> None:
-    """Download the files of a listing that the folder lacks."""
+def complete(listing: Listing, record: Record, max_workers: int, patience: Patience, kind: str = "datasets") -> None:
+    """Download the files of a listing that the folder lacks; `kind`: of a repository of ModelScope.
+
+    Raises:
+        DataError: the disk has not enough room, or a transfer failed.
+    """
     missing = [file for file in listing.files if not record.holds(file)]
     total_bytes = sum(file.size_bytes for file in listing.files)
     logger.info(
@@ -124,11 +132,12 @@ def _complete(listing: Listing, record: Record, max_workers: int, patience: Pati
     finished = {file.path: file.size_bytes for file in listing.files if file not in missing}
     progress = _Progress(len(listing.files), total_bytes, finished)
     stop = threading.Event()
-    transfers = []
+    transfers: list[Transfer] = []
     for file in missing:
         target = record.folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        transfer = Transfer(listing.repository, listing.commit, file, target, patience, stop, progress.position)
+        job = (listing.repository, listing.commit, file, target, patience, stop, progress.position)
+        transfer = ModelScopeTransfer(*job, kind) if is_of_modelscope(listing.repository) else Transfer(*job)
         transfer.adopt_cached()
         progress.position(file.path, transfer.position())
         transfers.append(transfer)

@@ -30,10 +30,16 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, get_session
 
 from efficientbench.data_tools.errors import DataError, first_line
-from efficientbench.data_tools.hub import without_secrets
+from efficientbench.data_tools.hub import is_of_modelscope, modelscope_endpoint, without_secrets
 
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses from which a server may recover: timeouts, too many requests, and failures of servers behind it."""
+
+NO_NETWORK = (
+    ": is there a network here? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror of the hub, modelscope:OWNER/NAME one "
+    "of ModelScope's names; files that are here already need none: python -m data_tools tokenize FILES"
+)
+"""What may help where a server cannot be reached."""
 
 MOST_PAGES = 1000
 """Pages of a listing; the hub's have 1,000 files each."""
@@ -68,6 +74,10 @@ class TryAgainError(Exception):
     def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+
+
+class NoConnectionError(TryAgainError):
+    """The server cannot be reached at all."""
 
 
 class TooSlowError(TryAgainError):
@@ -105,7 +115,8 @@ def wait_or_give_up(what: str, error: TryAgainError, failures: int, patience: Pa
         StoppedError: `stop` was set.
     """
     if failures >= patience.attempts:
-        raise HubUnreachableError(f"{what}: {error} ({failures} attempts in a row)") from None
+        hint = NO_NETWORK if isinstance(error, NoConnectionError) else ""
+        raise HubUnreachableError(f"{what}: {error} ({failures} attempts in a row){hint}") from None
     own_wait_s: float = min(patience.first_wait_s * 2 ** (failures - 1), patience.longest_wait_s)
     wait_s = own_wait_s if error.wait_s is None else error.wait_s
     if wait_s > patience.longest_retry_after_s:
@@ -203,7 +214,11 @@ def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
     """Raise a `TryAgainError`, or a `DataError` that says what would help, for an error of a request to the hub."""
     # The HTTP library below `huggingface_hub`, for its error classes: httpx, or in later versions httpx2.
     http = importlib.import_module(type(get_session()).__module__.partition(".")[0])
-    where = f"dataset {repository!r} at {urlsplit(constants.ENDPOINT).hostname}"
+    of_modelscope = is_of_modelscope(repository)
+    endpoint = modelscope_endpoint() if of_modelscope else without_secrets(constants.ENDPOINT)
+    setting = "MODELSCOPE_ENDPOINT" if of_modelscope else "HF_ENDPOINT"
+    host = urlsplit(endpoint).hostname
+    where = f"{repository!r} at {host}" if of_modelscope else f"dataset {repository!r} at {host}"
     try:
         yield
     except DataError:
@@ -229,15 +244,15 @@ def hub_errors_explained(repository: str, revision: str) -> Iterator[None]:
             raise TryAgainError(reason, retry_after_s(error.response.headers)) from None
         raise DataError(f"{where}: {reason}: {without_secrets(first_line(error))}") from None
     except (http.UnsupportedProtocol, http.InvalidURL):
-        endpoint = without_secrets(constants.ENDPOINT)
-        raise DataError(
-            f"HF_ENDPOINT is {endpoint!r}, which is no address: it looks like https://hub.example"
-        ) from None
+        raise DataError(f"{setting} is {endpoint!r}, which is no address: it looks like https://hub.example") from None
+    except (http.ConnectError, http.ConnectTimeout) as error:
+        reason = without_secrets(first_line(error)) or type(error).__name__
+        raise NoConnectionError(f"{host} cannot be reached: {reason}") from None
     except http.TransportError as error:
         raise TryAgainError(f"{type(error).__name__}: {without_secrets(first_line(error))}") from None
     except http.RequestError as error:
         raise DataError(f"{where}: {type(error).__name__}: {without_secrets(first_line(error))}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{where} sends a response unlike the hub's ({type(error).__name__}): is HF_ENDPOINT a mirror?"
+            f"{where} sends a response unlike the hub's ({type(error).__name__}): is {setting} a mirror?"
         ) from None

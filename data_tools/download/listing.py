@@ -135,11 +135,16 @@ def _tree(repository: str, commit: str, folder: str) -> list[RemoteFile]:
 
 def _remote_file(file: RepoFile) -> RemoteFile:
     # A server must not choose where on this disk its files go.
-    if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+    if not inside(PurePosixPath(file.path)):
         raise DataError(f"the hub lists the file {file.path!r}, which would lie outside of its folder")
     if file.lfs is not None:
         return RemoteFile(file.path, file.lfs.size, file.lfs.sha256)
     return RemoteFile(file.path, file.size, file.blob_id)
+
+
+def inside(path: PurePosixPath) -> bool:
+    """Return whether a path that a server names lies in the folder that it is relative to."""
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def _patterns(repository: str, config: str | None, card: Any, split: str | None) -> list[str] | None:

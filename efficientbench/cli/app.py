@@ -246,8 +246,13 @@ app.command("new-variant")(new_variant)
 
 def run_command() -> None:
     """Run the command that was typed; print a user's mistake on stderr, without a traceback, and exit with 2."""
+    from efficientbench.language.language import is_chinese, translate_help
+
+    command = typer.main.get_command(app)
+    if is_chinese():
+        translate_help(command)
     try:
-        app()
+        command()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:

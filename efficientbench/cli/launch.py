@@ -26,6 +26,7 @@ from efficientbench.cli.options import (
 
 if TYPE_CHECKING:
     from efficientbench.cli.launch_script import Machines, NamedRun
+    from efficientbench.launchers.job_scripts.container import Surroundings
     from efficientbench.launchers.job_scripts.torchrun import Meeting
 
 
@@ -34,6 +35,15 @@ class Starter(str, Enum):
 
     TORCHRUN = "torchrun"
     SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+
+
+class Engine(str, Enum):
+    """Programs that start containers."""
+
+    PYXIS = "pyxis"
+    APPTAINER = "apptainer"
+    DOCKER = "docker"
 
 
 class Rendezvous(str, Enum):
@@ -60,6 +70,26 @@ RendezvousTimeout = Annotated[
 Port = Annotated[
     int, typer.Option("--port", help="torchrun: port at the first node where MASTER_PORT is unset; and the next one")
 ]
+Image = Annotated[
+    str | None,
+    typer.Option("--container", metavar="IMAGE", help="run in a container: REGISTRY/NAME:TAG, or a .sif or .sqsh file"),
+]
+ContainerEngine = Annotated[
+    Engine | None,
+    typer.Option("--engine", help="of the container; Slurm: pyxis, torchrun: docker where it is not given"),
+]
+Mounts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--mount", metavar="FOLDER", help="folder that the container sees too, like that of the data; repeatable"
+    ),
+]
+Modules = Annotated[
+    list[str] | None, typer.Option("--module", metavar="NAME", help="module load NAME on the nodes first; repeatable")
+]
+Claim = Annotated[
+    str, typer.Option("--claim", metavar="NAME", help="kubernetes: volume claim for output and data, at /work")
+]
 
 
 def launch(
@@ -85,14 +115,18 @@ def launch(
     rendezvous_id: RendezvousId = "",
     rendezvous_timeout: RendezvousTimeout = 600,
     port: Port = 29500,
+    container: Image = None,
+    engine: ContainerEngine = None,
+    mounts: Mounts = None,
+    modules: Modules = None,
+    claim: Claim = "",
 ) -> None:
-    """Write the script that starts a run on other nodes: for torchrun on each of them, or for Slurm's sbatch.
+    """Write what starts a run on other nodes: a script for torchrun or Slurm's sbatch, or a Job of Kubernetes.
 
     Several runs (--only, --sizes, --set, as of `sweep`) become an array of Slurm's, each with nodes of its own.
     """
     from efficientbench.cli.launch_script import Machines, named_runs
     from efficientbench.config.matrix import MATRIX
-    from efficientbench.launchers.job_scripts.shell_script import check, write
     from efficientbench.launchers.job_scripts.torchrun import Meeting
     from efficientbench.sweep.selection import Request
 
@@ -113,25 +147,69 @@ def launch(
         repeat=repeat,
     )
     meeting = Meeting(rendezvous.value, rendezvous_id, port, rendezvous_timeout)
-    script = _script(to, named_runs(request, name), Machines(nodes, devices_per_node), meeting, sbatch or [])
-    check(script)
-    if output == "-":
-        # A path in the script may have bytes that are not UTF-8.
-        typer.echo(os.fsencode(script), nl=False)
-    else:
-        write(script, Path(output))
+    around = _surroundings(to, container, engine, mounts or [], modules or [])
+    machines = Machines(nodes, devices_per_node)
+    script = _script(to, named_runs(request, name), machines, meeting, sbatch or [], around, claim)
+    _deliver(script, output, to is not Starter.KUBERNETES)
 
 
-def _script(to: Starter, runs: list[NamedRun], machines: Machines, meeting: Meeting, sbatch: list[str]) -> str:
-    """Return the script's text. Raises LaunchError: an option is of the other starter."""
-    from efficientbench.cli.launch_script import by_slurm, by_torchrun
+def _surroundings(
+    to: Starter, image: str | None, engine: Engine | None, mounts: list[Path], modules: list[str]
+) -> Surroundings:
+    """Return modules and container as they are asked for. Raises LaunchError: they contradict each other."""
+    from efficientbench.launchers.errors import LaunchError
+    from efficientbench.launchers.job_scripts.container import Container, Surroundings
+
+    if image is None:
+        if engine is not None or mounts:
+            raise LaunchError("--engine and --mount are of a container: --container IMAGE")
+        return Surroundings(tuple(modules))
+    if to is Starter.KUBERNETES and (engine is not None or mounts):
+        raise LaunchError("--engine and --mount are of torchrun and Slurm: Kubernetes has its own, and --claim")
+    chosen = engine or (Engine.PYXIS if to is Starter.SLURM else Engine.DOCKER)
+    folders = tuple(each.expanduser().absolute() for each in mounts)
+    return Surroundings(tuple(modules), Container(image, chosen.value, folders))
+
+
+def _script(
+    to: Starter,
+    runs: list[NamedRun],
+    machines: Machines,
+    meeting: Meeting,
+    sbatch: list[str],
+    around: Surroundings,
+    claim: str,
+) -> str:
+    """Return the script's text. Raises LaunchError: an option is of another starter."""
+    from efficientbench.cli.launch_script import by_kubernetes, by_slurm, by_torchrun
     from efficientbench.launchers.errors import LaunchError
     from efficientbench.launchers.job_scripts.torchrun import Meeting
 
+    if sbatch and to is not Starter.SLURM:
+        raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
+    if claim and to is not Starter.KUBERNETES:
+        raise LaunchError("--claim is of Kubernetes: --to kubernetes, or leave it out")
     if to is Starter.TORCHRUN:
-        if sbatch:
-            raise LaunchError("--sbatch is of Slurm: --to slurm, or leave it out")
-        return by_torchrun(runs, machines, meeting)
-    if meeting != Meeting():
-        raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
-    return by_slurm(runs, machines, sbatch)
+        return by_torchrun(runs, machines, meeting, around)
+    if to is Starter.SLURM:
+        if meeting != Meeting():
+            raise LaunchError("--rendezvous, --rendezvous-id, --rendezvous-timeout and --port are of torchrun")
+        return by_slurm(runs, machines, sbatch, around)
+    if around.container is None or not claim:
+        raise LaunchError("--to kubernetes needs --container IMAGE and --claim NAME of a volume that all nodes mount")
+    if around.modules or (meeting.rendezvous, meeting.run_id) != ("c10d", ""):
+        raise LaunchError("--module, --rendezvous and --rendezvous-id are not of Kubernetes: leave them out")
+    return by_kubernetes(runs, machines, meeting, around.container.image, claim)
+
+
+def _deliver(text: str, output: str, is_script: bool) -> None:
+    """Check a script, and print or write what was made. Raises LaunchError."""
+    from efficientbench.launchers.job_scripts.shell_script import check, write
+
+    if is_script:
+        check(text)
+    if output == "-":
+        # A path in the script may have bytes that are not UTF-8.
+        typer.echo(os.fsencode(text), nl=False)
+    else:
+        write(text, Path(output), executable=is_script)

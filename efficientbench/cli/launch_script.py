@@ -12,9 +12,15 @@ from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
 from efficientbench.finetuning.load import named_tunings, resolve_tuning
+from efficientbench.launchers.job_scripts.container import BARE, Surroundings
+from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_manifest
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
 from efficientbench.sweep.selection import Request, chosen_combinations
+
+NVIDIA_RESOURCE = "nvidia.com/gpu"
+ASCEND_RESOURCE = "huawei.com/Ascend910"
+"""Names under which the vendors' device plugins of Kubernetes offer accelerators."""
 
 
 @dataclass(frozen=True)
@@ -88,15 +94,23 @@ def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 
 
-def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting) -> str:
+def by_torchrun(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting, around: Surroundings = BARE) -> str:
     """Return the text of a torchrun script, which every node runs. Raises ConfigError and LaunchError."""
-    run, *others = runs
-    if others:
-        raise ConfigError(f"torchrun starts one run, and {len(runs)} are named: --to slurm makes an array of them")
-    return torchrun_script(run.check(machines), run.arguments, machines.nodes, meeting, Path.cwd(), run.command)
+    run = _only(runs, "torchrun")
+    name = run.check(machines)
+    return torchrun_script(name, run.arguments, machines.nodes, meeting, Path.cwd(), run.command, around)
 
 
-def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]) -> str:
+def by_kubernetes(runs: Sequence[NamedRun], machines: Machines, meeting: Meeting, image: str, claim: str) -> str:
+    """Return the manifest of a Kubernetes Job with a pod on every node. Raises ConfigError and LaunchError."""
+    run = _only(runs, "a Job")
+    resource = ASCEND_RESOURCE if "device=npu" in run.overrides else NVIDIA_RESOURCE
+    pods = Pods(machines.nodes, machines.devices_per_node, resource, image, claim)
+    command = ["efficientbench", run.command, *run.arguments]
+    return kubernetes_manifest(run.check(machines), command, pods, meeting)
+
+
+def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str], around: Surroundings = BARE) -> str:
     """Return the text of a script for sbatch; several runs are an array. Raises ConfigError and LaunchError."""
     names, problems = [], {}
     for run in runs:
@@ -107,7 +121,9 @@ def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]
     _refuse(problems, len(runs))
     name = names[0] if len(names) == 1 else f"{len(names)}_runs"
     arguments = [run.arguments for run in runs]
-    return slurm_script(name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd(), runs[0].command)
+    return slurm_script(
+        name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd(), runs[0].command, around
+    )
 
 
 def _refuse(problems: Mapping[str, str], runs: int) -> None:
@@ -117,3 +133,10 @@ def _refuse(problems: Mapping[str, str], runs: int) -> None:
         raise ConfigError(reasons[0])
     if problems:
         raise ConfigError([f"{run}: {reason}" for run, reason in problems.items()])
+
+
+def _only(runs: Sequence[NamedRun], what: str) -> NamedRun:
+    run, *others = runs
+    if others:
+        raise ConfigError(f"{what} starts one run, and {len(runs)} are named: --to slurm makes an array of them")
+    return run

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from efficientbench.language.language import in_users_language
+
 
 @dataclass(frozen=True)
 class Check:
@@ -25,13 +27,13 @@ class Check:
 
 
 def print_checks(console: Console, title: str, checks: Iterable[Check]) -> None:
-    """Print checks as a section of the report."""
+    """Print checks as a section of the report, in the user's language."""
     table = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(ratio=1), padding=(0, 2, 0, 0))
     for check in checks:
         mark = Text("✓", style="green") if check.passed else Text("✗", style="yellow")
-        table.add_row(mark, check.name, Text(check.result))
+        table.add_row(mark, check.name, Text(in_users_language(check.result)))
         if check.remedy:
-            table.add_row("", "", Text(f"needs: {check.remedy}", style="dim"))
-    console.print(Text(title, style="bold"))
+            table.add_row("", "", Text(in_users_language(f"needs: {check.remedy}"), style="dim"))
+    console.print(Text(in_users_language(title), style="bold"))
     console.print(table)
     console.print()

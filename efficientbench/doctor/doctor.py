@@ -21,6 +21,7 @@ from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.doctor.ascend import machine_checks
 from efficientbench.doctor.check import Check, print_checks
 from efficientbench.doctor.step import step_checks
+from efficientbench.language.language import in_users_language
 from efficientbench.metrics import AllocatorSensor
 from efficientbench.metrics.cgroup import memory_limit_bytes, usable_cores
 from efficientbench.metrics.hardware import peak_flops
@@ -49,9 +50,9 @@ def check_machine() -> int:
     print_checks(console, "Host", _host())
     if missing or not usable:
         lacking = f"mend {', '.join(missing)} first" if missing else "no device type has its collective backend"
-        console.print(Text(f"Nothing can be trained here: {lacking}.", style="bold red"), soft_wrap=True)
+        _print_end(console, f"Nothing can be trained here: {lacking}.", works=False)
         return 1
-    console.print(Text(f"Runs train here on {usable[0].type}. A first one:", style="bold green"), soft_wrap=True)
+    _print_end(console, f"Runs train here on {usable[0].type}. A first one:", works=True)
     console.print("  efficientbench run gqa_1.5B --smoke", highlight=False)
     return 0
 
@@ -72,10 +73,15 @@ def check_device(name: str) -> int:
     failed = [check.name for check in checks if not check.passed]
     if failed:
         text = f"{device.type} cannot be trained on here: see {', '.join(dict.fromkeys(failed))} above."
-        console.print(Text(text, style="bold red"), soft_wrap=True)
+        _print_end(console, text, works=False)
         return 1
-    console.print(Text(f"Runs train here on {device.type}.", style="bold green"), soft_wrap=True)
+    _print_end(console, f"Runs train here on {device.type}.", works=True)
     return 0
+
+
+def _print_end(console: Console, text: str, works: bool) -> None:
+    """Print the last line, in the user's language."""
+    console.print(Text(in_users_language(text), style="bold green" if works else "bold red"), soft_wrap=True)
 
 
 def _packages() -> list[Check]:

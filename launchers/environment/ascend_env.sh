@@ -5,6 +5,16 @@
 # and /opt/Ascend. Below each: ascend-toolkit, cann (the name since
 # CANN 8.5), latest, cann-<version> (the newest).
 
+# Print a text in English, or in Chinese where the locale is Chinese.
+ascend_say() { # english chinese
+    local locale="${LC_ALL:-${LC_MESSAGES:-${LANG:-}}}"
+    if [[ "${locale,,}" == zh* ]]; then
+        printf '%s\n' "$2"
+    else
+        printf '%s\n' "$1"
+    fi
+}
+
 # Print the path of every set_env.sh that was found, the one to use first.
 ascend_find_cann() {
     local home root file versions=() found=()
@@ -37,8 +47,8 @@ ascend_source() {
     local file flags=$- status=0
     ascend_is_sourced && return 0
     if ! file="$(ascend_find_cann | head -n 1)" || [[ -z "$file" ]]; then
-        echo "error: CANN was not found in ASCEND_INSTALL_PATH, /usr/local/Ascend, ~/Ascend or /opt/Ascend: install its" \
-            "toolkit and kernels, or start the container from an image that has them" >&2
+        ascend_say "error: CANN was not found in ASCEND_INSTALL_PATH, /usr/local/Ascend, ~/Ascend or /opt/Ascend: install its toolkit and kernels, or start the container from an image that has them" \
+            "错误：在 ASCEND_INSTALL_PATH、/usr/local/Ascend、~/Ascend 和 /opt/Ascend 中没有找到 CANN：请安装其 toolkit 和 kernels，或使用带有它们的镜像启动容器" >&2
         return 1
     fi
     # The vendor's script reads variables that may be unset, and may end with a test that fails.
@@ -49,8 +59,8 @@ ascend_source() {
     [[ "$flags" != *u* ]] || set -u
     ascend_add_driver
     if ! ascend_is_sourced; then
-        echo "error: $file was sourced (status $status) and did not set ASCEND_TOOLKIT_HOME or ASCEND_HOME_PATH with its" \
-            "libraries: this CANN is not installed completely" >&2
+        ascend_say "error: $file was sourced (status $status) and did not set ASCEND_TOOLKIT_HOME or ASCEND_HOME_PATH with its libraries: this CANN is not installed completely" \
+            "错误：已 source ${file}（状态 ${status}），但它没有设置 ASCEND_TOOLKIT_HOME 或 ASCEND_HOME_PATH 及其库：这个 CANN 没有安装完整" >&2
         return 1
     fi
 }

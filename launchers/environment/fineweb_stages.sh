@@ -17,7 +17,24 @@ FINEWEB_CPU_OVERRIDES=(training.dtype=fp32 training.seq_len=128 training.micro_b
     training.steps=20 training.validation_interval=0 measurement.min_steps=10)
 
 fineweb_usage() { # script
-    cat >&2 <<USAGE
+    ascend_say "$(_fineweb_usage_in_english "$1")" "$(_fineweb_usage_in_chinese "$1")" >&2
+}
+
+_fineweb_usage_in_chinese() { # script
+    cat <<USAGE
+用法：bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [--device TYPE] [--work FOLDER] [key=value ...]
+  dsw|dlc         本机的设备（默认），或由 MASTER_ADDR、WORLD_SIZE 和 RANK 描述的节点
+  --data PATH     自己的文本（parquet、JSONL、文本；或 FINEWEB_DATA=PATH），代替下载 FineWeb-Edu
+  --num-files N   下载 FineWeb-Edu 的文件数（${fineweb_files}）
+  --devices N     训练用的加速器数（$fineweb_devices$(! $fineweb_fewer || echo "，不足时为 2 或 1")；用 dlc 或 parallel.* 时为各节点全部）
+  --device TYPE   设备类型；默认为找到的第一种加速器，否则为 CPU（运行会缩短）
+  --work FOLDER   所有内容的位置（${fineweb_work}）
+  key=value       配置的键，如 training.steps=1000
+USAGE
+}
+
+_fineweb_usage_in_english() { # script
+    cat <<USAGE
 usage: bash launchers/$1 [dsw|dlc] [--data PATH] [--num-files N] [--devices N] [--device TYPE] [--work FOLDER] [key=value ...]
   dsw|dlc         this machine's devices (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
   --data PATH     text of your own (parquet, JSONL, text; or FINEWEB_DATA=PATH) instead of downloading FineWeb-Edu

@@ -1,9 +1,12 @@
 # shellcheck shell=bash
 # What the scripts that `efficientbench launch` writes have in common. They source this file, then call
 #
+#   job_modules NAME...                              module load
 #   bootstrap                                        the Python environment (bootstrap.sh)
-#   job_slurm COMMAND...                             under sbatch: COMMAND once on each node, requeued after SIGTERM
+#   job_slurm [--container-OPTION...] COMMAND...     under sbatch: COMMAND once on each node, requeued after SIGTERM
 #   job_torchrun TORCHRUN_OPTION... -- COMMAND...    on each node: torchrun with COMMAND as its one process
+#
+# Options of srun that begin with --container are those of pyxis.
 #
 # COMMAND starts this node's ranks itself. A run that was asked to stop and has saved its state exits with 143.
 
@@ -32,6 +35,33 @@ _job_run() { # how_to_stop command...
     return "$status"
 }
 
+# Load modules of the cluster (Environment Modules or Lmod) into this shell; exit with 2 where one cannot be loaded.
+job_modules() { # name...
+    local flags=$- file name failed=""
+    # The programs of modules read variables that may be unset, and end with tests that fail.
+    set +eu
+    for file in /etc/profile.d/{lmod,z00_lmod,modules}.sh "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" \
+        "${MODULESHOME:-/usr/share/modules}/init/bash"; do
+        [[ "$(type -t module)" != function && -r "$file" ]] || continue
+        # shellcheck disable=SC1090  # found at run time
+        source "$file"
+    done
+    if [[ "$(type -t module)" != function ]]; then
+        echo "error: node $(uname -n) has no module command (Environment Modules, Lmod): leave --module out" >&2
+        exit 2
+    fi
+    for name in "$@"; do
+        module load "$name" || failed="$name"
+        [[ -z "$failed" ]] || break
+    done
+    [[ "$flags" != *e* ]] || set -e
+    [[ "$flags" != *u* ]] || set -u
+    if [[ -n "$failed" ]]; then
+        echo "error: module load $failed failed on node $(uname -n): module avail lists what there is" >&2
+        exit 2
+    fi
+}
+
 # Print the number of this job. In a task of an array, SLURM_JOB_ID alone may mean the whole array.
 _job_id() {
     if [[ -n "${SLURM_ARRAY_JOB_ID:-}" ]]; then
@@ -47,7 +77,11 @@ _job_stop_step() { scancel --signal=TERM "$(_job_id)" 2>/dev/null || true; }
 _job_is_running() { [[ "$(scontrol show job --oneliner "$(_job_id)")" == *" JobState=RUNNING "* ]]; }
 
 job_slurm() { # command...
-    local status=0 hosts
+    local status=0 hosts srun=(srun)
+    while [[ "$1" == --container-* ]]; do
+        srun+=("$1")
+        shift
+    done
     [[ "$SLURM_JOB_ID" =~ ^[0-9]+$ ]] || return 2
     hosts="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
     # From the environment of the user who submitted the job, these would contradict Slurm.
@@ -59,7 +93,7 @@ job_slurm() { # command...
     export EFFICIENTBENCH_SECRET
     # A node whose ranks have ended must not end the others' while those still save.
     # shellcheck disable=SC2016  # NODE_RANK is known on the node alone
-    _job_run _job_stop_step srun --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 \
+    _job_run _job_stop_step "${srun[@]}" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=120 \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}" \
         bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' node "$@" || status=$?
     if [[ $status -eq 143 ]] && _job_is_running; then

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from efficientbench.launchers.errors import LaunchError
 from efficientbench.launchers.files import write_whole
+from efficientbench.launchers.job_scripts.container import Surroundings
 
 JOB_SCRIPT = Path(__file__).resolve().with_name("job.sh")
 
@@ -21,19 +22,23 @@ def array(name: str, elements: Sequence[str], indent: str = "") -> str:
     return "\n".join([f"{indent}{name}=(", *(f"{indent}    {shlex.quote(each)}" for each in elements), f"{indent})"])
 
 
-def beginning(folder: Path, exports: dict[str, str] | None = None, command: str = "run") -> str:
-    """Return the first lines of every script, which change to `folder` and set up the Python environment.
+def extras_of(command: str) -> list[str]:
+    """Return the extras that a command of `efficientbench` needs of launchers/bootstrap.sh."""
+    return ["finetune"] if command == "finetune" else []
+
+
+def beginning(folder: Path, around: Surroundings, exports: dict[str, str] | None = None, command: str = "run") -> str:
+    """Return the first lines of every script, which change to `folder` and set up modules and Python's environment.
 
     In `folder` relative paths mean what they meant when the script was written. `command`: that the script calls.
     """
     lines = ["set -euo pipefail", f"cd -- {shlex.quote(str(folder))}"]
-    if not (Path(__file__).resolve().parents[2] / "setup.py").exists():
+    if around.container is None and not (Path(__file__).resolve().parents[2] / "setup.py").exists():
         # A wheel's installation has no .venv that bootstrap could find on the node: this interpreter's is named here.
         lines.append(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in (exports or {}).items()]
-    job = shlex.quote(str(JOB_SCRIPT))
-    setup = "bootstrap finetune" if command == "finetune" else "bootstrap"
-    return "\n".join([*lines, "# shellcheck source=/dev/null", f"source {job}", setup])
+    lines += ["# shellcheck source=/dev/null", f"source {shlex.quote(str(JOB_SCRIPT))}"]
+    return "\n".join([*lines, *around.set_up(extras_of(command))])
 
 
 def check(script: str) -> None:
@@ -49,15 +54,15 @@ def check(script: str) -> None:
         _examine([shellcheck, "--norc", "--shell=bash", "--severity=warning", "--exclude=SC1112", "-"], script)
 
 
-def write(script: str, output: Path) -> None:
-    """Write the script as an executable file.
+def write(script: str, output: Path, executable: bool = True) -> None:
+    """Write the script, by default as an executable file.
 
     Raises LaunchError: it cannot be written.
     """
     if not output.name:
         raise LaunchError(f"--output: {output} is a folder: name a file")
     try:
-        write_whole(output, os.fsencode(script), executable=True)
+        write_whole(output, os.fsencode(script), executable=executable)
     except OSError as error:
         raise LaunchError(f"--output: {output} cannot be written: {error.strerror}") from None
 

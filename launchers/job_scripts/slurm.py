@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from efficientbench.launchers.errors import LaunchError
-from efficientbench.launchers.job_scripts.shell_script import array, beginning
+from efficientbench.launchers.job_scripts.container import BARE, Surroundings
+from efficientbench.launchers.job_scripts.shell_script import array, beginning, extras_of
 
 TEMPLATE = """\
 #!/usr/bin/env bash
@@ -15,7 +16,7 @@ TEMPLATE = """\
 # Trains {name}. Written by `efficientbench launch`; submit it with sbatch.
 {beginning}
 {arguments}
-job_slurm efficientbench {command} "${{arguments[@]}}"
+job_slurm {container}efficientbench {command} "${{arguments[@]}}"
 """
 
 STOP_BEFORE_S = 120
@@ -43,6 +44,7 @@ def slurm_script(
     options: Sequence[str],
     folder: Path,
     command: str = "run",
+    around: Surroundings = BARE,
 ) -> str:
     """Return the text of the script.
 
@@ -54,17 +56,20 @@ def slurm_script(
         options: further options of sbatch, as `key=value` or `key`; they replace ours.
         folder: where relative paths among the arguments begin.
         command: of `efficientbench`.
+        around: modules and the container.
 
     Raises:
-        LaunchError: sbatch would not read an option as it stands.
+        LaunchError: sbatch would not read an option as it stands, or a container cannot mount a folder.
     """
     chosen = _options(name, len(runs), nodes, devices_per_node, options)
     lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in chosen.items()]
+    words = around.before_command(folder, extras_of(command))
     return TEMPLATE.format(
         options="\n".join(lines),
         name=name,
-        beginning=beginning(folder, command=command),
-        arguments=_arguments(runs),
+        beginning=beginning(folder, around, command=command),
+        arguments="\n".join([*([array("container", words)] if words else []), _arguments(runs)]),
+        container='"${container[@]}" ' if words else "",
         command=command,
     )
 

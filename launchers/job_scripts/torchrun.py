@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from efficientbench.launchers.errors import LaunchError
-from efficientbench.launchers.job_scripts.shell_script import array, beginning
+from efficientbench.launchers.job_scripts.container import BARE, Surroundings
+from efficientbench.launchers.job_scripts.shell_script import array, beginning, extras_of
 from efficientbench.launchers.network.cluster_env import (
     DEFAULT_MASTER_PORT,
     RENDEZVOUS_TIMEOUT_NAME,
@@ -40,7 +41,7 @@ torchrun=(
 {rendezvous}
 )
 {arguments}
-job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench {command} "${{arguments[@]}}"
+{container}job_torchrun "${{torchrun[@]}}" ${{LOCAL_ADDR:+--local-addr="$LOCAL_ADDR"}} -- efficientbench {command} "${{arguments[@]}}"
 """  # noqa: E501
 
 MASTER = {
@@ -74,7 +75,13 @@ class Meeting:
 
 
 def torchrun_script(
-    name: str, arguments: Sequence[str], nodes: int, meeting: Meeting, folder: Path, command: str = "run"
+    name: str,
+    arguments: Sequence[str],
+    nodes: int,
+    meeting: Meeting,
+    folder: Path,
+    command: str = "run",
+    around: Surroundings = BARE,
 ) -> str:
     """Return the text of the script.
 
@@ -85,7 +92,14 @@ def torchrun_script(
         meeting: where and how they meet.
         folder: where relative paths among the arguments begin.
         command: of `efficientbench`.
+        around: modules and the container, in which torchrun itself runs.
+
+    Raises:
+        LaunchError: a container cannot mount a folder, or its engine is Slurm's.
     """
+    if around.container and around.container.engine == "pyxis":
+        raise LaunchError("--engine: pyxis is of Slurm: docker or apptainer")
+    words = around.before_command(folder, extras_of(command))
     node_rank_meaning = "\n#   NODE_RANK    number of this node, from 0" if meeting.rendezvous == "static" else ""
     return TEMPLATE.format(
         name=name,
@@ -93,11 +107,12 @@ def torchrun_script(
         master_meaning=MASTER[meeting.rendezvous],
         node_rank_meaning=node_rank_meaning,
         port=meeting.port,
-        beginning=beginning(folder, {RENDEZVOUS_TIMEOUT_NAME: str(meeting.timeout_s)}, command),
+        beginning=beginning(folder, around, {RENDEZVOUS_TIMEOUT_NAME: str(meeting.timeout_s)}, command),
         command=command,
         training_port=TRAINING_PORT_NAME,
         node_count=nodes,
         rendezvous_id=shlex.quote(f"--rdzv-id={meeting.run_id or name}"),
         rendezvous=RENDEZVOUS[meeting.rendezvous].format(timeout_s=meeting.timeout_s),
-        arguments=array("arguments", arguments),
+        arguments="\n".join([*([array("container", words)] if words else []), array("arguments", arguments)]),
+        container='exec "${container[@]}" ' if words else "",
     )

@@ -262,3 +262,14 @@ def test_a_server_that_sends_a_few_bytes_now_and_then_is_left(
     hub.always[kind] = Fault(drip_s=0.02)
     with pytest.raises(DataError, match=r"bytes a second \(4 attempts in a row\)"):
         download(tmp_path)
+
+
+def test_without_a_network_the_error_says_so_and_what_needs_none(
+    hub: HubState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError) as error:
+        download(tmp_path)
+    assert str(error.value).startswith("dataset HuggingFaceFW/fineweb-edu: 127.0.0.1 cannot be reached: ")
+    for hint in ("(4 attempts in a row): is there a network here?", "HF_ENDPOINT", "modelscope:", "tokenize FILES"):
+        assert hint in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -187,3 +188,21 @@ def test_fix_names_what_only_others_can_mend(tmp_path: Path) -> None:
     assert "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc" in done.stdout
     (tmp_path / "davinci0").touch()
     assert "the NPUs can be opened" in fix(tmp_path).stdout
+
+
+def test_where_the_locale_is_chinese_the_scripts_are(tmp_path: Path) -> None:
+    han = re.compile("[\u4e00-\u9fff]")
+    wrong = {"ASCEND_LAUNCH_BLOCKING": "1", "RANK_TABLE_FILE": "/no/such", "TASK_QUEUE_ENABLE": "0"}
+    found = run("bash", str(FIX), environment=clean_environment(tmp_path, LANG="zh_CN.UTF-8", **wrong))
+    assert (found.returncode, found.stderr) == (1, "")
+    marked = [line for line in found.stdout.splitlines() if line.startswith(("✗", "✓", "·"))]
+    assert len(marked) > 5
+    assert [line for line in marked if not han.search(line)] == []
+    assert "将写入：unset TASK_QUEUE_ENABLE" in found.stdout
+    english = run("bash", str(FIX), environment=clean_environment(tmp_path, LC_ALL="C", LANG="zh_CN.UTF-8", **wrong))
+    assert (len(english.stdout.splitlines()), han.search(english.stdout)) == (len(found.stdout.splitlines()), None)
+    for script in ("fix_ascend_env.sh", "setup_ascend.sh", "quick_fineweb_test.sh"):
+        environment = clean_environment(tmp_path, LANG="zh_CN.UTF-8")
+        asked = run("bash", str(ROOT / "launchers" / script), "--help", environment=environment)
+        assert (asked.returncode, asked.stderr) == (0, "")
+        assert all(text in asked.stdout for text in (f"launchers/{script}", "环境" if "ascend" in script else "用法"))

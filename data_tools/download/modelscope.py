@@ -1,0 +1,188 @@
+"""ModelScope as a source of datasets and tokenizers, by names like modelscope:Qwen/Qwen2.5-0.5B.
+
+The endpoints are those of ModelScope's own client (github.com/modelscope/modelscope: hub/api.py, hub/file_download.py):
+
+| below /api/v1 | answers |
+|---|---|
+| models/NAME/repo/files | the files of a model |
+| datasets/NAME, then datasets/ID/repo/tree | the files of a dataset, page by page |
+| models/NAME/repo and datasets/NAME/repo | one file |
+
+`MODELSCOPE_ENDPOINT` is another site's address, `MODELSCOPE_CACHE` the folder of tokenizers. No token is sent: public
+repositories alone can be had.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlencode
+
+from huggingface_hub.errors import HfHubHTTPError
+
+from efficientbench.data_tools.download.download_record import STATE_FOLDER, load_record
+from efficientbench.data_tools.download.hub_requests import (
+    MOST_PAGES,
+    HubUnreachableError,
+    Patience,
+    hub_errors_explained,
+    json_pages,
+    retry,
+)
+from efficientbench.data_tools.download.listing import (
+    DATA_SUFFIXES,
+    FINEWEB_EDU_SAMPLES,
+    Listing,
+    RemoteFile,
+    inside,
+)
+from efficientbench.data_tools.download.transfer import Transfer
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import disk_errors_explained, exclusive_lock
+from efficientbench.data_tools.hub import MODELSCOPE, modelscope_endpoint
+
+REVISION = "master"
+"""The branch that repositories of ModelScope have."""
+PAGE = 100
+"""Files of a page; at most so many are sent."""
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_FEW = Patience(attempts=3)
+"""A tokenizer may lie in the cache."""
+
+
+@dataclass
+class ModelScopeTransfer(Transfer):
+    """The download of one file of a repository of ModelScope."""
+
+    kind: str = "datasets"
+
+    def adopt_cached(self) -> None:
+        """Do nothing: the hub's cache has no files of ModelScope."""
+
+    def _location(self) -> str:
+        # FilePath comes last in the client's own requests as well.
+        asked = urlencode({"Source": "SDK", "Revision": self.commit, "FilePath": self.file.path})
+        return f"{modelscope_endpoint()}/api/v1/{self.kind}/{_named(self.repository)}/repo?{asked}"
+
+
+def list_modelscope(
+    repository: str,
+    config: str | None,
+    revision: str,
+    num_files: int,
+    patience: Patience,
+    split: str | None = None,
+) -> Listing:
+    """List the first `num_files` files of documents of a dataset, by path; of FineWeb-Edu those of a sample.
+
+    Raises:
+        DataError: no such dataset, no file of documents in it, a configuration or split, or an answer without sense.
+        HubUnreachableError: ModelScope cannot be reached.
+    """
+    samples = FINEWEB_EDU_SAMPLES if repository.lower().endswith("/fineweb-edu") else {}
+    if split is not None or (config is not None and config not in samples):
+        raise DataError(f"{repository}: ModelScope names the files of no configuration or split: leave --config out")
+    folder = samples[config or next(iter(samples))].rstrip("*") if samples else ""
+    found = _files(repository, revision, _dataset_rows, patience)
+    wanted = [file for file in found if file.path.lower().endswith(DATA_SUFFIXES) and file.path.startswith(folder)]
+    if not wanted:
+        raise DataError(f"{repository} has no file at revision {revision!r} that ends in {', '.join(DATA_SUFFIXES)}")
+    return Listing(repository, revision, tuple(sorted(wanted, key=lambda file: file.path)[:num_files]))
+
+
+def fetch_model_files(repository: str, patterns: Sequence[str]) -> Path:
+    """Return the local folder of a model's files, downloaded where they are not here yet or have changed.
+
+    Raises:
+        DataError: no such model, no such file in it, or ModelScope cannot be reached and the files are not here.
+    """
+    from efficientbench.data_tools.download.dataset import complete
+
+    cache = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
+    folder = Path(cache).expanduser() / "efficientbench" / _named(repository)
+    with disk_errors_explained(folder):
+        (folder / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(folder / STATE_FOLDER / "lock"):
+            record = load_record(folder, repository)
+            key = " ".join(patterns)
+            try:
+                found = _files(repository, REVISION, _model_rows, _FEW)
+            except HubUnreachableError:
+                listing = record.listings.get(key)
+                if listing is None or not all(record.holds(file) for file in listing.files):
+                    raise
+                return folder
+            files = tuple(file for file in found if any(_is_named(file.path, each) for each in patterns))
+            if not files:
+                raise DataError(f"{repository} has none of the files {', '.join(patterns)}")
+            listing = record.listings[key] = Listing(repository, REVISION, files)
+            record.save()
+            complete(listing, record, 3, _FEW, kind="models")
+    return folder
+
+
+def _is_named(path: str, pattern: str) -> bool:
+    return "/" not in path and fnmatch(path, pattern)
+
+
+def _named(repository: str) -> str:
+    """Return OWNER/NAME of a name with the prefix. Raises DataError: it is none."""
+    name = repository.removeprefix(MODELSCOPE)
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise DataError(f"{repository!r} cannot be a name on ModelScope: write {MODELSCOPE}OWNER/NAME")
+    return name
+
+
+def _files(
+    repository: str, revision: str, rows: Callable[[str, str], Iterator[Any]], patience: Patience
+) -> list[RemoteFile]:
+    """Return the files of a repository. Raises DataError and HubUnreachableError."""
+    name = _named(repository)
+
+    def ask() -> list[RemoteFile]:
+        with hub_errors_explained(repository, revision):
+            return [_remote_file(row) for row in rows(name, revision) if row["Type"] != "tree"]
+
+    return retry(repository, ask, patience, threading.Event())
+
+
+def _model_rows(name: str, revision: str) -> Iterator[Any]:
+    yield from _answer(f"models/{name}/repo/files", {"Revision": revision, "Recursive": "True"})["Files"] or []
+
+
+def _dataset_rows(name: str, revision: str) -> Iterator[Any]:
+    identity = _answer(f"datasets/{name}", {})["Id"]
+    asked = {"Revision": revision, "Root": "/", "Recursive": "True", "PageSize": PAGE}
+    for page in range(1, MOST_PAGES + 1):
+        rows = _answer(f"datasets/{identity}/repo/tree", {**asked, "PageNumber": page})["Files"] or []
+        yield from rows
+        if len(rows) < PAGE:
+            return
+    raise DataError(f"{MODELSCOPE}{name} has files on more than {MOST_PAGES:,} pages")
+
+
+def _answer(path: str, asked: dict[str, Any]) -> Any:
+    """Return the data of an answer. Raises DataError: ModelScope has no such repository or revision."""
+    missing = f"{modelscope_endpoint()}: no such repository or revision, or it is not public: /{path}"
+    try:
+        answer = next(json_pages(f"{modelscope_endpoint()}/api/v1/{path}", asked))
+    except HfHubHTTPError as error:
+        if error.response.status_code in (401, 403, 404):
+            raise DataError(missing) from None
+        raise
+    if answer["Code"] != 200:
+        raise DataError(f"{missing} ({answer['Message']})")
+    return answer["Data"]
+
+
+def _remote_file(row: dict[str, Any]) -> RemoteFile:
+    if not inside(PurePosixPath(row["Path"])):
+        raise DataError(f"ModelScope lists the file {row['Path']!r}, which would lie outside of its folder")
+    return RemoteFile(row["Path"], row["Size"], row["Sha256"])

@@ -1,0 +1,1 @@
+"""The language in which help and checks speak."""

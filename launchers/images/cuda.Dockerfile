@@ -1,0 +1,26 @@
+# EfficientBench on NVIDIA GPUs. From the root of the repository:
+#
+#   docker build -f launchers/images/cuda.Dockerfile -t efficientbench:cuda .
+#   docker build -f launchers/images/cuda.Dockerfile --build-arg EXTRAS="gpu finetune chat" -t efficientbench:cuda .
+#
+# constraints.txt has every version. torch's wheels bring CUDA and NCCL; the driver is the host's, which NVIDIA's
+# container toolkit brings in. Never built: docs/clusters.md.
+FROM ubuntu:24.04
+# Triton compiles its launchers: gcc and Python's headers. NCCL looks for InfiniBand's libraries.
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+    ca-certificates g++ gcc git ibverbs-providers libibverbs1 python3 python3-dev python3-venv && \
+    rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility PIP_NO_CACHE_DIR=1
+WORKDIR /opt/efficientbench
+COPY setup.py constraints.txt pyproject.toml ./
+COPY data_tools data_tools
+COPY efficientbench efficientbench
+COPY experiments experiments
+COPY launchers launchers
+COPY metrics metrics
+ARG EXTRAS="gpu"
+RUN bash launchers/bootstrap.sh $EXTRAS
+ENV PATH=/opt/efficientbench/.venv/bin:$PATH
+WORKDIR /work
+ENTRYPOINT ["bash", "/opt/efficientbench/launchers/job_scripts/in_container.sh", "--"]
+CMD ["efficientbench", "doctor"]
