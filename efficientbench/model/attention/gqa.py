@@ -92,6 +92,22 @@ class CoreAttention(Stateful, MegatronModule):
         return KeysAndValues(*(torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2)))
 
 
+class GroupedQueryAttention(SelfAttention):
+    """Megatron's attention layer, which in evaluation goes from part to part, as `Layer` does."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend: hidden_states [S, B, H] → the same shape, and a bias or none; `others` as of `Layer`."""
+        output: tuple[torch.Tensor, torch.Tensor | None]
+        if self.training or torch.is_grad_enabled():
+            output = super().forward(hidden_states, attention_mask, **others)
+            return output
+        attended = self.core_attention(*self.get_query_key_value_tensors(hidden_states), attention_mask)
+        output = self.linear_proj(attended)
+        return output
+
+
 def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
     """Return the ModuleSpec of the whole attention layer, projections included.
 
@@ -104,7 +120,7 @@ def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None 
     # that the rounding of its angles does not change a length, as in nanochat.
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
-        module=SelfAttention,
+        module=GroupedQueryAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
