@@ -81,7 +81,8 @@ class CoreAttention(Stateful, MegatronModule):
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep encoded keys and values [S, B, groups, D]; return those of all tokens [B, groups, reach, D]."""
         assert isinstance(self.state, KeysAndValues)
-        self.state.write(key, value, chunk.positions)
+        chunk.keep(self.state.keys, key)
+        chunk.keep(self.state.values, value)
         return self.state.keys[:, :, : chunk.reach], self.state.values[:, :, : chunk.reach]
 
     def new_state(self, rows: int, tokens: int) -> KeysAndValues:
