@@ -34,11 +34,11 @@ def test_logits_are_those_of_a_pass_that_is_differentiated(case: str, dtype: str
         assert torch.equal(model(tokens), differentiable)
 
 
-@pytest.mark.parametrize("name", ["gqa_1.5B", "mla_1.5B", "nanochat_d12"])
-def test_the_layers_of_a_decoding_step_call_no_autograd_function(name: str) -> None:
+@pytest.mark.parametrize("run", ["gqa_1.5B", "mla_1.5B", "nanochat_d12"])
+def test_the_layers_of_a_decoding_step_call_no_autograd_function(run: str) -> None:
     from efficientbench.generation.decoder import Decoder
 
-    model = build(tiny(name)).eval()
+    model = build(tiny(run)).eval()
     decoder = Decoder(model, [[3, 4, 5]], room=4)
     with decoder.bound():
         decoder.prefill()
@@ -46,7 +46,8 @@ def test_the_layers_of_a_decoding_step_call_no_autograd_function(name: str) -> N
             decoder.step([6])
     names = [event.name for event in profile.events()]
     assert "aten::bmm" in names
-    called = [each for each in names if each in _names(torch.autograd.Function)]
+    functions = _names(torch.autograd.Function)
+    called = [name for name in names if name in functions]
     assert len(called) <= AROUND, called
 
 
