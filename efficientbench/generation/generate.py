@@ -162,7 +162,10 @@ def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[np.ndarray, n
         values = logits.cpu().numpy()
         return values, np.broadcast_to(np.arange(vocabulary), values.shape)
     # One alone is found several times as fast as the first of a sorted few.
-    largest, numbers = logits.max(dim=1, keepdim=True) if count == 1 else logits.topk(count, dim=1)
+    if count == 1:
+        largest, numbers = logits.max(dim=1, keepdim=True)
+    else:
+        largest, numbers = logits.topk(count, dim=1)
     return largest.cpu().numpy(), numbers.cpu().numpy()
 
 
