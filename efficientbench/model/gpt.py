@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch.distributed import ProcessGroup
 from torch.overrides import TorchFunctionMode
 
@@ -39,7 +39,7 @@ from efficientbench.model.initial_weights import initialize, set_weights
 from efficientbench.model.kernels.causal_attention import KERNELS, AttentionKernel, causal_attention
 from efficientbench.model.kernels.choose_attention import AttentionShape, choose
 from efficientbench.model.kernels.cross_entropy import linear_cross_entropy
-from efficientbench.model.layers import RMSNorm, feed_forward_spec
+from efficientbench.model.layers import Layer, RMSNorm, feed_forward_spec
 from efficientbench.model.position import Position, build_position
 
 
@@ -279,7 +279,7 @@ def _block_spec(config: RunConfig, position: Position) -> TransformerBlockSubmod
     """Return the layers of one (virtual) pipeline stage, all alike, and the norm after the last stage."""
     model, parallel = config.model, config.parallel
     layer = ModuleSpec(
-        module=TransformerLayer,
+        module=Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=RMSNorm,
             self_attention=imported(attention_of(model).layer)(model, position),

@@ -1,4 +1,4 @@
-"""The norm, linear layers that tensor parallelism splits, and the dense feed-forward layer."""
+"""The norm, linear layers that tensor parallelism splits, the dense feed-forward layer, and the layer around them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.distributed import ProcessGroup
 
 from efficientbench.model.engine_config import EngineConfig
@@ -86,3 +87,24 @@ def feed_forward_spec() -> ModuleSpec:
         module=FeedForward,
         submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
     )
+
+
+class Layer(TransformerLayer):
+    """Megatron's layer, which in evaluation goes from part to part without asking for any feature of training."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
+    ) -> tuple[torch.Tensor, None]:
+        """hidden_states [S, B, H] → the same shape, and no context; `others` are unused arguments of Megatron's."""
+        if self.training or torch.is_grad_enabled():
+            output: tuple[torch.Tensor, None] = super().forward(hidden_states, attention_mask, **others)
+            return output
+        attended = self.self_attention(self.input_layernorm(hidden_states), attention_mask=None)
+        hidden_states = _add(attended, hidden_states)
+        return _add(self.mlp(self.pre_mlp_layernorm(hidden_states)), hidden_states), None
+
+
+def _add(part: tuple[torch.Tensor, torch.Tensor | None], residual: torch.Tensor) -> torch.Tensor:
+    """Return output, bias and residual [S, B, H] together, in the place of the output."""
+    output, bias = part
+    return (output if bias is None else output + bias).add_(residual)

@@ -29,6 +29,7 @@ def apply() -> None:
     layers.get_tensor_model_parallel_group_if_none = _tensor_parallel_group
     _provide_weight_gradient_accumulation()
     _spare_collectives_of_one_rank()
+    _spare_autograd_functions()
     if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
         clip_grads.l2_norm_impl = _l2_norm
         clip_grads.multi_tensor_scale_impl = _scale_in_place
@@ -112,6 +113,44 @@ def _spare_collectives_of_one_rank() -> None:
     param_and_grad_buffer._coalescing_manager = coalescing
     param_and_grad_buffer.dist_all_gather_func = all_gather
     param_and_grad_buffer.dist_reduce_scatter_func = reduce_scatter
+
+
+def _spare_autograd_functions() -> None:
+    # Where nothing is differentiated, a linear layer is a product. The autograd functions around it take longer than
+    # the product in a small model's decoding step.
+    copy: Callable[..., torch.Tensor] = layers.copy_to_tensor_model_parallel_region
+    reduce: Callable[..., torch.Tensor] = layers.reduce_from_tensor_model_parallel_region
+
+    def copied(input_: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        return copy(input_, group=group) if torch.is_grad_enabled() else input_
+
+    def reduced(input_: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        return reduce(input_, group=group) if torch.is_grad_enabled() else _reduce_contiguous(input_, group)
+
+    layers.copy_to_tensor_model_parallel_region, layers.reduce_from_tensor_model_parallel_region = copied, reduced
+    for kind in (layers.ColumnParallelLinear, layers.RowParallelLinear):
+        kind._forward_impl = _product(kind._forward_impl)
+
+
+def _product(differentiable: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def product(
+        layer: torch.nn.Module,
+        *,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sequence_parallel: bool,
+        **others: Any,
+    ) -> torch.Tensor:
+        # With sequence parallelism the input is gathered first.
+        if torch.is_grad_enabled() or sequence_parallel:
+            return differentiable(
+                layer, input=input, weight=weight, bias=bias, sequence_parallel=sequence_parallel, **others
+            )
+        output = torch.matmul(input, weight.t())
+        return output if bias is None else output + bias
+
+    return product
 
 
 def _same(output: torch.Tensor, input_: torch.Tensor, group: ProcessGroup) -> bool:

@@ -81,7 +81,8 @@ class CoreAttention(Stateful, MegatronModule):
     def _keep(self, key: torch.Tensor, value: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep encoded keys and values [S, B, groups, D]; return those of all tokens [B, groups, reach, D]."""
         assert isinstance(self.state, KeysAndValues)
-        self.state.write(key, value, chunk.positions)
+        chunk.keep(self.state.keys, key)
+        chunk.keep(self.state.values, value)
         return self.state.keys[:, :, : chunk.reach], self.state.values[:, :, : chunk.reach]
 
     def new_state(self, rows: int, tokens: int) -> KeysAndValues:
@@ -90,6 +91,22 @@ class CoreAttention(Stateful, MegatronModule):
         groups = max(self.config.num_query_groups // self.config.tensor_model_parallel_size, 1)
         shape = rows, groups, tokens, self.config.kv_channels
         return KeysAndValues(*(torch.zeros(shape, dtype=self.config.params_dtype) for _ in range(2)))
+
+
+class GroupedQueryAttention(SelfAttention):
+    """Megatron's attention layer, which in evaluation goes from part to part, as `Layer` does."""
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: None = None, **others: object
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend: hidden_states [S, B, H] → the same shape, and a bias or none; `others` as of `Layer`."""
+        output: tuple[torch.Tensor, torch.Tensor | None]
+        if self.training or torch.is_grad_enabled():
+            output = super().forward(hidden_states, attention_mask, **others)
+            return output
+        attended = self.core_attention(*self.get_query_key_value_tensors(hidden_states), attention_mask)
+        output = self.linear_proj(attended)
+        return output
 
 
 def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None = None) -> ModuleSpec:
@@ -104,7 +121,7 @@ def spec(model: ModelConfig, position: Position, attend: AttentionKernel | None 
     # that the rounding of its angles does not change a length, as in nanochat.
     head_norm = RMSNorm if model.qk_norm and model.norm_weights else None
     return ModuleSpec(
-        module=SelfAttention,
+        module=GroupedQueryAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,

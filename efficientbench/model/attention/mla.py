@@ -27,7 +27,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from efficientbench.config.model import ModelConfig
 from efficientbench.model.attention.mla_variant import MLAConfig
-from efficientbench.model.cache import Chunk, State, Stateful, write_tokens
+from efficientbench.model.cache import Chunk, State, Stateful
 from efficientbench.model.kernels.cached_attention import NAME as CACHED_ATTENTION
 from efficientbench.model.kernels.cached_attention import cached_attention
 from efficientbench.model.layers import RMSNorm, column_parallel, row_parallel
@@ -115,7 +115,7 @@ class MultiLatentAttention(Stateful, MegatronModule):
         """Keep normalized latents [S, B, C] and shared keys [S, B, R]; return whether earlier tokens are kept too."""
         assert isinstance(self.state, Latents)
         rotated = chunk.at_positions().rotate(shared_key.unsqueeze(2))
-        write_tokens(self.state.kept, torch.cat([latent.unsqueeze(2), rotated], dim=-1), chunk.positions)
+        chunk.keep(self.state.kept, torch.cat([latent.unsqueeze(2), rotated], dim=-1))
         return not chunk.fresh
 
     def _absorbed(self, query: torch.Tensor, chunk: Chunk) -> torch.Tensor:

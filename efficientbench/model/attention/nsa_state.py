@@ -52,8 +52,8 @@ class NSAState(State):
 
     def write_whole(self, tokens: Tokens, chunk: Chunk) -> None:
         """Keep the tokens of the selected branch."""
-        write_tokens(self.selected_keys, tokens.selected_key, chunk.positions)
-        write_tokens(self.selected_values, tokens.selected_value, chunk.positions)
+        chunk.keep(self.selected_keys, tokens.selected_key)
+        chunk.keep(self.selected_values, tokens.selected_value)
 
     def write_window(self, tokens: Tokens, chunk: Chunk) -> None:
         """Keep the latest tokens, each where the one that leaves the window was."""

@@ -19,11 +19,9 @@ class FormulaRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        factor = length.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        normed, factor = _by_formula(x, weight, epsilon)
         ctx.save_for_backward(x, weight, factor)
-        normed = x * factor
-        return (normed if weight is None else normed.mul_(weight)).to(x.dtype)
+        return normed
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
@@ -38,6 +36,13 @@ class FormulaRMSNorm(torch.autograd.Function):
         projection = (product @ weight.float()).div_(x.shape[-1])[..., None]
         grad_x = (grad * weight).sub_(normed.mul_(projection)).mul_(factor)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+def _by_formula(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    factor = length.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    normed = x * factor
+    return (normed if weight is None else normed.mul_(weight)).to(x.dtype), factor
 
 
 class FusedRMSNorm(torch.autograd.Function):
@@ -83,6 +88,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, fuse:
         compiled: torch.Tensor = FusedRMSNorm.apply(x, weight, epsilon)
         return compiled
     if x.device.type == "cpu":
+        # A call by `apply` takes longer than what it computes for a token.
+        if not torch.is_grad_enabled():
+            return _by_formula(x, weight, epsilon)[0]
         normed: torch.Tensor = FormulaRMSNorm.apply(x, weight, epsilon)
         return normed
     if npu_fused.serves(x.device.type):

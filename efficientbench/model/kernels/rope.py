@@ -68,6 +68,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, fuse: bool = F
 
     `fuse`: by a compiled kernel.
     """
+    if not torch.is_grad_enabled():
+        return _turn(x, cos, sin, fuse, back=False)
     rotated: torch.Tensor = Rotate.apply(x, cos, sin, fuse)
     return rotated
 

@@ -20,8 +20,7 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return _gated(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
@@ -32,6 +31,11 @@ class SwiGLU(torch.autograd.Function):
         torch.mul(grad_outputs[0], F.silu(gate), out=grad_up)
         grad_gate.copy_(torch.ops.aten.silu_backward(grad_outputs[0] * up, gate))
         return grad
+
+
+def _gated(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
 
 
 class FusedSwiGLU(torch.autograd.Function):
@@ -69,5 +73,7 @@ def swiglu(gate_up: torch.Tensor, fuse: bool = False) -> torch.Tensor:
     """
     if not fuse and npu_fused.serves(gate_up.device.type):
         return npu_fused.swiglu(gate_up)
+    if not fuse and not torch.is_grad_enabled():
+        return _gated(gate_up)
     activated: torch.Tensor = (FusedSwiGLU if fuse else SwiGLU).apply(gate_up)
     return activated

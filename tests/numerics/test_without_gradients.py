@@ -1,0 +1,56 @@
+"""Where nothing is differentiated, layers are computed by a shorter way, to the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.configs import BACKBONE, tiny
+from support.oracle import build, text
+
+pytestmark = pytest.mark.usefixtures("single_rank")
+
+CASES = {
+    "gqa_1.5B": [],
+    "gqa_1.5B, every key of the backbone": BACKBONE,
+    "mla_1.5B": ["model.attention.q_lora_rank=20"],
+    "nsa_1.5B": [],
+    "relative_1.5B": [],
+    "moe_1.5Bx8": [],
+    "nanochat_d12": [],
+}
+AROUND = 2
+"""Autograd functions that a decoding step calls before its layers and after them, however many there are."""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_a_pass_that_is_differentiated(case: str, dtype: str) -> None:
+    overrides = ["model.init_std=0.2", f"training.dtype={dtype}", *CASES[case]]
+    config = tiny(case.partition(",")[0], *overrides)
+    model, tokens = build(config).eval(), text(config, config.training.seq_len)
+    differentiable = model(tokens)
+    assert differentiable.requires_grad
+    with torch.no_grad():
+        assert torch.equal(model(tokens), differentiable)
+
+
+@pytest.mark.parametrize("run", ["gqa_1.5B", "mla_1.5B", "nanochat_d12"])
+def test_the_layers_of_a_decoding_step_call_no_autograd_function(run: str) -> None:
+    from efficientbench.generation.decoder import Decoder
+
+    model = build(tiny(run)).eval()
+    decoder = Decoder(model, [[3, 4, 5]], room=4)
+    with decoder.bound():
+        decoder.prefill()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            decoder.step([6])
+    names = [event.name for event in profile.events()]
+    assert "aten::bmm" in names
+    functions = _names(torch.autograd.Function)
+    called = [name for name in names if name in functions]
+    assert len(called) <= AROUND, called
+
+
+def _names(kind: type) -> set[str]:
+    """The names of all classes that derive from one."""
+    return {each for child in kind.__subclasses__() for each in (child.__name__, *_names(child))}
