@@ -10,13 +10,13 @@ import typer
 
 from efficientbench.cli.options import MODES, Arguments
 
-MERGE, EFFECT = "merge", "effect"
+MERGE, EFFECT, LOSSES = "merge", "effect", "losses"
 
 
 def finetune(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, or effect: see below"),
+        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, effect or losses: see below"),
     ],
     arguments: Arguments = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
@@ -50,6 +50,7 @@ def finetune(
 
     `efficientbench finetune merge RUN DIR` writes a run's adapter and its base as one model.
     `efficientbench finetune effect FOLDER` compares the runs of a folder that differ in curriculum.order and seed.
+    `efficientbench finetune losses NAME FILE` writes the examples with the base model's losses as difficulty.
     """
     given = list(arguments or [])
     if name == EFFECT:
@@ -58,6 +59,8 @@ def finetune(
         _plan(name, smoke, _overrides(given, data), world, devices_per_node, device, memory_gb)
     elif name == MERGE:
         _merge(given)
+    elif name == LOSSES:
+        _losses(given, smoke, data)
     else:
         raise typer.Exit(_train(name, smoke, _overrides(given, data), _mode(given), repeat, fresh))
 
@@ -98,6 +101,20 @@ def _merge(given: list[str]) -> None:
     from efficientbench.finetuning.saved import merge
 
     print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
+
+
+def _losses(given: list[str], smoke: bool, data: str | None) -> None:
+    _check_python()
+    words = [each for each in given if "=" not in each]
+    if len(words) != 2:
+        raise typer.BadParameter("losses takes a fine-tuning and a new file: finetune losses lora_7B scored.jsonl")
+    from efficientbench.finetuning.load import resolve_tuning
+
+    name, file = words
+    config = resolve_tuning(name, smoke, _overrides([each for each in given if "=" in each], data))
+    from efficientbench.finetuning.base_losses import write_losses
+
+    print(f"{write_losses(config, Path(file)):,} examples: {file}")
 
 
 def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int | None, fresh: bool) -> int:
