@@ -104,10 +104,10 @@ def _merge(given: list[str]) -> None:
 
 
 def _losses(given: list[str], smoke: bool, data: str | None) -> None:
-    _check_python()
     words = [each for each in given if "=" not in each]
     if len(words) != 2:
         raise typer.BadParameter("losses takes a fine-tuning and a new file: finetune losses lora_7B scored.jsonl")
+    _check_python()
     from efficientbench.finetuning.load import resolve_tuning
 
     name, file = words

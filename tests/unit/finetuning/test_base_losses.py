@@ -22,7 +22,7 @@ from efficientbench.finetuning.rows import read_rows
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("rows.json", "does not end in .jsonl"), ("there.jsonl", "is there already")]
+    ("name", "told"), [("rows.json", r"does not end in \.jsonl"), ("there.jsonl", "is there already")]
 )
 def test_a_file_that_is_there_or_of_another_kind_is_refused(name: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").touch()
