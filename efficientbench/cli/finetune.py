@@ -95,7 +95,7 @@ def _plan(
 
 
 def _merge(given: list[str]) -> None:
-    _check_python()
+    _check_stack()
     if len(given) != 2:
         raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
     from efficientbench.finetuning.saved import merge
@@ -107,7 +107,7 @@ def _losses(given: list[str], smoke: bool, data: str | None) -> None:
     words = [each for each in given if "=" not in each]
     if len(words) != 2:
         raise typer.BadParameter("losses takes a fine-tuning and a new file: finetune losses lora_7B scored.jsonl")
-    _check_python()
+    _check_stack()
     from efficientbench.finetuning.load import resolve_tuning
 
     name, file = words
@@ -119,7 +119,7 @@ def _losses(given: list[str], smoke: bool, data: str | None) -> None:
 
 def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int | None, fresh: bool) -> int:
     """Train, once or with `repeat` seeds, and return the exit code."""
-    _check_python()
+    _check_stack()
     from efficientbench.finetuning.load import resolve_tuning
 
     config = resolve_tuning(name, smoke, overrides)
@@ -139,9 +139,12 @@ def _overrides(given: list[str], data: str | None) -> list[str]:
     return [each for each in given if each not in MODES] + ([f"data.path={data}"] if data else [])
 
 
-def _check_python() -> None:
+def _check_stack() -> None:
+    """Raise ConfigError where this environment has not what fine-tuning needs."""
     from efficientbench.config.errors import ConfigError
+    from efficientbench.doctor.finetuning import finetuning_check
 
-    if sys.version_info < (3, 11):
-        version = ".".join(map(str, sys.version_info[:3]))
-        raise ConfigError(f"fine-tuning needs Python 3.11 or 3.12, as TRL does; this is {version}")
+    found = finetuning_check(tuple(sys.version_info[:3]))
+    if not found.passed:
+        mended = f"; `{found.remedy}` sets it up" if found.remedy else ""
+        raise ConfigError(f"fine-tuning {found.result}{mended}")

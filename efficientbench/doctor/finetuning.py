@@ -26,13 +26,11 @@ def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> C
     versions = {each.name: _version(each.name) for each in wanted}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
-        return Check(EXTRA, False, f"not installed: {', '.join(missing)}", INSTALL)
-    problems = [
-        f"{each.name} {versions[each.name]}; {each.specifier} is needed" for each in wanted if not _serves(each)
-    ]
+        return Check(EXTRA, False, f"lacks {', '.join(missing)}", INSTALL)
+    problems = [f"{each.name} {each.specifier}, not {versions[each.name]}" for each in wanted if not _serves(each)]
     problems += [problem for name in versions for problem in _unserved(name)]
     if problems:
-        return Check(EXTRA, False, "; ".join(problems), INSTALL)
+        return Check(EXTRA, False, f"needs {'; '.join(problems)}", INSTALL)
     shown = versions | {name: _version(name) for name in ("transformers", "torch")}
     return Check(EXTRA, True, ", ".join(f"{name} {version}" for name, version in shown.items()))
 
@@ -56,7 +54,9 @@ def _unserved(name: str) -> Iterator[str]:
     for each in map(Requirement, metadata.requires(name) or []):
         applies = each.marker is None or each.marker.evaluate({"extra": ""})
         if applies and each.name in SHARED and not _serves(each):
-            yield f"{each.name} {_version(each.name) or 'is not installed'}; {name} needs {each.specifier or 'it'}"
+            here = _version(each.name)
+            ending = f"not {here}" if here else "which is not installed"
+            yield f"{each.name} {each.specifier}".rstrip() + f" for {name}, {ending}"
 
 
 def _serves(wanted: Requirement) -> bool:

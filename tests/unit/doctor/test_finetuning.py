@@ -39,18 +39,18 @@ def lay_down(folder: Path, versions: dict[str, str]) -> None:
     ("versions", "result"),
     [
         ({}, "the package is not installed, so what its extra needs is not known here"),
-        ({"efficientbench": "0.1.0", **IMAGE}, "not installed: trl, peft"),
+        ({"efficientbench": "0.1.0", **IMAGE}, "lacks trl, peft"),
         (
             {"efficientbench": "0.1.0", **IMAGE, **STACK},
-            "transformers 4.51.3; trl needs >=4.56.2",
+            "needs transformers >=4.56.2 for trl, not 4.51.3",
         ),
         (
             {"efficientbench": "0.1.0", **STACK, "torch": "2.6.0", "transformers": "5.23.0", "trl": "0.9.6"},
-            "trl 0.9.6; <2,>=1.16 is needed",
+            "needs trl <2,>=1.16, not 0.9.6",
         ),
         (
             {"efficientbench": "0.1.0", **STACK, "transformers": "5.23.0"},
-            "torch is not installed; peft needs >=1.13.0",
+            "needs torch >=1.13.0 for peft, which is not installed",
         ),
         (
             {"efficientbench": "0.1.0", **STACK, "torch": "2.6.0", "transformers": "5.23.0"},
