@@ -10,13 +10,13 @@ import typer
 
 from efficientbench.cli.options import MODES, Arguments
 
-MERGE, EFFECT = "merge", "effect"
+MERGE, EFFECT, LOSSES = "merge", "effect", "losses"
 
 
 def finetune(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, or effect: see below"),
+        typer.Argument(metavar="NAME", help="<method>_<size>, like lora_32B; or merge, effect or losses: see below"),
     ],
     arguments: Arguments = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="a tiny Qwen2 in the named one's place, two ranks")] = False,
@@ -50,6 +50,7 @@ def finetune(
 
     `efficientbench finetune merge RUN DIR` writes a run's adapter and its base as one model.
     `efficientbench finetune effect FOLDER` compares the runs of a folder that differ in curriculum.order and seed.
+    `efficientbench finetune losses NAME FILE` writes the examples with the base model's losses as difficulty.
     """
     given = list(arguments or [])
     if name == EFFECT:
@@ -58,6 +59,8 @@ def finetune(
         _plan(name, smoke, _overrides(given, data), world, devices_per_node, device, memory_gb)
     elif name == MERGE:
         _merge(given)
+    elif name == LOSSES:
+        _losses(given, smoke, data)
     else:
         raise typer.Exit(_train(name, smoke, _overrides(given, data), _mode(given), repeat, fresh))
 
@@ -92,7 +95,7 @@ def _plan(
 
 
 def _merge(given: list[str]) -> None:
-    _check_python()
+    _check_stack()
     if len(given) != 2:
         raise typer.BadParameter("merge takes two folders: efficientbench finetune merge RUN DIR")
     from efficientbench.finetuning.saved import merge
@@ -100,9 +103,23 @@ def _merge(given: list[str]) -> None:
     print(f"{merge(Path(given[0]), Path(given[1])):,} numbers: {given[1]}")
 
 
+def _losses(given: list[str], smoke: bool, data: str | None) -> None:
+    words = [each for each in given if "=" not in each]
+    if len(words) != 2:
+        raise typer.BadParameter("losses takes a fine-tuning and a new file: finetune losses lora_7B scored.jsonl")
+    _check_stack()
+    from efficientbench.finetuning.load import resolve_tuning
+
+    name, file = words
+    config = resolve_tuning(name, smoke, _overrides([each for each in given if "=" in each], data))
+    from efficientbench.finetuning.base_losses import write_losses
+
+    print(f"{write_losses(config, Path(file)):,} examples: {file}")
+
+
 def _train(name: str, smoke: bool, overrides: list[str], mode: str, repeat: int | None, fresh: bool) -> int:
     """Train, once or with `repeat` seeds, and return the exit code."""
-    _check_python()
+    _check_stack()
     from efficientbench.finetuning.load import resolve_tuning
 
     config = resolve_tuning(name, smoke, overrides)
@@ -122,9 +139,12 @@ def _overrides(given: list[str], data: str | None) -> list[str]:
     return [each for each in given if each not in MODES] + ([f"data.path={data}"] if data else [])
 
 
-def _check_python() -> None:
+def _check_stack() -> None:
+    """Raise ConfigError where this environment has not what fine-tuning needs."""
     from efficientbench.config.errors import ConfigError
+    from efficientbench.doctor.finetuning import finetuning_check
 
-    if sys.version_info < (3, 11):
-        version = ".".join(map(str, sys.version_info[:3]))
-        raise ConfigError(f"fine-tuning needs Python 3.11 or 3.12, as TRL does; this is {version}")
+    found = finetuning_check(tuple(sys.version_info[:3]))
+    if not found.passed:
+        mended = f"; `{found.remedy}` sets it up" if found.remedy else ""
+        raise ConfigError(f"fine-tuning {found.result}{mended}")

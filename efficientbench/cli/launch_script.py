@@ -11,12 +11,16 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.config.layout import Layout, fit_micro_batch
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import MATRIX
+from efficientbench.config.schema import RunConfig
+from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.load import named_tunings, resolve_tuning
 from efficientbench.launchers.job_scripts.container import BARE, Surroundings
 from efficientbench.launchers.job_scripts.kubernetes import Pods, kubernetes_manifest
 from efficientbench.launchers.job_scripts.slurm import slurm_script
 from efficientbench.launchers.job_scripts.torchrun import Meeting, torchrun_script
+from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.selection import Request, chosen_combinations
+from efficientbench.sweep.tunings import chosen_tunings, names_tunings
 
 NVIDIA_RESOURCE = "nvidia.com/gpu"
 ASCEND_RESOURCE = "huawei.com/Ascend910"
@@ -79,18 +83,17 @@ class NamedTuning(NamedRun):
 
 
 def named_runs(request: Request, name: str | None = None) -> list[NamedRun]:
-    """Return every run that the request chooses; `name`: of this run of the matrix alone.
+    """Return every run that the request chooses; `name`: of this run, or this fine-tuning, alone.
 
     Raises:
         ConfigError: a run's configuration is refused, or the request chooses nothing.
     """
-    if name in named_tunings():
-        if request.axes:
-            raise ConfigError(f"--set: {name} is a fine-tuning: name its keys as key=value")
-        return [NamedTuning(str(name), request.overrides, request.smoke, request.repeat)]
+    if name in named_tunings() or (name is None and names_tunings(request)):
+        tunings = chosen_tunings(request, name)
+        _refuse_combinations(tunings)
+        return [NamedTuning(each.name, each.labelled, request.smoke, request.repeat) for each in tunings]
     found = chosen_combinations(request, name)
-    problems = {" ".join([each.name, *each.overrides]): each.refused for each in found if each.refused}
-    _refuse(problems, len(found))
+    _refuse_combinations(found)
     return [NamedRun(each.name, each.labelled, request.smoke, request.repeat, request.matrix) for each in found]
 
 
@@ -124,6 +127,12 @@ def by_slurm(runs: Sequence[NamedRun], machines: Machines, sbatch: Sequence[str]
     return slurm_script(
         name, arguments, machines.nodes, machines.devices_per_node, sbatch, Path.cwd(), runs[0].command, around
     )
+
+
+def _refuse_combinations(found: Sequence[Combination[RunConfig]] | Sequence[Combination[FinetuneConfig]]) -> None:
+    """Raise ConfigError where the configuration of any is refused."""
+    problems = {" ".join([each.name, *each.overrides]): each.refused for each in found if each.refused}
+    _refuse(problems, len(found))
 
 
 def _refuse(problems: Mapping[str, str], runs: int) -> None:

@@ -35,7 +35,12 @@ MatrixFile = Annotated[
 ]
 
 Only = Annotated[
-    str, typer.Option("--only", metavar="LIST", help="runs, variants or suites, like attention or gqa,mla")
+    str,
+    typer.Option(
+        "--only",
+        metavar="LIST",
+        help="runs, variants or suites, like attention or gqa,mla; or fine-tunings, like lora,dora_7B",
+    ),
 ]
 Sizes = Annotated[str, typer.Option("--sizes", metavar="LIST", help="like 0.5B,1.5B")]
 Axes = Annotated[

@@ -20,6 +20,7 @@ from efficientbench.devices.base import DTYPES, Device
 from efficientbench.devices.registry import all_devices, device_called
 from efficientbench.doctor.ascend import machine_checks
 from efficientbench.doctor.check import Check, print_checks
+from efficientbench.doctor.finetuning import finetuning_check
 from efficientbench.doctor.step import step_checks
 from efficientbench.language.language import in_users_language
 from efficientbench.metrics import AllocatorSensor
@@ -37,6 +38,7 @@ def check_machine() -> int:
     console = Console()
     packages = _packages()
     print_checks(console, "Packages", packages)
+    print_checks(console, "Fine-tuning", [finetuning_check()])
     missing = [check.name for check in packages if not check.passed]
     usable: list[Device] = []
     if _import_problem("torch") is None:

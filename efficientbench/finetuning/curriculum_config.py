@@ -39,7 +39,7 @@ class CurriculumConfig(Part):
     score: Score = Field(
         default="label",
         description="what difficulty is; label: a column of the data; length: the answer's tokens; steps: its steps of "
-        "reasoning; loss: refused, since nothing here computes it: write the base model's losses into `field`",
+        "reasoning; loss: refused: `finetune losses` writes the base model's losses as a column, which `label` reads",
     )
     field: str = Field(default="difficulty", description="column that holds the label: a level's name or a number")
     levels: tuple[str, ...] = Field(

@@ -112,8 +112,8 @@ def _numbers(config: FinetuneConfig, train: Examples, rows: Sequence[Row]) -> li
     score = config.curriculum.score
     if score == "loss" and config.curriculum.use != "off":
         raise ConfigError(
-            "curriculum.score=loss: no losses of the base model are computed here: write them into a column, and name "
-            "it by curriculum.field"
+            "curriculum.score=loss: the base model's losses are a column that score=label reads: "
+            "`efficientbench finetune losses` writes it"
         )
     if score == "length":
         return [float(count) for count in train.supervised]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
+import os
 
+from rich.console import Console
+
+from efficientbench.devices.registry import find_device
+from efficientbench.finetuning.complete import folder_of_repeat, is_complete, with_seeds
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.run import finetune
-from efficientbench.metrics.errors import MetricsError
+from efficientbench.launchers.network.cluster_env import Cluster
+from efficientbench.metrics.analysis.repeats import group_repeats
 from efficientbench.metrics.records.record import read_record
-from efficientbench.running.output_folder import OutputFolder
+from efficientbench.metrics.report.comparison import print_spread
 
 
 def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = False) -> int:
@@ -17,22 +21,22 @@ def run_repeats(config: FinetuneConfig, mode: str, repeats: int, fresh: bool = F
 
     A repeat has its own seed of new weights and of the order; what is held out is the same. One whose folder holds the
     complete record of the same configuration is kept.
+
+    Raises:
+        ConfigError, DeviceError, DataError, LaunchError, MetricsError: as `finetune` does.
     """
-    for index in range(repeats):
-        training = config.training.model_copy(update={"seed": config.training.seed + index})
-        curriculum = config.curriculum.model_copy(update={"seed": config.curriculum.seed + index})
-        each = config.model_copy(update={"training": training, "curriculum": curriculum})
-        folder = OutputFolder(Path(config.output).absolute() / config.name / f"seed_{training.seed}")
-        done = _is_complete(folder, each)
+    configs = [with_seeds(config, index) for index in range(repeats)]
+    folders = [folder_of_repeat(each) for each in configs]
+    name = find_device(config.device).names()[0]
+    for number, (each, folder) in enumerate(zip(configs, folders, strict=True), start=1):
+        done = is_complete(folder, each, name)
         state = f"complete, kept ({folder.record})" if done else "trains"
-        print(f"repeat {index + 1} of {repeats}, seed {training.seed}: {state}", flush=True)
+        print(f"repeat {number} of {repeats}, seed {each.training.seed}: {state}", flush=True)
         if not done and (exit_code := finetune(each, mode, folder, fresh)):
             return exit_code
+    if mode == "dlc" and Cluster.from_environment(os.environ).node_rank > 0:
+        # Only the first node has the records, perhaps after this process has ended.
+        return 0
+    for group in group_repeats(read_record(folder.record) for folder in folders):
+        print_spread(group, Console())
     return 0
-
-
-def _is_complete(folder: OutputFolder, config: FinetuneConfig) -> bool:
-    with contextlib.suppress(MetricsError):
-        record = read_record(folder.record)
-        return record.status == "completed" and record.config == config.model_dump(mode="json")
-    return False

@@ -12,6 +12,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.devices.base import Device
 from efficientbench.devices.registry import find_device
 from efficientbench.finetuning.base_model import find_model
+from efficientbench.finetuning.complete import folder_of
 from efficientbench.finetuning.config import FinetuneConfig
 from efficientbench.finetuning.examples import write_examples
 from efficientbench.finetuning.job import TuningJob
@@ -63,7 +64,7 @@ def finetune(config: FinetuneConfig, mode: str, folder: OutputFolder | None = No
     ranks = config.cpu_ranks if device.memory_capacity_bytes() is None else device.count()
     model = find_model(config.model, Path(config.cache))
     prepared = prepare(config, model, nodes * ranks)
-    folder = folder or OutputFolder(Path(config.output).absolute() / config.name)
+    folder = folder or folder_of(config)
     with folder.claimed() if node == 0 else contextlib.nullcontext():
         try:
             with connected(cluster, device, folder) as link:

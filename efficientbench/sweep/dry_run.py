@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from efficientbench.config.variant import known
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.sweep.estimate import Estimate
 from efficientbench.sweep.progress import seconds
@@ -51,7 +50,8 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
     for task in tasks:
         if task.refused is not None:
             # A label has the values of the axes, and with them the seed.
-            same = tuple(each for each in task.arguments if not each.startswith(("training.seed=", "label=")))
+            seeds = ("training.seed=", "curriculum.seed=")
+            same = tuple(each for each in task.arguments if not each.startswith((*seeds, "label=")))
             refused.setdefault((same, task.refused), []).append(task)
     return [
         f"{', '.join(task.id for task in alike)}: refused ({reason.kind}): {reason.reason}"
@@ -60,17 +60,17 @@ def _refusals(tasks: Sequence[Task]) -> list[str]:
 
 
 def _cells(task: Task, estimate: Estimate | None) -> tuple[str, ...]:
-    plan = task.plan or task.too_large
-    if plan is None:
+    planned = task.planned()
+    if planned is None:
         return (ABSENT,) * 7
-    used = plan.config.training.micro_batch_size
+    used, memory_bytes = planned.micro_batch_size, planned.node_memory_bytes
     time_s, energy_j = (estimate.time_s, estimate.energy_j) if estimate else (None, None)
     return (
-        f"{plan.layout.world_size:,}",
-        f"{plan.budget.steps:,}" if plan.budget.counted else ABSENT,
-        f"{plan.budget.tokens:,}" if plan.budget.counted else ABSENT,
+        f"{planned.ranks:,}",
+        ABSENT if planned.steps is None else f"{planned.steps:,}",
+        ABSENT if planned.tokens is None else f"{planned.tokens:,}",
         f"{used} for {task.asked}" if task.asked else str(used),
-        known(lambda: f"{plan.node_memory_bytes() / 1e9:.2f}") or ABSENT,
+        ABSENT if memory_bytes is None else f"{memory_bytes / 1e9:.2f}",
         ABSENT if time_s is None else seconds(time_s),
         ABSENT if energy_j is None else _energy(energy_j),
     )

@@ -15,7 +15,6 @@ from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.records.generation import read_generation
 from efficientbench.running.failures import write_failure
 from efficientbench.running.output_folder import OutputFolder
-from efficientbench.running.resume import complete_record
 from efficientbench.sweep.child import Child
 from efficientbench.sweep.machine import Machine, slot_environment, slots
 from efficientbench.sweep.outcome import STOPPED, failure_of
@@ -46,8 +45,7 @@ class _Attempt:
     @property
     def stop_grace_s(self) -> float:
         """Time to save and end."""
-        assert self.task.config is not None, "a refused run does not start"
-        return self.task.config.faults.stop_grace_s + ENDING_S
+        return self.task.stop_grace_s + ENDING_S
 
 
 class Scheduler:
@@ -144,7 +142,7 @@ class Scheduler:
             self._start(task, state, (claim, place))
 
     def _start(self, task: Task, state: State, claims: tuple[Claim, Claim]) -> None:
-        generating = task.generates and is_trained(task, self._machine, self._retry_smaller)
+        generating = task.generates and task.is_trained(self._machine.name, self._retry_smaller)
         arguments, ranks = (task.generation_arguments, 1) if generating else (task.arguments, task.ranks)
         environment = slot_environment(self._machine, claims[1].places, self._jobs, ranks, os.environ)
         kept_open = [descriptor for claim in claims for descriptor in claim.descriptors]
@@ -208,7 +206,7 @@ class Scheduler:
     def _end(self, attempt: _Attempt, exit_code: int) -> None:
         """Write how a run ended; or start what follows: generation, or training with a smaller micro-batch."""
         goes_on = exit_code == 0 and not attempt.generating and attempt.kill_at_s is None
-        if goes_on and attempt.task.generates and is_trained(attempt.task, self._machine, self._retry_smaller):
+        if goes_on and attempt.task.generates and attempt.task.is_trained(self._machine.name, self._retry_smaller):
             self._display.print(f"{attempt.task.id}: trained; generation is measured")
             self._start(attempt.task, attempt.state, attempt.claims)
             return
@@ -252,15 +250,13 @@ class Scheduler:
         return failure_of(task.folder, exit_code, self._queue.log(task.id), child.begin_time_s)
 
     def _row(self, attempt: _Attempt) -> Running:
-        plan = attempt.task.plan
-        steps = plan.budget.steps if plan is not None and plan.budget.counted else None
         step = last_step(attempt.task.folder, attempt.child.begin_time_s)
-        return Running(attempt.task.id, attempt.child.elapsed_s(), step, steps)
+        return Running(attempt.task.id, attempt.child.elapsed_s(), step, attempt.task.steps)
 
 
 def is_complete(task: Task, machine: Machine, smaller_too: bool) -> bool:
     """Return whether the task's folder holds the complete record of its configuration, and what else it asks for."""
-    return is_trained(task, machine, smaller_too) and (not task.generates or has_generated(task.folder))
+    return task.is_trained(machine.name, smaller_too) and (not task.generates or has_generated(task.folder))
 
 
 def has_generated(folder: OutputFolder) -> bool:
@@ -270,10 +266,3 @@ def has_generated(folder: OutputFolder) -> bool:
     except MetricsError:
         return False
     return made.status == "completed" and any(row.failure is None for row in made.rows)
-
-
-def is_trained(task: Task, machine: Machine, smaller_too: bool) -> bool:
-    """Return whether the task's folder holds the complete record of its configuration."""
-    if task.config is None:
-        return False
-    return complete_record(task.folder, task.config, task.micro_batch_size, machine.name, smaller_too) is not None

@@ -1,37 +1,22 @@
-"""Select the runs of a sweep: names of the matrix, axes `key=value,value`, and a file name for each combination.
+"""Select the runs of a sweep: names of the matrix, with axes `key=value,value`.
 
 `launch` selects runs on machines without torch: nothing here may import it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.config.load import resolve, settable_keys, unknown_key
+from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import MATRIX, Matrix, RunName, load_matrix
 from efficientbench.config.registry import SECTIONS, load, load_named
-from efficientbench.config.schema import MOST_LABEL, RunConfig
+from efficientbench.config.schema import RunConfig
 from efficientbench.config.words import ALIASES
-
-_NOT_SWEPT = {
-    "output": "the sweep's own state lies below it: give one folder, as output=FOLDER",
-    "label": "the sweep gives each combination its own",
-    "training.micro_batch_size_asked": "a retry sets it: sweep training.micro_batch_size",
-}
-"""Keys that the sweep itself sets, and why an axis cannot."""
-_PLAIN = re.compile(r"[a-z0-9]([a-z0-9._+-]*[a-z0-9])?")
-_MOST_VALUE = 32
-"""Most characters of a value in a label."""
+from efficientbench.finetuning.load import named_tunings
+from efficientbench.sweep.combinations import Combination, Kind, combined, parse_axes
 
 
 @dataclass(frozen=True)
@@ -53,27 +38,7 @@ class Request:
     """Whether generation with each trained model is measured too."""
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One run of the matrix with one value of each axis."""
-
-    name: str
-    """Of the run in the matrix."""
-    overrides: tuple[str, ...]
-    """As `key=value`: those of all runs, and this combination's."""
-    config: RunConfig
-    """With the label; of a refused one only as much as names its folder."""
-    refused: str | None = None
-    """Why the configuration is refused."""
-
-    @property
-    def labelled(self) -> tuple[str, ...]:
-        """The overrides and the label: they configure the same run without the sweep."""
-        label = self.config.label
-        return self.overrides if label is None else (*self.overrides, f"label={label}")
-
-
-def chosen_combinations(request: Request, name: str | None = None) -> list[Combination]:
+def chosen_combinations(request: Request, name: str | None = None) -> list[Combination[RunConfig]]:
     """Return every run that the request chooses, in the order of the matrix and the axes.
 
     `name`: of this run of the matrix alone.
@@ -88,13 +53,8 @@ def chosen_combinations(request: Request, name: str | None = None) -> list[Combi
     if request.repeat is not None and "training.seed" in axes:
         raise ConfigError("--set training.seed: --repeat gives each run its seeds; leave out one of the two")
     runs = select(matrix, request.only, request.sizes) if name is None else [matrix.run(name)]
-    found: dict[str, Combination] = {}
-    for run in runs:
-        for values in itertools.product(*axes.values()):
-            combination = _resolved(request, run.name, dict(zip(axes, values, strict=True)))
-            # Two texts of one value (1e-3, 0.001) are one run.
-            found.setdefault(combination.config.name, combination)
-    return list(found.values())
+    kind = Kind(lambda name, given: resolve(name, request.smoke, given, request.matrix), settable_keys(), ALIASES)
+    return combined(kind, [run.name for run in runs], axes, request.overrides)
 
 
 def _load_variants(request: Request, matrix: Matrix) -> None:
@@ -106,20 +66,6 @@ def _load_variants(request: Request, matrix: Matrix) -> None:
         for text in (*request.axes, *request.overrides):
             for kind in text.removeprefix(key).split(",") if text.startswith(key) else ():
                 load(section, kind)
-
-
-def _resolved(request: Request, name: str, values: dict[str, str]) -> Combination:
-    overrides = (*request.overrides, *(f"{key}={value}" for key, value in values.items()))
-    refused = None
-    try:
-        config = resolve(name, request.smoke, overrides, request.matrix)
-    except ConfigError as error:
-        # Its reason is written into the run's folder, which these two keys decide.
-        places = [override for override in request.overrides if override.startswith(("output=", "label="))]
-        config = resolve(name, request.smoke, places, request.matrix)
-        refused = str(error)
-    label = label_of(values, None if refused else config, config.label)
-    return Combination(name, overrides, config.model_copy(update={"label": label}), refused)
 
 
 def select(matrix: Matrix, only: Sequence[str] = (), sizes: Sequence[str] = ()) -> list[RunName]:
@@ -172,105 +118,8 @@ def _unknown_name(name: str, matrix: Matrix, sizes: Sequence[str]) -> str | None
         return f"--only: {name} is in no suite: name its sizes by --sizes, like 1.5B"
     runs = matrix.all_runs
     names = [each for run in runs for each in (run.name, run.variant, run.suite, run.suite.partition("_")[0])]
+    names += [each for tuning in named_tunings().values() for each in (tuning.name, tuning.method)]
     near = nearest(name, names)
     known = ", ".join(dict.fromkeys(run.suite for run in runs))
     hint = f"did you mean {near}?" if near else f"name a run, a variant, or one of the suites {known}"
     return f"--only: no run, variant or suite is called {name[:80]!r}: {hint}"
-
-
-def parse_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Parse texts like `training.seq_len=1024,2048` into each key's values, sorted by key.
-
-    A comma separates values, but not inside brackets or braces: a list is one value.
-
-    Raises:
-        ConfigError: with every mistake at once.
-    """
-    keys, problems = settable_keys(), []
-    axes: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        key, separator, values = text.partition("=")
-        key = ALIASES.get(key, key)
-        split = _split(values) or []
-        checks = (
-            (not separator, f"{text[:80]!r}: an axis is written key=value,value, like training.seq_len=1024,2048"),
-            (key not in keys, unknown_key(key, keys)),
-            (key in _NOT_SWEPT, f"{key}: cannot be swept: {_NOT_SWEPT.get(key)}"),
-            (key in axes, f"{key}: is given twice; name all its values at once, separated by commas"),
-            (not split, f"{key}: brackets are not closed in {values[:80]!r}"),
-            ("" in split, f"{key}: {values[:80]!r} has an empty value; to unset a key write null"),
-        )
-        problems += [f"--set {message}" for fails, message in checks if fails][:1]
-        axes[key] = tuple(dict.fromkeys(split))
-    if problems:
-        raise ConfigError(problems)
-    return dict(sorted(axes.items()))
-
-
-def _split(text: str) -> list[str] | None:
-    """Split at commas outside brackets; return None where brackets do not match."""
-    values, depth, begin = [], 0, 0
-    for index, character in enumerate(text):
-        if character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
-        elif character == "," and depth == 0:
-            values.append(text[begin:index])
-            begin = index + 1
-        if depth < 0:
-            return None
-    return None if depth else [*values, text[begin:]]
-
-
-def label_of(chosen: Mapping[str, str], config: RunConfig | None, first: str | None = None) -> str | None:
-    """Return the label of a combination, like `seq_len=2048__tp=2`; None where there is nothing to name.
-
-    The same values have the same label, however they are written (1e-3, 0.001) and in whichever order. A label has
-    lower-case letters, digits and `._+=~-`. A value with other characters is shortened, and a part of its hash is
-    appended; capitals count as other characters, since some file systems ignore case.
-
-    Args:
-        chosen: the combination, as texts by key.
-        config: with these values; None where they were refused: the texts are then used as they are.
-        first: the label that all runs of the sweep have; it comes first.
-    """
-    if not chosen:
-        return first
-    parts = [first] if first else []
-    for key in sorted(chosen):
-        text = chosen[key] if config is None else _text(attrgetter(key)(config))
-        parts.append(f"{_short_names(tuple(settable_keys()))[key]}={_safe(text)}")
-    label = "__".join(parts)
-    return label if len(label) <= MOST_LABEL else f"{label[: MOST_LABEL - 9].rstrip('._+=~-')}~{_hash(label)}"
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, tuple):
-        return f"[{','.join(map(_text, value))}]"
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-def _safe(text: str) -> str:
-    if _PLAIN.fullmatch(text) and len(text) <= _MOST_VALUE:
-        return text
-    shown = re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:_MOST_VALUE].strip("._+-")
-    return f"{shown}~{_hash(text)}"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-
-
-@lru_cache(maxsize=4)
-def _short_names(keys: tuple[str, ...]) -> dict[str, str]:
-    """Map each key to its shortest ending that no other key has: seq_len, but attention.kind."""
-
-    def endings(key: str) -> list[str]:
-        parts = key.split(".")
-        return [".".join(parts[first:]) for first in reversed(range(len(parts)))]
-
-    counts = Counter(ending for key in keys for ending in endings(key))
-    return {key: next(ending for ending in endings(key) if counts[ending] == 1) for key in keys}

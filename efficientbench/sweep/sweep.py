@@ -20,14 +20,16 @@ from efficientbench.metrics.records.record import RunRecord, load_records
 from efficientbench.planning.plan import number_of
 from efficientbench.running.failures import write_failure
 from efficientbench.sweep.dry_run import print_dry_run
-from efficientbench.sweep.estimate import estimate
+from efficientbench.sweep.estimate import Estimate, estimate
 from efficientbench.sweep.machine import Machine, find_machine, parallel_runs, slots
 from efficientbench.sweep.order import take_turns
 from efficientbench.sweep.progress import Display
 from efficientbench.sweep.queue import Queue, State
-from efficientbench.sweep.scheduler import Scheduler, is_complete, is_trained
+from efficientbench.sweep.scheduler import Scheduler, is_complete
 from efficientbench.sweep.selection import Request
 from efficientbench.sweep.tasks import Task, build_tasks
+from efficientbench.sweep.tuning_tasks import NOT_ESTIMATED, tuning_tasks
+from efficientbench.sweep.tunings import names_tunings
 
 NEXT_CALL = {
     "failed": "with --retry-failed tries them again",
@@ -62,19 +64,22 @@ def sweep(
     Raises:
         ConfigError: a mistake in the request, or a folder that cannot be written.
     """
+    tunes = names_tunings(request)
+    if tunes and cluster is not None:
+        raise ConfigError("--device: a fine-tuning is planned by `efficientbench finetune NAME --plan --device NAME`")
     machine = cluster or find_machine(_device(request))
     at_once = parallel_runs(jobs, machine)
-    tasks = build_tasks(request, machine, at_once, dry_run)
+    tasks = tuning_tasks(request, machine, at_once) if tunes else build_tasks(request, machine, at_once, dry_run)
     suite = _suite(tasks)
     queue = Queue(suite)
     if dry_run:
         states = [_next_state(task, queue.read(task.id), machine, request, retry_failed) for task in tasks]
-        trained = [is_trained(task, machine, request.retry_smaller) for task in tasks]
+        trained = [task.is_trained(machine.name, request.retry_smaller) for task in tasks]
         states = [
             "trained" if each and state == "queued" else state for each, state in zip(trained, states, strict=True)
         ]
         records, cores = _records(suite), usable_cores()
-        estimates = [estimate(task.plan, machine, records, cores) if task.plan else None for task in tasks]
+        estimates = [_estimate(task, machine, records, cores) for task in tasks]
         most = len(slots(machine, at_once)) // max(task.slots for task in tasks)
         print_dry_run(tasks, states, estimates, max(1, most))
         if cluster is not None:
@@ -105,6 +110,13 @@ def sweep(
     if signals:
         return STOP_EXIT_CODES[signal.Signals(signals[0])]
     return 0 if all(end == "done" for end in ends) else 1
+
+
+def _estimate(task: Task, machine: Machine, records: Sequence[RunRecord], cores: float) -> Estimate | None:
+    """Return the estimate of a run; None where it is refused."""
+    if task.refused is not None:
+        return None
+    return NOT_ESTIMATED if task.plan is None else estimate(task.plan, machine, records, cores)
 
 
 def _records(suite: Path) -> list[RunRecord]:

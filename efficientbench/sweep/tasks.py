@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import MATRIX
 from efficientbench.config.part import AUTO
 from efficientbench.config.schema import RunConfig
+from efficientbench.config.variant import known
 from efficientbench.data_tools.errors import DataError
 from efficientbench.launchers.processes.failure import Failure
 from efficientbench.planning.fitting import DoesNotFitError
@@ -18,10 +20,22 @@ from efficientbench.planning.vocabulary import is_given, with_vocabulary
 from efficientbench.running.micro_batch import decide, resized
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.running.repeat import with_seed
-from efficientbench.running.resume import settings
+from efficientbench.running.resume import complete_record, settings
 from efficientbench.running.run import plan_on
+from efficientbench.sweep.combinations import Combination
 from efficientbench.sweep.machine import Machine, slots_needed
-from efficientbench.sweep.selection import Combination, Request, chosen_combinations
+from efficientbench.sweep.selection import Request, chosen_combinations
+
+
+class Planned(NamedTuple):
+    """What is known of a run before it starts; None where it is not known."""
+
+    ranks: int
+    steps: int | None
+    tokens: int | None
+    micro_batch_size: int
+    node_memory_bytes: float | None
+    """Peak of the ranks of the node together."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,12 @@ class Task:
     @property
     def configuration(self) -> str:
         """A hash, equal for tasks that compute the same."""
-        content = settings(self.config.model_dump(mode="json")) if self.config else {"arguments": self.arguments}
+        content = self._settings() or {"arguments": self.arguments}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _settings(self) -> dict[str, Any] | None:
+        """Return what the run computes, by key; None where it is refused."""
+        return settings(self.config.model_dump(mode="json")) if self.config else None
 
     @property
     def generation_arguments(self) -> tuple[str, ...]:
@@ -72,6 +90,35 @@ class Task:
             return self.asked
         config = self.plan.config if self.plan else self.config
         return config.training.micro_batch_size if config else 0
+
+    @property
+    def stop_grace_s(self) -> float:
+        """Seconds in which its ranks save after a signal."""
+        assert self.config is not None, "a refused run does not start"
+        return self.config.faults.stop_grace_s
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the run; None where they are not known before it starts."""
+        return self.plan.budget.steps if self.plan is not None and self.plan.budget.counted else None
+
+    def planned(self) -> Planned | None:
+        """Return what is known of the run before it starts; None where it is refused for another reason than memory."""
+        plan = self.plan or self.too_large
+        if plan is None:
+            return None
+        steps, tokens = (plan.budget.steps, plan.budget.tokens) if plan.budget.counted else (None, None)
+        micro_batch_size = plan.config.training.micro_batch_size
+        return Planned(plan.layout.world_size, steps, tokens, micro_batch_size, known(plan.node_memory_bytes))
+
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
+        """Return whether its folder holds the complete record of its configuration on such devices.
+
+        `smaller_too`: a record counts whose micro-batch had to be smaller for lack of memory.
+        """
+        if self.config is None:
+            return False
+        return complete_record(self.folder, self.config, self.micro_batch_size, device_name, smaller_too) is not None
 
 
 def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: bool = False) -> list[Task]:
@@ -102,7 +149,7 @@ def build_tasks(request: Request, machine: Machine, jobs: int | None, dry_run: b
     return tasks
 
 
-def _with_vocabulary(combination: Combination) -> Combination:
+def _with_vocabulary(combination: Combination[RunConfig]) -> Combination[RunConfig]:
     """Return the combination with the vocabulary of its text's tokenizer where that is larger, as `run` takes it."""
     if combination.refused is not None:
         return combination
@@ -114,8 +161,8 @@ def _with_vocabulary(combination: Combination) -> Combination:
 
 
 def _with_micro_batch(
-    combinations: list[Combination], machine: Machine, jobs: int | None, dry_run: bool
-) -> list[Combination]:
+    combinations: list[Combination[RunConfig]], machine: Machine, jobs: int | None, dry_run: bool
+) -> list[Combination[RunConfig]]:
     """Return the combinations with one decided micro-batch for all of those that leave it open."""
     runs: list[tuple[RunConfig, Hardware]] = [
         (each.config, machine.part(slots_needed(machine, jobs, _named_ranks(each.config))))
@@ -134,7 +181,7 @@ def _with_micro_batch(
     ]
 
 
-def _tasks(request: Request, combination: Combination, machine: Machine, jobs: int | None) -> list[Task]:
+def _tasks(request: Request, combination: Combination[RunConfig], machine: Machine, jobs: int | None) -> list[Task]:
     """Return the task of one combination, or one for each seed."""
     config = combination.config
     refused = Failure("mistake", combination.refused) if combination.refused else None

@@ -252,6 +252,22 @@ def test_a_run_that_is_stopped_saves_and_the_same_command_goes_on(tmp_path: Path
     assert record(folder)["finetuning"]["held_out"][0]["step"] == 0
 
 
+def test_a_sweep_trains_what_can_be_trained_and_keeps_it(tmp_path: Path) -> None:
+    """One process a run, which is a world of one rank; 7 examples a step are no multiple of a micro-batch of 2."""
+    places = (f"output={tmp_path}/runs", f"cache={tmp_path}/cache", "device=cpu", "cpu_ranks=1", "zero.stage=0")
+    axis = ("--set", "training.global_batch_size=8,7")
+    words = ("sweep", "--only", "lora", "--sizes", "tiny", *axis, "--repeat", "1", *places, *STEPS.split(","))
+    done = efficientbench(*words, expect=1)
+    folder = tmp_path / "runs" / "lora_tiny__global_batch_size=8" / "seed_42"
+    content = record(folder)
+    assert (content["run"], content["status"], content["dp"]) == ("lora_tiny__global_batch_size=8", "completed", 1)
+    assert "lora_tiny__global_batch_size=7__seed_42: refused (mistake): training.global_batch_size: 7 is" in done.stdout
+    assert (tmp_path / "runs" / "report.md").is_file()
+    again = efficientbench(*words, expect=1)
+    assert "lora_tiny__global_batch_size=8__seed_42: complete, kept" in again.stdout
+    assert record(folder) == content
+
+
 def test_bf16_with_deepspeed_on_cpus_is_refused_in_one_line(tmp_path: Path) -> None:
     done = efficientbench("finetune", "lora_tiny", "device=cpu", f"output={tmp_path}", "training.dtype=bf16", expect=2)
     assert "transformers refuses bf16 with DeepSpeed on CPUs: take fp32, or zero.stage=0" in done.stderr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import TIME_LIMIT_S, command, efficientbench, record
+from support.command_line import TIME_LIMIT_S, command, efficientbench, losses, record
 from support.places import Host, job_environment, scripts, two_hosts, unplug
 
 pytestmark = pytest.mark.proof
@@ -29,22 +30,36 @@ def start(
     return host.command(*command(*tiny, "dlc", *words)), job_environment(**place, **variables)
 
 
-def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> None:
+def by_torchrun(words: Tiny, folder: Path) -> None:
+    """Write a script into a folder, and run it on both hosts to its end."""
     place = ("--to", "torchrun", "--nodes", "2", "--devices-per-node", "0", "--rendezvous-timeout", "60")
-    efficientbench("launch", *tiny[1:], *place, "--output", "job.sh", cwd=tmp_path, expect=0, stderr="")
+    efficientbench("launch", *words, *place, "--output", "job.sh", cwd=folder, expect=0, stderr="")
     with two_hosts() as hosts:
         starts = []
         for host in hosts:
             # Both have this machine's name, which leads to the loopback of each.
-            place = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address}
-            starts.append((host.command("bash", str(tmp_path / "job.sh")), job_environment(**place)))
+            where = {"MASTER_ADDR": hosts[0].address, "LOCAL_ADDR": host.address}
+            starts.append((host.command("bash", str(folder / "job.sh")), job_environment(**where)))
         with scripts(*starts) as nodes:
             said = [node.communicate(timeout=TIME_LIMIT_S) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     # An agent may warn of the other, which has ended before it.
     assert not any("Traceback" in err for _, err in said), said
+
+
+def test_two_hosts_train_together_by_torchrun(tiny: Tiny, tmp_path: Path) -> None:
+    by_torchrun(tiny[1:], tmp_path)
     content = record(tmp_path / "gqa_1.5B_smoke")
     assert (content["status"], content["dp"]) == ("completed", 2)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="TRL needs Python 3.11")
+def test_two_hosts_fine_tune_together_by_torchrun(tmp_path: Path) -> None:
+    short = ("training.steps=4", "training.validate_every_steps=0", "data.validation_examples=24", "cpu_ranks=1")
+    by_torchrun(("lora_tiny", "device=cpu", f"output={tmp_path}", f"cache={tmp_path}/cache", *short), tmp_path)
+    content = record(tmp_path / "lora_tiny")
+    assert (content["status"], content["dp"], content["config"]["zero"]["stage"]) == ("completed", 2, 3)
+    assert len(losses(tmp_path / "lora_tiny")) == 4
 
 
 def test_an_interface_that_is_not_there_or_leads_nowhere_is_named(tiny: Tiny) -> None:

@@ -11,7 +11,8 @@ from efficientbench.config.load import resolve, settable_keys
 from efficientbench.config.matrix import load_matrix
 from efficientbench.config.words import ALIASES, plain_number
 from efficientbench.costs.model import count_parameters
-from efficientbench.sweep.selection import parse_axes, select
+from efficientbench.sweep.combinations import parse_axes
+from efficientbench.sweep.selection import select
 
 
 @pytest.mark.parametrize(

@@ -27,5 +27,21 @@ def test_what_cannot_work_there_is_refused_before_the_queue() -> None:
     runs = named_runs(Request(overrides=("training.global_batch_size=100",)), "lora_32B")
     with pytest.raises(ConfigError, match="the nearest that is: 96"):
         by_torchrun(runs, NODES, Meeting())
-    with pytest.raises(ConfigError, match="name its keys as key=value"):
-        named_runs(Request(axes=("training.seed=1,2",)), "lora_32B")
+
+
+def test_several_fine_tunings_are_an_array_of_slurms() -> None:
+    for request, name in (
+        (Request(axes=("curriculum.order=paced,shuffled",)), "lora_32B"),
+        (Request(only=("lora", "dora"), sizes=("32B",)), None),
+    ):
+        runs = named_runs(request, name)
+        assert len(runs) == 2
+        script = by_slurm(runs, NODES, [])
+        check(script)
+        assert "#SBATCH --array=0-1" in script
+        with pytest.raises(ConfigError, match="torchrun starts one run"):
+            by_torchrun(runs, NODES, Meeting())
+    assert [run.overrides for run in named_runs(Request(axes=("lora_r=8,16",)), "lora_32B")] == [
+        ("adapter.r=8", "label=r=8"),
+        ("adapter.r=16", "label=r=16"),
+    ]

@@ -14,9 +14,10 @@ from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import load_matrix
+from efficientbench.sweep.combinations import label_of, parse_axes
 from efficientbench.sweep.dry_run import print_dry_run
 from efficientbench.sweep.machine import Machine
-from efficientbench.sweep.selection import Request, label_of, parse_axes, select
+from efficientbench.sweep.selection import Request, select
 from efficientbench.sweep.tasks import build_tasks, smaller
 
 CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)

@@ -1,0 +1,71 @@
+"""Checks whether fine-tuning's libraries are here, and fit each other: an image brings its own torch and others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from efficientbench.doctor.check import Check
+
+EXTRA = "finetune"
+INSTALL = f"bash launchers/bootstrap.sh {EXTRA}"
+SHARED = ("torch", "transformers", "accelerate", "datasets")
+"""Libraries of which the others say what they need."""
+
+
+def finetuning_check(python: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
+    """Return what `efficientbench finetune` has here, or why it cannot train."""
+    if python < (3, 11):
+        return Check(EXTRA, False, f"needs Python 3.11 or 3.12, as TRL does; this is {'.'.join(map(str, python))}")
+    wanted = _of_extra(f"{python[0]}.{python[1]}")
+    if not wanted:
+        return Check(EXTRA, True, "the package is not installed, so what its extra needs is not known here")
+    versions = {each.name: _version(each.name) for each in wanted}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        return Check(EXTRA, False, f"lacks {', '.join(missing)}", INSTALL)
+    problems = [f"{each.name} {each.specifier}, not {versions[each.name]}" for each in wanted if not _serves(each)]
+    problems += [problem for name in versions for problem in _unserved(name)]
+    if problems:
+        return Check(EXTRA, False, f"needs {'; '.join(problems)}", INSTALL)
+    shown = versions | {name: _version(name) for name in ("transformers", "torch")}
+    return Check(EXTRA, True, ", ".join(f"{name} {version}" for name, version in shown.items()))
+
+
+def _of_extra(python_version: str) -> list[Requirement]:
+    """Return what the extra adds to the package on such a Python; nothing where the package is not installed."""
+    try:
+        lines = metadata.requires("efficientbench") or []
+    except metadata.PackageNotFoundError:
+        return []
+    with_extra, without = ({"python_version": python_version, "extra": extra} for extra in (EXTRA, ""))
+    return [
+        each
+        for each in map(Requirement, lines)
+        if each.marker is not None and each.marker.evaluate(with_extra) and not each.marker.evaluate(without)
+    ]
+
+
+def _unserved(name: str) -> Iterator[str]:
+    """Yield each library that a package needs in another version than the one that is here."""
+    for each in map(Requirement, metadata.requires(name) or []):
+        applies = each.marker is None or each.marker.evaluate({"extra": ""})
+        if applies and each.name in SHARED and not _serves(each):
+            here = _version(each.name)
+            ending = f"not {here}" if here else "which is not installed"
+            yield f"{each.name} {each.specifier}".rstrip() + f" for {name}, {ending}"
+
+
+def _serves(wanted: Requirement) -> bool:
+    version = _version(wanted.name)
+    return version is not None and wanted.specifier.contains(version, prereleases=True)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,43 @@
+"""The folders and seeds of a fine-tuning's repeats, and which of them are trained to their end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.records.record import read_record
+from efficientbench.running.output_folder import OutputFolder
+from efficientbench.running.resume import differences, settings
+
+PLACES = ("output", "cache")
+"""Keys of folders, which change nothing that is learned or measured."""
+
+
+def with_seeds(config: FinetuneConfig, index: int) -> FinetuneConfig:
+    """Return the configuration of a repeat: the seeds of new weights and of the order are higher by `index`."""
+    training = config.training.model_copy(update={"seed": config.training.seed + index})
+    curriculum = config.curriculum.model_copy(update={"seed": config.curriculum.seed + index})
+    return config.model_copy(update={"training": training, "curriculum": curriculum})
+
+
+def folder_of(config: FinetuneConfig) -> OutputFolder:
+    """Return the folder of a run, below that of all."""
+    return OutputFolder(Path(config.output).absolute() / config.name)
+
+
+def folder_of_repeat(config: FinetuneConfig) -> OutputFolder:
+    """Return the folder of one repeat of a run, below the run's."""
+    return OutputFolder(folder_of(config).path / f"seed_{config.training.seed}")
+
+
+def is_complete(folder: OutputFolder, config: FinetuneConfig, device_name: str) -> bool:
+    """Return whether the folder holds the complete record of this configuration, on such devices."""
+    with contextlib.suppress(MetricsError):
+        record = read_record(folder.record)
+        recorded, wanted = (settings(each, PLACES) for each in (record.config, config.model_dump(mode="json")))
+        found = (record.status, record.device_name, record.formula_id)
+        return found == ("completed", device_name, FORMULAS) and not differences(recorded, wanted)
+    return False

@@ -1,0 +1,108 @@
+"""Build the fine-tunings of a sweep: each with a folder, a command line and its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.complete import PLACES, folder_of, folder_of_repeat, is_complete, with_seeds
+from efficientbench.finetuning.config import FinetuneConfig
+from efficientbench.launchers.processes.failure import Failure
+from efficientbench.launchers.processes.launch import STOP_GRACE_S
+from efficientbench.running.resume import settings
+from efficientbench.sweep.combinations import Combination
+from efficientbench.sweep.estimate import Estimate
+from efficientbench.sweep.machine import Machine, slots_needed
+from efficientbench.sweep.selection import Request
+from efficientbench.sweep.tasks import Planned, Task
+from efficientbench.sweep.tunings import chosen_tunings
+
+_BY_PLAN = "of a fine-tuning: `efficientbench finetune NAME --plan` has memory, traffic and a projected step"
+NOT_ESTIMATED = Estimate(None, _BY_PLAN, None, "of a fine-tuning is not estimated")
+
+
+@dataclass(frozen=True)
+class TuningTask(Task):
+    """One fine-tuning of a sweep; `config` and `plan`, which are of trainings, are None."""
+
+    tuning: FinetuneConfig | None = field(default=None, kw_only=True)
+    """As the user wrote it; None where it is refused."""
+    world: int = field(default=1, kw_only=True)
+    """Ranks on this machine."""
+
+    def _settings(self) -> dict[str, Any] | None:
+        return settings(self.tuning.model_dump(mode="json"), PLACES) if self.tuning else None
+
+    @property
+    def ranks(self) -> int:
+        return self.world
+
+    @property
+    def stop_grace_s(self) -> float:
+        return STOP_GRACE_S
+
+    @property
+    def steps(self) -> int | None:
+        return self.tuning.training.steps if self.tuning else None
+
+    def planned(self) -> Planned | None:
+        if self.tuning is None:
+            return None
+        # How many tokens the steps have follows from the examples.
+        return Planned(self.world, self.steps, None, self.tuning.training.micro_batch_size, None)
+
+    def is_trained(self, device_name: str, smaller_too: bool) -> bool:
+        return self.tuning is not None and is_complete(self.folder, self.tuning, device_name)
+
+
+def tuning_tasks(request: Request, machine: Machine, jobs: int | None) -> list[Task]:
+    """Return every fine-tuning of the sweep; one that cannot run here is refused with its reason.
+
+    Args:
+        request: the sweep, which names fine-tunings.
+        machine: that runs it.
+        jobs: as of `slots_needed`.
+
+    Raises:
+        ConfigError: a mistake in the request itself, or nothing that it names can run.
+    """
+    for given, option in ((request.retry_smaller, "--retry-smaller"), (request.generate, "--generate")):
+        if given:
+            raise ConfigError(f"{option}: is of trainings, and {', '.join(request.only)} of fine-tunings")
+    tasks = [task for each in chosen_tunings(request) for task in _tasks(request, each, machine, jobs)]
+    refused = [task.refused.reason for task in tasks if task.refused]
+    if len(refused) == len(tasks):
+        raise ConfigError(list(dict.fromkeys(refused)))
+    return tasks
+
+
+def _tasks(request: Request, chosen: Combination[FinetuneConfig], machine: Machine, jobs: int | None) -> list[Task]:
+    """Return the task of one combination, or one for each repeat's seeds."""
+    config = chosen.config
+    arguments = ("finetune", chosen.name, *(("--smoke",) if request.smoke else ()), *chosen.labelled)
+    # It takes all devices that it sees.
+    slots = slots_needed(machine, jobs, None)
+    world = config.cpu_ranks if machine.shared else slots
+    reason = chosen.refused or _obstacle(config, world)
+    refused = Failure("mistake", reason) if reason else None
+    tasks: list[Task] = []
+    for index in range(1 if request.repeat is None else request.repeat):
+        each = with_seeds(config, index)
+        name, own, folder = config.name, arguments, folder_of(config)
+        if request.repeat is not None:
+            seed = each.training.seed
+            seeds = (f"training.seed={seed}", f"curriculum.seed={each.curriculum.seed}")
+            name, own, folder = f"{name}__seed_{seed}", (*arguments, "--repeat", "1", *seeds), folder_of_repeat(each)
+        tuning = None if refused else each
+        tasks.append(TuningTask(name, own, folder, refused=refused, slots=slots, tuning=tuning, world=world))
+    return tasks
+
+
+def _obstacle(config: FinetuneConfig, world: int) -> str | None:
+    """Return why so many ranks cannot share the batch; None where they can."""
+    try:
+        config.accumulation(world)
+    except ValueError as error:
+        return str(error)
+    return None

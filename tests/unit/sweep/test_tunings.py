@@ -1,0 +1,141 @@
+"""Fine-tunings as runs of a sweep: which ones names choose, their folders and commands, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from support.metrics_parts import make_record
+
+from efficientbench.cli.sweep import sweep
+from efficientbench.config.errors import ConfigError
+from efficientbench.finetuning.load import resolve_tuning
+from efficientbench.metrics.definitions import FORMULAS
+from efficientbench.metrics.records.record import write_record
+from efficientbench.sweep.machine import Machine
+from efficientbench.sweep.order import in_turns
+from efficientbench.sweep.selection import Request, select
+from efficientbench.sweep.tuning_tasks import TuningTask, tuning_tasks
+from efficientbench.sweep.tunings import chosen_tunings, names_tunings
+
+CPU = Machine("cpu", "a CPU", ("0",), None, 400_000_000, None)
+NPUS = Machine("npu", "Ascend910B", tuple("01234567"), 64 * 10**9, 1_500_000_000, "ASCEND_RT_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("only", "sizes", "count"),
+    [
+        (("finetuning",), (), 42),
+        (("lora", "dora_7B"), (), 7),
+        (("lora", "dora"), ("7B", "qwen3_32B"), 4),
+        (("full_tiny",), (), 1),
+    ],
+)
+def test_names_choose_fine_tunings(only: tuple[str, ...], sizes: tuple[str, ...], count: int) -> None:
+    request = Request(only=only, sizes=sizes)
+    assert names_tunings(request)
+    assert len(chosen_tunings(request)) == count
+
+
+def test_other_names_are_of_trainings() -> None:
+    assert not names_tunings(Request())
+    assert not names_tunings(Request(only=("attention",)))
+    # A matrix of one's own may call a variant so.
+    assert not names_tunings(Request(matrix=Path("mine.yaml"), only=("full",)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(only=("lora", "gqa")), "lora is a fine-tuning, and 'gqa' is none: trainings and fine-tunings are"),
+        (Request(only=("lora", "dora_7b")), "'dora_7b' is none: did you mean dora_7B?"),
+        (Request(only=("lora",), sizes=("7b",)), "no size of fine-tunings called '7b': did you mean 7B?"),
+        (Request(only=("lora_tiny",), sizes=("7B",)), "no chosen run has the size 7B; theirs are tiny"),
+        (Request(only=("lora",), axes=("lora_q=1,2",)), "lora_q: unknown key"),
+        (Request(only=("lora",), axes=("output=a,b",)), "cannot be swept"),
+        (Request(only=("lora",), axes=("curriculum_seed=1,2",), repeat=2), "--repeat gives each run its seeds"),
+        (Request(only=("lora",), retry_smaller=True), "--retry-smaller: is of trainings"),
+        (Request(only=("lora",), generate=True), "--generate: is of trainings"),
+        (Request(only=("lora_32B",), overrides=("batch_size=100",)), "the nearest that is: 96"),
+    ],
+)
+def test_a_request_that_means_nothing_is_told(request_: Request, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        _ = names_tunings(request_) and tuning_tasks(request_, NPUS, None)
+
+
+def test_a_name_that_is_nearly_a_fine_tunings_is_told() -> None:
+    from efficientbench.config.matrix import load_matrix
+
+    with pytest.raises(ConfigError, match=r"did you mean lora_32B\?"):
+        select(load_matrix(), ("lora_33B",))
+
+
+def test_every_run_has_its_own_folder_and_command(tmp_path: Path) -> None:
+    # The recipe's word, and two texts of one value.
+    axes = ("curriculum.order=paced,shuffled", "learning_rate=1e-3,0.001")
+    request = Request(only=("lora_tiny",), axes=axes, overrides=(f"output={tmp_path}",), repeat=2)
+    tasks = tuning_tasks(request, CPU, None)
+    assert len(tasks) == len({task.folder.path for task in tasks}) == len({task.configuration for task in tasks}) == 4
+    first = tasks[1]
+    label = "order=paced__learning_rate=0.001"
+    assert (first.id, first.folder.path) == (
+        f"lora_tiny__{label}__seed_43",
+        tmp_path / f"lora_tiny__{label}" / "seed_43",
+    )
+    assert first.arguments == (
+        *("finetune", "lora_tiny", f"output={tmp_path}", "curriculum.order=paced"),
+        *("training.learning_rate=1e-3", f"label={label}"),
+        *("--repeat", "1", "training.seed=43", "curriculum.seed=43"),
+    )
+    assert (first.ranks, first.steps, first.slots) == (2, 40, 1)
+    assert sorted(task.id for task in in_turns(tasks, 7)) == sorted(task.id for task in tasks)
+
+
+def test_devices_are_shared_out_and_what_cannot_run_stays_a_row() -> None:
+    axes = ("training.global_batch_size=128,100",)
+    whole, refused = tuning_tasks(Request(only=("lora_32B",), axes=axes), NPUS, None)
+    assert (whole.slots, whole.ranks, whole.refused) == (8, 8, None)
+    assert refused.refused is not None
+    assert refused.refused.kind == "mistake"
+    assert "the nearest that is: 96" in refused.refused.reason
+    (half,) = tuning_tasks(Request(only=("lora_32B",)), NPUS, 2)
+    assert (half.slots, half.ranks) == (4, 4)
+
+
+def test_a_complete_record_is_of_one_configuration_and_device(tmp_path: Path) -> None:
+    request = Request(only=("lora_tiny",), overrides=(f"output={tmp_path}",))
+    (task,) = tuning_tasks(request, CPU, None)
+    assert isinstance(task, TuningTask)
+    assert not task.is_trained("a CPU", False)
+    # From another place, which changes nothing.
+    config = resolve_tuning("lora_tiny", overrides=["output=elsewhere"])
+    values = {"config": config.model_dump(mode="json"), "status": "completed", "device_name": "a CPU"}
+    task.folder.path.mkdir()
+    write_record(make_record(values | {"formula_id": FORMULAS}), task.folder.record)
+    assert task.is_trained("a CPU", False)
+    assert not task.is_trained("another CPU", False)
+    (other,) = tuning_tasks(Request(only=("lora_tiny",), overrides=(*request.overrides, "lora_r=4")), CPU, None)
+    assert other.folder.path == task.folder.path
+    assert not other.is_trained("a CPU", False)
+
+
+def test_a_dry_run_tells_what_is_not_known_before_a_fine_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("efficientbench.sweep.sweep.find_machine", lambda device: CPU)
+    words = [f"output={tmp_path}"]
+    with pytest.raises(typer.Exit) as planned:
+        sweep(arguments=words, only="lora,full", sizes="tiny", axes=["lora_r=4,8"], dry_run=True)
+    assert planned.value.exit_code == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if "_tiny__" in line}
+    assert rows["full_tiny__r=8"] == ["queued", "2", "40", "n/a", "2", "n/a", "n/a", "n/a"]
+    assert len(rows) == 4
+    assert "4 runs to do" in printed
+    assert "n/a time: of a fine-tuning: `efficientbench finetune NAME --plan`" in printed
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="finetune NAME --plan --device NAME"):
+        sweep(arguments=words, only="lora_32B", dry_run=True, device="H100 SXM")
