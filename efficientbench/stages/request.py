@@ -1,0 +1,146 @@
+"""What a pipeline is asked to do, and from what its folder was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from efficientbench.config.errors import ConfigError
+from efficientbench.config.matrix import EXPERIMENTS
+from efficientbench.data_tools.errors import DataError
+from efficientbench.data_tools.files import sha256, write_file
+
+STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
+"""In their order: each begins with the weights of the one before."""
+MIXTURES = {MID: EXPERIMENTS / "mid_mixture.yaml", SFT: EXPERIMENTS / "sft_mixture.yaml"}
+"""Conversations from the hub, as nanochat takes them."""
+CHOICES = "choices.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Data, models and places of a pipeline."""
+
+    work: Path
+    """Folder of everything that is made."""
+    device: str
+    """Device type."""
+    text: Path | None = None
+    """What the base learns; None: FineWeb-Edu."""
+    files: int = 3
+    """Of FineWeb-Edu."""
+    mixtures: Mapping[str, Path] = field(default_factory=dict)
+    """Stage → file that names its conversations, in place of that of `MIXTURES`."""
+    task_data: Path | None = None
+    """Items of the evaluations, each task's in its own folder, and questions of RL; None: the hub."""
+    allow_code: bool = False
+    """Whether programs that the model writes may run, as HumanEval needs."""
+    limit: int | None = None
+    """Items of each evaluation; None: all, 20 where the pipeline is short."""
+    depth: int | None = None
+    """Layers; None: 12, or 4 where it is short."""
+    vocabulary: int | None = None
+    """Tokens; None: 65,536, or 4,096 where it is short."""
+    variants: tuple[str, ...] = ()
+    """Of matrix.yaml; none: the architecture of chat.yaml."""
+    rl: bool = False
+    """Whether the last stage is reinforcement learning."""
+    short: bool = False
+    """Whether steps are few and short, as a CPU needs it."""
+    devices: int | None = None
+    """Replicas; None: all devices."""
+    generate: bool = False
+    """Whether generation with the last model is measured."""
+    price_per_hour: float | None = None
+    mode: str = "dsw"
+    """`dsw`: this machine; `dlc`: the nodes that environment variables describe."""
+    overrides: tuple[str, ...] = ()
+    """`key=value` for the runs of all stages, `STAGE:key=value` for those of one."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that are trained."""
+        return STAGES if self.rl else STAGES[:-1]
+
+    @property
+    def layers(self) -> int:
+        """Depth of the model."""
+        return self.depth or (4 if self.short else 12)
+
+    @property
+    def tokens(self) -> int:
+        """Size of the vocabulary."""
+        return self.vocabulary or (4096 if self.short else 65_536)
+
+    @property
+    def items(self) -> int | None:
+        """Most items of an evaluation."""
+        return self.limit or (20 if self.short else None)
+
+    def mixture(self, stage: str) -> Path:
+        """Return the file that names a stage's conversations."""
+        return self.mixtures.get(stage, MIXTURES[stage]).absolute()
+
+    def overrides_of(self, stage: str) -> list[str]:
+        """Return the overrides of a stage's run."""
+        named = [(text.partition("=")[0].partition(":"), text) for text in self.overrides]
+        own = f"{stage}:"
+        return [text.removeprefix(own) for (first, mark, _), text in named if not mark or first == stage]
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is made.
+
+        Raises ConfigError: an override of no stage, a number of devices beside a layout, or a file that is missing.
+        """
+        problems = []
+        for text in self.overrides:
+            stage, mark, _ = text.partition("=")[0].partition(":")
+            if mark and stage not in self.stages:
+                off = ", which --rl adds" if stage == RL else ""
+                problems.append(f"{text[:80]!r}: {stage!r} is none of the stages {', '.join(self.stages)}{off}")
+        layout = ("parallel.", "tp=", "pp=", "cp=", "ep=", "dp=", "sp=")
+        if self.devices is not None and any(self._key(text).startswith(layout) for text in self.overrides):
+            problems.append(
+                "--devices and parallel.* keys both set the number of devices: give one of them; without parallel.dp "
+                "a run takes all"
+            )
+        paths = {"--data": self.text, "--task-data": self.task_data}
+        paths |= {f"--{stage}": self.mixture(stage) for stage in MIXTURES}
+        problems += [f"{name} {path} is not there" for name, path in paths.items() if path and not path.exists()]
+        if problems:
+            raise ConfigError(problems)
+
+    @staticmethod
+    def _key(override: str) -> str:
+        """Return an override without its stage."""
+        stage, mark, key = override.partition("=")[0].partition(":")
+        return f"{key if mark else stage}="
+
+
+def keep_choices(request: Request) -> None:
+    """Write from what the folder is made; refuse to make it from anything else.
+
+    Raises:
+        ConfigError: it was made from another text, vocabulary or mixture.
+        DataError: what it was made from cannot be read.
+        OSError: the folder cannot be written.
+    """
+    text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
+    wanted = {"text": text, "vocabulary": str(request.tokens)}
+    wanted |= {stage: f"{request.mixture(stage)} ({sha256(request.mixture(stage))[:16]})" for stage in MIXTURES}
+    request.work.mkdir(parents=True, exist_ok=True)
+    path = request.work / CHOICES
+    if not path.exists():
+        write_file(path, (json.dumps(wanted, indent=2) + "\n").encode())
+        return
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: it does not say from what the folder was made ({error})") from None
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
+            )

@@ -1,0 +1,162 @@
+"""Which commands a pipeline has, which of them it skips, and how it goes on after a kill in any of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from support.repository import ROOT
+
+from efficientbench.cli.speedrun import speedrun as command
+from efficientbench.config.errors import ConfigError
+from efficientbench.stages import perform
+from efficientbench.stages.perform import speedrun
+from efficientbench.stages.request import Request
+from efficientbench.stages.steps import Kind, make_pipeline
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    """A short pipeline, all of whose data lies here."""
+    (tmp_path / "text.txt").write_text("A text.\n")
+    for name in ("mid", "sft"):
+        (tmp_path / f"{name}.yaml").write_text(f"tasks: [{{task: messages, path: {name}.jsonl}}]\n")
+    for task in ("core", "gsm8k", "mmlu"):
+        (tmp_path / "items" / task).mkdir(parents=True)
+    mixtures = {name: tmp_path / f"{name}.yaml" for name in ("mid", "sft")}
+    folders = {"work": tmp_path / "work", "text": tmp_path / "text.txt", "task_data": tmp_path / "items"}
+    return Request(device="cpu", short=True, mixtures=mixtures, **folders)
+
+
+def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = replace(request_, variants=("mla",), rl=True, limit=7, price_per_hour=2.0, generate=True)
+    assert speedrun(replace(asked, overrides=("training.seed=5", "sft:training.steps=70")), dry_run=True) == 0
+    printed = capsys.readouterr().out.replace(str(tmp_path), "~")
+    work, runs = "~/work", "~/work/runs"
+    keys = f"data.path={work}/tokens/{{}} data.cache={work}/cache output={runs} device=cpu{{}} training.seed=5"
+    run = f"efficientbench run {{0}}_mla_d4 dsw --matrix {work}/mla_d4.yaml --repeat 1 {keys.format('{1}', '{2}')}"
+    tokenizer, folders = f"{work}/tokenizer", {each: f"{runs}/{each}_mla_d4/seed_5" for each in STAGES}
+    scored = "--tasks mmlu,gsm8k --data ~/items --limit 7"
+    asks = " ".join(
+        f"'rl.{name}=~/items/gsm8k/{part}*'" for name, part in (("questions", "train"), ("test_questions", "test"))
+    )
+    assert [line.strip() for line in printed.splitlines() if line.startswith("   ")] == [
+        "efficientbench doctor --device cpu",
+        f"efficientbench-data train-tokenizer ~/text.txt --vocab-size 4096 --chat --output {tokenizer}",
+        f"efficientbench-data tokenize ~/text.txt --tokenizer {tokenizer} --output {work}/tokens/text",
+        f"efficientbench-data chat ~/mid.yaml --tokenizer {tokenizer} --output {work}/tokens/mid",
+        f"efficientbench-data chat ~/sft.yaml --tokenizer {tokenizer} --output {work}/tokens/sft",
+        run.format("base", "text", ""),
+        f"efficientbench evaluate {folders['base']} --tasks core --data ~/items --limit 7",
+        run.format("mid", "mid", f" init.run={folders['base']}"),
+        f"efficientbench evaluate {folders['mid']} {scored}",
+        run.format("sft", "sft", f" init.run={folders['mid']}") + " training.steps=70",
+        f"efficientbench evaluate {folders['sft']} {scored}",
+        run.format("rl", "sft", f" init.run={folders['sft']} {asks}"),
+        f"efficientbench evaluate {folders['rl']} {scored}",
+        f"efficientbench generate {folders['rl']} --measure",
+        f"efficientbench report {runs} --price-per-hour 2.0",
+    ]
+    assert "humaneval of mid_mla_d4: left out: it runs programs that the model writes: --allow-code" in printed
+    assert "arc_easy of sft_mla_d4: left out: ~/items/arc_easy is not there" in printed
+    # Nothing is made but the file that names the runs.
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "mla_d4.yaml"}
+
+
+STAGES = ("base", "mid", "sft", "rl")
+
+
+def test_without_data_of_ones_own_it_comes_from_the_hub(tmp_path: Path) -> None:
+    steps = make_pipeline(Request(_made(tmp_path / "work"), "cpu", rl=True, devices=4)).steps
+    downloads = [step.command[1:] for step in steps if step.command[1:2] == ("download",)]
+    assert [" ".join(words).replace(str(tmp_path), "~") for words in downloads] == [
+        "download --num-files 3 --output ~/work/text",
+        "download openai/gsm8k --config main --output ~/work/gsm8k",
+    ]
+    trained = [step.command for step in steps if step.kind is Kind.TRAIN]
+    assert all("parallel.dp=4" in words for words in trained)
+    assert f"rl.questions={tmp_path}/work/gsm8k/main/train*" in trained[-1]
+    left_out = {step.name: step.left_out for step in steps if step.left_out}
+    assert list(left_out) == ["core of base_d12", *(f"humaneval of {stage}_d12" for stage in STAGES[1:])]
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_several_nodes_train_before_the_first_evaluates(request_: Request) -> None:
+    _made(request_.work)
+    kinds = [step.kind for step in make_pipeline(replace(request_, mode="dlc", variants=("gqa", "mla"))).steps]
+    assert kinds == sorted(kinds, key=lambda kind: kind.value)
+    assert kinds.count(Kind.TRAIN) == 6
+
+
+def test_it_goes_on_after_a_kill_in_each_step(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = tmp_path / "calls"
+    monkeypatch.setattr(perform, "MODULES", dict.fromkeys(perform.MODULES, "support.staged"))
+    monkeypatch.setattr(perform, "POLL_S", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    monkeypatch.setenv("STAGED_CALLS", str(calls))
+    _made(request_.work)
+    commands = [step.command[1:] for step in make_pipeline(request_).steps if step.command]
+    # Runs, evaluations and the report find out by themselves what is done.
+    own = [words for words in commands if words[0] in ("run", "evaluate", "report")]
+    done: list[tuple[str, ...]] = []
+    for number, killed in enumerate(commands):
+        calls.write_text("")
+        # A command is known by all of its words together.
+        monkeypatch.setenv("STAGED_KILLED", shlex.join(killed))
+        assert speedrun(request_) == 137, "as a shell has it"
+        expected = [words for words in commands[: number + 1] if words in own or words not in done]
+        assert [tuple(shlex.split(line)) for line in calls.read_text().splitlines()] == expected
+        assert "the same command goes on" in capfd.readouterr().err or number == 0
+        done += [words for words in expected[:-1] if words not in done]
+    monkeypatch.delenv("STAGED_KILLED")
+    assert speedrun(request_) == 0
+    assert f"efficientbench chat {request_.work}/runs/sft_d4/seed_1234" in capfd.readouterr().out
+
+
+def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
+    from efficientbench.stages.request import keep_choices
+
+    keep_choices(request_)
+    keep_choices(replace(request_, variants=("mla",), depth=8, limit=3))
+    (tmp_path / "other.txt").touch()
+    with pytest.raises(ConfigError, match=r"work was made with text .*/text\.txt, not .*/other\.txt: choose another"):
+        keep_choices(replace(request_, text=tmp_path / "other.txt"))
+    with pytest.raises(ConfigError, match="was made with vocabulary 4096, not 512"):
+        keep_choices(replace(request_, vocabulary=512))
+    (tmp_path / "sft.yaml").write_text("tasks: [{task: gsm8k}]\n")
+    with pytest.raises(ConfigError, match="was made with sft "):
+        keep_choices(request_)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"overrides": ("stf:training.steps=3",)}, "'stf' is none of the stages base, mid, sft"),
+        ({"overrides": ("rl:rl.samples=3",)}, "'rl' is none of the stages base, mid, sft, which --rl adds"),
+        ({"overrides": ("tp=2",), "devices": 2}, "--devices and parallel.* keys both set the number of devices"),
+        ({"overrides": ("base:parallel.pp=2",), "devices": 2}, "--devices and parallel.* keys both set"),
+        ({"text": Path("/no/such/text")}, "--data /no/such/text is not there"),
+        ({"mixtures": {"mid": Path("/no/mid.yaml")}}, "--mid /no/mid.yaml is not there"),
+        ({"overrides": ("training.stepz=3",)}, "did you mean training.steps"),
+        ({"variants": ("mal",)}, "did you mean mla"),
+    ],
+)
+def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        speedrun(replace(request_, **changes))
+    assert not (request_.work / "tokenizer").exists()
+
+
+def test_a_word_that_is_no_key_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="'frob': a key is written key=value; the modes are dsw and dlc"):
+        command(arguments=["frob"], device="cpu")
