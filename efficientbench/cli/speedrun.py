@@ -80,7 +80,7 @@ def speedrun(
     """Train, evaluate and report a chat model in all its stages; called again, it does what is missing."""
     from efficientbench.stages.perform import device_type
     from efficientbench.stages.perform import speedrun as run_speedrun
-    from efficientbench.stages.request import MID, SFT, Request
+    from efficientbench.stages.request import MID, SFT, STAGES, Request
 
     given = arguments or []
     modes = _modes(given)
@@ -97,7 +97,7 @@ def speedrun(
         depth=depth,
         vocabulary=vocab_size,
         variants=names(variant),
-        rl=rl,
+        stages=STAGES if rl else STAGES[:-1],
         short=short or type_ == "cpu",
         devices=devices,
         generate=generate,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.matrix import EXPERIMENTS
@@ -17,6 +18,8 @@ STAGES = BASE, MID, SFT, RL = ("base", "mid", "sft", "rl")
 MIXTURES = {MID: EXPERIMENTS / "mid_mixture.yaml", SFT: EXPERIMENTS / "sft_mixture.yaml"}
 """Conversations from the hub, as nanochat takes them."""
 CHOICES = "choices.json"
+KEPT = ("text", "files", "mixtures", "task_data", "allow_code", "limit", "vocabulary", "short")
+"""Fields of a request that further models of the folder share."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Request:
     """Tokens; None: 65,536, or 4,096 where it is short."""
     variants: tuple[str, ...] = ()
     """Of matrix.yaml; none: the architecture of chat.yaml."""
-    rl: bool = False
-    """Whether the last stage is reinforcement learning."""
+    stages: tuple[str, ...] = (BASE, MID, SFT)
+    """The stages that are trained: the first ones of `STAGES`."""
     short: bool = False
     """Whether steps are few and short, as a CPU needs it."""
     devices: int | None = None
@@ -58,11 +61,6 @@ class Request:
     """`dsw`: this machine; `dlc`: the nodes that environment variables describe."""
     overrides: tuple[str, ...] = ()
     """`key=value` for the runs of all stages, `STAGE:key=value` for those of one."""
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages that are trained."""
-        return STAGES if self.rl else STAGES[:-1]
 
     @property
     def layers(self) -> int:
@@ -92,9 +90,13 @@ class Request:
     def check(self) -> None:
         """Refuse what cannot work, before anything is made.
 
-        Raises ConfigError: an override of no stage, a number of devices beside a layout, or a file that is missing.
+        Raises ConfigError: stages in another order, an override of none of them, a number of devices beside a layout,
+            or a file that is missing.
         """
         problems = []
+        if not self.stages or self.stages != STAGES[: len(self.stages)]:
+            given = ",".join(self.stages) or "none"
+            problems.append(f"--stages {given[:80]}: they are the first of {','.join(STAGES)}, in this order")
         for text in self.overrides:
             stage, mark, _ = text.partition("=")[0].partition(":")
             if mark and stage not in self.stages:
@@ -130,17 +132,46 @@ def keep_choices(request: Request) -> None:
     text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
     wanted = {"text": text, "vocabulary": str(request.tokens)}
     wanted |= {stage: f"{request.mixture(stage)} ({sha256(request.mixture(stage))[:16]})" for stage in MIXTURES}
-    request.work.mkdir(parents=True, exist_ok=True)
     path = request.work / CHOICES
-    if not path.exists():
-        write_file(path, (json.dumps(wanted, indent=2) + "\n").encode())
-        return
-    try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: it does not say from what the folder was made ({error})") from None
+    found = _read(path)["made_from"] if path.exists() else wanted
     for name, value in wanted.items():
         if found.get(name) != value:
             raise ConfigError(
                 f"{request.work} was made with {name} {found.get(name)}, not {value}: choose another folder with --work"
             )
+    content = {"made_from": wanted, "asked": {name: _plain(getattr(request, name)) for name in KEPT}}
+    write_file(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _plain(value: Any) -> Any:
+    """Return a choice as JSON has it."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def kept_request(work: Path, device: str) -> Request:
+    """Return what the last speedrun of a folder was asked about its data and evaluations, for further models of it.
+
+    Raises:
+        ConfigError: no speedrun has worked there.
+        DataError: what it was asked cannot be read.
+    """
+    path = work / CHOICES
+    if not path.exists():
+        raise ConfigError(f"{work} is the folder of no speedrun, whose text and conversations further models learn")
+    asked = _read(path)["asked"]
+    for name in ("text", "task_data"):
+        asked[name] = None if asked[name] is None else Path(asked[name])
+    asked["mixtures"] = {stage: Path(each) for stage, each in asked["mixtures"].items()}
+    return Request(work, device, **asked)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["asked"].keys() != set(KEPT):
+            raise ValueError(f"asked has {', '.join(content['asked'])}")
+        return {name: dict(content[name]) for name in ("made_from", "asked")}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path}: it does not say from what the folder was made ({error})") from None

@@ -12,7 +12,7 @@ from efficientbench.config.load import resolve
 from efficientbench.evaluation.registry import CHAT
 from efficientbench.running.output_folder import OutputFolder
 from efficientbench.stages.recipe import run_name, write_matrix
-from efficientbench.stages.request import BASE, MID, RL, SFT, Request
+from efficientbench.stages.request import BASE, RL, SFT, Request
 
 CORE, CODE = "core", "humaneval"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -61,7 +61,7 @@ class Pipeline:
 
     steps: tuple[Step, ...]
     chat: tuple[Path, ...]
-    """Folders of the last run of each architecture, with which one can talk."""
+    """Folders of the last run of each architecture, if one can talk with it."""
 
 
 def make_pipeline(request: Request) -> Pipeline:
@@ -81,7 +81,7 @@ def make_pipeline(request: Request) -> Pipeline:
         steps.sort(key=lambda step: step.kind is Kind.MEASURE)
     price = () if request.price_per_hour is None else ("--price-per-hour", str(request.price_per_hour))
     steps.append(Step("report", Kind.MEASURE, (TOOLS, "report", str(request.work / "runs"), *price)))
-    return Pipeline(tuple(steps), tuple(chat))
+    return Pipeline(tuple(steps), tuple(chat) if SFT in request.stages else ())
 
 
 def _prepared(request: Request) -> Iterator[Step]:
@@ -101,11 +101,11 @@ def _prepared(request: Request) -> Iterator[Step]:
     pair = tokens(request, BASE)
     words = ("tokenize", str(text), "--tokenizer", tokenizer, "--output", str(pair))
     yield Step("tokens of the text", Kind.PREPARE, (DATA_TOOLS, *words), _manifest(pair))
-    for stage in (MID, SFT):
+    for stage in request.stages[1:3]:
         pair = tokens(request, stage)
         words = ("chat", str(request.mixture(stage)), "--tokenizer", tokenizer, "--output", str(pair))
         yield Step(f"conversations of {stage}", Kind.PREPARE, (DATA_TOOLS, *words), _manifest(pair))
-    if request.rl and request.task_data is None:
+    if RL in request.stages and request.task_data is None:
         words = ("download", "openai/gsm8k", "--config", "main", "--output", str(work / "gsm8k"))
         yield _downloaded("questions of rl", words, work / "gsm8k.complete")
 

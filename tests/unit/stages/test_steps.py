@@ -12,10 +12,12 @@ import typer
 from support.repository import ROOT
 
 from efficientbench.cli.speedrun import speedrun as command
+from efficientbench.cli.sweep import sweep
 from efficientbench.config.errors import ConfigError
+from efficientbench.data_tools.errors import DataError
 from efficientbench.stages import perform
 from efficientbench.stages.perform import speedrun
-from efficientbench.stages.request import Request
+from efficientbench.stages.request import STAGES, Request, keep_choices
 from efficientbench.stages.steps import Kind, make_pipeline
 
 
@@ -33,7 +35,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = replace(request_, variants=("mla",), rl=True, limit=7, price_per_hour=2.0, generate=True)
+    asked = replace(request_, variants=("mla",), stages=STAGES, limit=7, price_per_hour=2.0, generate=True)
     assert speedrun(replace(asked, overrides=("training.seed=5", "sft:training.steps=70")), dry_run=True) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path), "~")
     work, runs = "~/work", "~/work/runs"
@@ -67,11 +69,8 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
     assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "mla_d4.yaml"}
 
 
-STAGES = ("base", "mid", "sft", "rl")
-
-
 def test_without_data_of_ones_own_it_comes_from_the_hub(tmp_path: Path) -> None:
-    steps = make_pipeline(Request(_made(tmp_path / "work"), "cpu", rl=True, devices=4)).steps
+    steps = make_pipeline(Request(_made(tmp_path / "work"), "cpu", stages=STAGES, devices=4)).steps
     downloads = [step.command[1:] for step in steps if step.command[1:2] == ("download",)]
     assert [" ".join(words).replace(str(tmp_path), "~") for words in downloads] == [
         "download --num-files 3 --output ~/work/text",
@@ -124,8 +123,6 @@ def test_it_goes_on_after_a_kill_in_each_step(
 
 
 def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
-    from efficientbench.stages.request import keep_choices
-
     keep_choices(request_)
     keep_choices(replace(request_, variants=("mla",), depth=8, limit=3))
     (tmp_path / "other.txt").touch()
@@ -160,3 +157,68 @@ def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dic
 def test_a_word_that_is_no_key_is_refused() -> None:
     with pytest.raises(typer.BadParameter, match="'frob': a key is written key=value; the modes are dsw and dlc"):
         command(arguments=["frob"], device="cpu")
+
+
+def test_a_sweep_of_stages_takes_the_data_of_a_speedrun(
+    request_: Request, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _made(request_.work)
+    asked = replace(request_, limit=5, allow_code=True)
+    keep_choices(asked)
+    assert kept_request(request_.work, "cpu") == asked
+    given = {"work": request_.work, "only": "gqa,mla", "sizes": "d6", "arguments": ["device=cpu", "training.seed=3"]}
+    with pytest.raises(typer.Exit) as ended:
+        sweep(stages="base,mid", generate=True, dry_run=True, **given)
+    assert ended.value.exit_code == 0
+    commands = [
+        line.split()[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("   efficientbench ")
+    ]
+    runs = request_.work / "runs"
+    assert commands == [
+        ["doctor", "--device"],
+        *(
+            words
+            for variant in ("gqa", "mla")
+            for words in (
+                ["run", f"base_{variant}_d6"],
+                ["evaluate", f"{runs}/base_{variant}_d6/seed_3"],
+                ["run", f"mid_{variant}_d6"],
+                ["evaluate", f"{runs}/mid_{variant}_d6/seed_3"],
+                ["generate", f"{runs}/mid_{variant}_d6/seed_3"],
+            )
+        ),
+        ["report", str(runs)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"stages": "base"}, typer.BadParameter, "--stages goes with --work FOLDER"),
+        ({"stages": "base", "repeat": 3}, typer.BadParameter, "--repeat means nothing with --stages"),
+        ({"stages": "base", "sizes": "0.5B"}, typer.BadParameter, "it is one depth, like d12"),
+        ({"stages": "base", "arguments": ["m.yaml"]}, typer.BadParameter, "the runs of --stages are in no matrix"),
+        ({"stages": "base"}, ConfigError, "is the folder of no speedrun"),
+        (
+            {"stages": "mid,base"},
+            ConfigError,
+            "--stages mid,base: they are the first of base,mid,sft,rl, in this order",
+        ),
+        ({}, ConfigError, "--stages none: they are the first of"),
+    ],
+)
+def test_mistakes_in_a_sweep_of_stages(request_: Request, given: dict, error: type[Exception], message: str) -> None:
+    if error is ConfigError:
+        given = {"arguments": ["device=cpu"], "work": _made(request_.work), **given}
+        if "no speedrun" not in message:
+            keep_choices(request_)
+    with pytest.raises(error, match=re.escape(message)):
+        sweep(**given)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"made_from": {}, "asked": {"text": null}}'])
+def test_choices_that_cannot_be_read_are_named(request_: Request, content: str) -> None:
+    (_made(request_.work) / "choices.json").write_text(content)
+    for read in (lambda: keep_choices(request_), lambda: kept_request(request_.work, "cpu")):
+        with pytest.raises(DataError, match="does not say from what the folder was made"):
+            read()
