@@ -17,7 +17,7 @@ from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.errors import DataError
 from efficientbench.stages import perform
 from efficientbench.stages.perform import speedrun
-from efficientbench.stages.request import STAGES, Request, keep_choices
+from efficientbench.stages.request import STAGES, Request, keep_choices, kept_request
 from efficientbench.stages.steps import Kind, make_pipeline
 
 
