@@ -71,7 +71,8 @@ def make_pipeline(request: Request) -> Pipeline:
         ConfigError: a variant or a key is unknown, or a run cannot be configured so.
         OSError: the folder cannot be written.
     """
-    steps, chat = [*_prepared(request)], []
+    steps = [*_prepared(request)]
+    chat: list[Path] = []
     for variant in request.variants or (None,):
         of_variant, last = _trained(request, variant)
         steps += of_variant
@@ -86,32 +87,35 @@ def make_pipeline(request: Request) -> Pipeline:
 
 def _prepared(request: Request) -> Iterator[Step]:
     """Yield what precedes the first run."""
-    work, tokenizer = request.work, str(request.work / "tokenizer")
+    work, tokenizer = request.work, request.work / "tokenizer"
     # After a reboot, or on another machine, it is checked again.
     checked = work / f"checked_{request.device}_{os.uname().nodename}.txt"
     boot = BOOT.read_text(encoding="utf-8")
     yield Step("check", Kind.CHECK, (TOOLS, "doctor", "--device", request.device), checked, boot)
     text = request.text.resolve() if request.text else work / "text"
     if request.text is None:
-        words = ("download", "--num-files", str(request.files), "--output", str(text))
-        yield _downloaded("text", words, work / "text.complete")
-    vocabulary = ("--vocab-size", str(request.tokens), "--chat")
-    words = ("train-tokenizer", str(text), *vocabulary, "--output", tokenizer)
-    yield Step("tokenizer", Kind.PREPARE, (DATA_TOOLS, *words), Path(tokenizer))
+        yield _download("text", text, "--num-files", request.files)
+    vocabulary = ("--vocab-size", request.tokens, "--chat")
+    yield _make("tokenizer", tokenizer, "train-tokenizer", text, *vocabulary, "--output", tokenizer)
     pair = tokens(request, BASE)
-    words = ("tokenize", str(text), "--tokenizer", tokenizer, "--output", str(pair))
-    yield Step("tokens of the text", Kind.PREPARE, (DATA_TOOLS, *words), _manifest(pair))
+    made_by = ("--tokenizer", tokenizer, "--output")
+    yield _make("tokens of the text", _manifest(pair), "tokenize", text, *made_by, pair)
     for stage in request.stages[1:3]:
-        pair = tokens(request, stage)
-        words = ("chat", str(request.mixture(stage)), "--tokenizer", tokenizer, "--output", str(pair))
-        yield Step(f"conversations of {stage}", Kind.PREPARE, (DATA_TOOLS, *words), _manifest(pair))
+        pair, mixture = tokens(request, stage), request.mixture(stage)
+        yield _make(f"conversations of {stage}", _manifest(pair), "chat", mixture, *made_by, pair)
     if RL in request.stages and request.task_data is None:
-        words = ("download", "openai/gsm8k", "--config", "main", "--output", str(work / "gsm8k"))
-        yield _downloaded("questions of rl", words, work / "gsm8k.complete")
+        yield _download("questions of rl", work / "gsm8k", "openai/gsm8k", "--config", "main")
 
 
-def _downloaded(name: str, words: tuple[str, ...], mark: Path) -> Step:
-    return Step(name, Kind.PREPARE, (DATA_TOOLS, *words), mark, "complete\n")
+def _make(name: str, made: Path, *words: object) -> Step:
+    """Return a step that makes a file or a folder, which appears when it is whole."""
+    return Step(name, Kind.PREPARE, (DATA_TOOLS, *map(str, words)), made)
+
+
+def _download(name: str, folder: Path, *words: object) -> Step:
+    """Return a step that fills a folder, which is complete when a file beside it says so."""
+    command = (DATA_TOOLS, "download", *map(str, words), "--output", str(folder))
+    return Step(name, Kind.PREPARE, command, folder.with_name(f"{folder.name}.complete"), "complete\n")
 
 
 def tokens(request: Request, stage: str) -> Path:
@@ -125,7 +129,8 @@ def _manifest(pair: Path) -> Path:
 
 def _trained(request: Request, variant: str | None) -> tuple[list[Step], Path]:
     """Return runs and evaluations of an architecture, and the folder of its last run."""
-    matrix, steps = write_matrix(request, variant), []
+    matrix = write_matrix(request, variant)
+    steps: list[Step] = []
     before: Path | None = None
     for stage in request.stages:
         name = run_name(stage, variant, request.layers)
@@ -161,7 +166,8 @@ def _evaluated(request: Request, stage: str, run: str, folder: Path) -> Iterator
     data = () if request.task_data is None else ("--data", str(request.task_data))
     limit = () if request.items is None else ("--limit", str(request.items))
     code = ("--allow-code",) if request.allow_code else ()
-    wanted, absent = ((CORE,), _without_core(request)) if stage == BASE else (CHAT, _without(request))
+    wanted = (CORE,) if stage == BASE else CHAT
+    absent = _without_core(request) if stage == BASE else _without(request)
     at_hand = ",".join(task for task in wanted if task not in absent)
     if at_hand:
         command = (TOOLS, "evaluate", str(folder), "--tasks", at_hand, *data, *limit, *code)
