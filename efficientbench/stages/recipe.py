@@ -131,10 +131,19 @@ def _other_depth(chat: Matrix, depth: int) -> Overlay:
     """Return what chat.yaml would have for a depth that it does not name: 20 tokens for each parameter."""
     depths = [int(name.removeprefix("d")) for name in chat.sizes]
     near = chat.sizes[f"d{max((each for each in depths if each <= depth), default=min(depths))}"]
-    rate = float(f"{RATE_BY_WIDTH / (WIDTH_PER_LAYER * depth):.2g}")
-    training = {**near["training"], "tokens": "20x", "learning_rate": rate, "min_learning_rate": rate / 10}
+    rate = RATE_BY_WIDTH / (WIDTH_PER_LAYER * depth)
+    training = {
+        **near["training"],
+        "tokens": "20x",
+        "learning_rate": _rounded(rate),
+        "min_learning_rate": _rounded(rate / 10),
+    }
     training.pop("steps", None)
     return {"model": shapes(depth), "training": training}
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.2g}")
 
 
 def shapes(depth: int) -> dict[str, int]:

@@ -166,7 +166,7 @@ def test_a_sweep_of_stages_takes_the_data_of_a_speedrun(
     asked = replace(request_, limit=5, allow_code=True)
     keep_choices(asked)
     assert kept_request(request_.work, "cpu") == asked
-    given = {"work": request_.work, "only": "gqa,mla", "sizes": "d6", "arguments": ["device=cpu", "training.seed=3"]}
+    given = {"work": request_.work, "only": "gqa,mla", "sizes": "d8", "arguments": ["device=cpu", "training.seed=3"]}
     with pytest.raises(typer.Exit) as ended:
         sweep(stages="base,mid", generate=True, dry_run=True, **given)
     assert ended.value.exit_code == 0
@@ -180,11 +180,11 @@ def test_a_sweep_of_stages_takes_the_data_of_a_speedrun(
             words
             for variant in ("gqa", "mla")
             for words in (
-                ["run", f"base_{variant}_d6"],
-                ["evaluate", f"{runs}/base_{variant}_d6/seed_3"],
-                ["run", f"mid_{variant}_d6"],
-                ["evaluate", f"{runs}/mid_{variant}_d6/seed_3"],
-                ["generate", f"{runs}/mid_{variant}_d6/seed_3"],
+                ["run", f"base_{variant}_d8"],
+                ["evaluate", f"{runs}/base_{variant}_d8/seed_3"],
+                ["run", f"mid_{variant}_d8"],
+                ["evaluate", f"{runs}/mid_{variant}_d8/seed_3"],
+                ["generate", f"{runs}/mid_{variant}_d8/seed_3"],
             )
         ),
         ["report", str(runs)],
