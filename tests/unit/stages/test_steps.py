@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -222,3 +223,16 @@ def test_choices_that_cannot_be_read_are_named(request_: Request, content: str) 
     for read in (lambda: keep_choices(request_), lambda: kept_request(request_.work, "cpu")):
         with pytest.raises(DataError, match="does not say from what the folder was made"):
             read()
+
+
+def test_the_check_is_of_one_machine_since_it_was_started(request_: Request) -> None:
+    _made(request_.work)
+    check = make_pipeline(request_).steps[0]
+    assert check.made is not None
+    assert check.mark is not None
+    assert os.uname().nodename in check.made.name
+    assert not check.complete
+    check.made.write_text(check.mark)
+    assert make_pipeline(request_).steps[0].complete
+    check.made.write_text("another start\n")
+    assert not check.complete
