@@ -131,7 +131,8 @@ def keep_choices(request: Request) -> None:
     """
     text = str(request.text.resolve()) if request.text else f"FineWeb-Edu, {request.files} files"
     wanted = {"text": text, "vocabulary": str(request.tokens)}
-    wanted |= {stage: f"{request.mixture(stage)} ({sha256(request.mixture(stage))[:16]})" for stage in MIXTURES}
+    mixtures = {stage: request.mixture(stage) for stage in MIXTURES}
+    wanted |= {stage: f"{path.name} (SHA-256 {sha256(path)[:16]})" for stage, path in mixtures.items()}
     path = request.work / CHOICES
     found = _read(path)["made_from"] if path.exists() else wanted
     for name, value in wanted.items():
