@@ -96,14 +96,19 @@ def test_several_nodes_train_before_the_first_evaluates(request_: Request) -> No
     assert kinds.count(Kind.TRAIN) == 6
 
 
-def test_it_goes_on_after_a_kill_in_each_step(
-    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    calls = tmp_path / "calls"
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which commands write down their words, instead of doing what they say."""
     monkeypatch.setattr(perform, "MODULES", dict.fromkeys(perform.MODULES, "support.staged"))
     monkeypatch.setattr(perform, "POLL_S", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    monkeypatch.setenv("STAGED_CALLS", str(calls))
+    monkeypatch.setenv("STAGED_CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def test_it_goes_on_after_a_kill_in_each_step(
+    request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     _made(request_.work)
     commands = [step.command[1:] for step in make_pipeline(request_).steps if step.command]
     # Runs, evaluations and the report find out by themselves what is done.
@@ -116,11 +121,23 @@ def test_it_goes_on_after_a_kill_in_each_step(
         assert speedrun(request_) == 137, "as a shell has it"
         expected = [words for words in commands[: number + 1] if words in own or words not in done]
         assert [tuple(shlex.split(line)) for line in calls.read_text().splitlines()] == expected
-        assert "the same command goes on" in capfd.readouterr().err or number == 0
+        told = "nothing was trained" if number == 0 else "the same command goes on from here"
+        assert told in capfd.readouterr().err
         done += [words for words in expected[:-1] if words not in done]
     monkeypatch.delenv("STAGED_KILLED")
     assert speedrun(request_) == 0
     assert f"efficientbench chat {request_.work}/runs/sft_d4/seed_1234" in capfd.readouterr().out
+
+
+def test_a_stop_is_passed_on_and_ends_it(
+    request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _made(request_.work)
+    base = next(step.command[1:] for step in make_pipeline(request_).steps if step.kind is Kind.TRAIN)
+    monkeypatch.setenv("STAGED_STOPPED", shlex.join(base))
+    assert speedrun(request_) == 143
+    assert calls.read_text().splitlines()[-1] == shlex.join(base)
+    assert capfd.readouterr().err == "stopped: the same command goes on from here\n"
 
 
 def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
