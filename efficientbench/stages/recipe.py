@@ -82,10 +82,11 @@ def make_matrix(variant: str | None, depth: int, vocabulary: int, short: bool) -
     Raises ConfigError: matrix.yaml has no such variant.
     """
     chat: Matrix = load_yaml(CHAT, Matrix)
+    architecture = _architecture(variant)
     names = {stage: run_name(stage, variant, depth).rpartition("_")[0] for stage in STAGES}
     size = f"d{depth}"
     variants = {
-        name: _stage(chat.variants[stage], _architecture(variant), SHORT_STAGES[stage] if short else None)
+        name: _stage(chat.variants[stage], architecture, SHORT_STAGES[stage] if short else None)
         for stage, name in names.items()
     }
     return {

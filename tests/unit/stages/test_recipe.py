@@ -9,21 +9,24 @@ import pytest
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.load import resolve
 from efficientbench.config.matrix import CHAT, Matrix, load_matrix, load_yaml
+from efficientbench.config.registry import named_kind
 from efficientbench.stages.recipe import run_name, shapes, write_matrix
-from efficientbench.stages.request import STAGES, Request
-
-DEPTHS = [int(name.removeprefix("d")) for name in load_yaml(CHAT, Matrix).sizes]
+from efficientbench.stages.request import BASE, RL, STAGES, Request
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_rules_of_the_shapes_are_those_of_chat_yaml() -> None:
+    for name, layer in load_yaml(CHAT, Matrix).sizes.items():
+        rule = shapes(int(name.removeprefix("d")))
+        assert {key: layer["model"][key] for key in rule} == rule
+
+
+@pytest.mark.parametrize("depth", [8, 16])
 def test_a_named_depth_has_the_runs_of_chat_yaml(tmp_path: Path, depth: int) -> None:
     file = write_matrix(Request(tmp_path, "cpu", depth=depth), None)
     for stage in STAGES:
         ours, shipped = resolve(f"{stage}_d{depth}", matrix_file=file), resolve(f"{stage}_d{depth}")
         for part in ("name", "model", "training", "data", "rl", "checkpoint"):
             assert getattr(ours, part) == getattr(shipped, part), (stage, part)
-    known = load_yaml(CHAT, Matrix).sizes[f"d{depth}"]["model"]
-    assert {key: known[key] for key in shapes(depth)} == shapes(depth)
 
 
 def test_another_depth_follows_the_rules(tmp_path: Path) -> None:
@@ -36,20 +39,20 @@ def test_another_depth_follows_the_rules(tmp_path: Path) -> None:
     assert (training.tokens, training.steps) == ("20x", None)
 
 
-@pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("variant", sorted(load_matrix().variants))
-def test_every_variant_goes_through_all_stages(tmp_path: Path, variant: str, short: bool) -> None:
-    request = Request(tmp_path, "cpu", variants=(variant,), short=short, stages=STAGES)
+@pytest.mark.parametrize(("variant", "layer"), load_matrix().variants.items())
+def test_every_variant_goes_through_all_stages(tmp_path: Path, variant: str, layer: dict) -> None:
+    request = Request(tmp_path, "cpu", short=True, stages=STAGES)
     file = write_matrix(request, variant)
-    found = [resolve(run_name(stage, variant, request.layers), matrix_file=file) for stage in STAGES]
-    assert len({config.name for config in found}) == len(STAGES)
-    assert all(config.model == found[0].model for config in found)
-    assert [config.training.objective for config in found] == ["pretrain", "pretrain", "sft", "rl"]
-    named = resolve(f"{variant}_1.5B").model
-    assert (found[0].model.attention.kind, found[0].model.position.kind) == (named.attention.kind, named.position.kind)
-    assert (found[0].model.moe is None) == (named.moe is None)
-    if short:
-        assert all(config.training.steps and config.training.steps >= 50 for config in found)
+    first, last = (resolve(run_name(stage, variant, 4), matrix_file=file) for stage in (BASE, RL))
+    assert first.model == last.model
+    for section in ("attention", "position"):
+        kind = named_kind(layer, section)
+        assert kind in (None, getattr(first.model, section).kind)
+    assert (first.model.moe is None) == ("moe" not in layer.get("model", {}))
+    for config, objective in ((first, "pretrain"), (last, "rl")):
+        assert config.training.objective == objective
+        assert config.training.steps is not None
+        assert config.training.steps >= 50
 
 
 def test_an_unknown_variant_is_named(tmp_path: Path) -> None:

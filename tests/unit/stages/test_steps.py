@@ -110,7 +110,9 @@ def test_it_goes_on_after_a_kill_in_each_step(
     request_: Request, calls: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _made(request_.work)
-    commands = [step.command[1:] for step in make_pipeline(request_).steps if step.command]
+    request = replace(request_, stages=("base", "mid"))
+    steps = make_pipeline(request).steps
+    commands = [step.command[1:] for step in steps if step.command]
     # Runs, evaluations and the report find out by themselves what is done.
     own = [words for words in commands if words[0] in ("run", "evaluate", "report")]
     done: list[tuple[str, ...]] = []
@@ -118,15 +120,14 @@ def test_it_goes_on_after_a_kill_in_each_step(
         calls.write_text("")
         # A command is known by all of its words together.
         monkeypatch.setenv("STAGED_KILLED", shlex.join(killed))
-        assert speedrun(request_) == 137, "as a shell has it"
+        assert perform.perform(steps, request.work) == 137, "as a shell has it"
         expected = [words for words in commands[: number + 1] if words in own or words not in done]
         assert [tuple(shlex.split(line)) for line in calls.read_text().splitlines()] == expected
         told = "nothing was trained" if number == 0 else "the same command goes on from here"
         assert told in capfd.readouterr().err
         done += [words for words in expected[:-1] if words not in done]
     monkeypatch.delenv("STAGED_KILLED")
-    assert speedrun(request_) == 0
-    assert f"efficientbench chat {request_.work}/runs/sft_d4/seed_1234" in capfd.readouterr().out
+    assert speedrun(request) == 0
 
 
 def test_a_stop_is_passed_on_and_ends_it(
