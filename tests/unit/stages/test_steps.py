@@ -142,6 +142,7 @@ def test_a_stop_is_passed_on_and_ends_it(
 
 
 def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request, tmp_path: Path) -> None:
+    _made(request_.work)
     keep_choices(request_)
     keep_choices(replace(request_, variants=("mla",), depth=8, limit=3))
     (tmp_path / "other.txt").touch()
