@@ -30,14 +30,14 @@ def sweep_stages(
     """
     if meant := [option for option, value in others.items() if value]:
         raise typer.BadParameter(f"{meant[0]} means nothing with --stages, whose runs are those of a speedrun")
-    if work is None:
-        raise typer.BadParameter("--stages goes with --work FOLDER: that of a speedrun, whose data the variants learn")
     words = [word for word in given if "=" not in word]
     if words:
         raise typer.BadParameter(f"{words[0]!r}: the runs of --stages are in no matrix; a key is written key=value")
     depths = [re.fullmatch(r"d([1-9]\d{0,3})", size) for size in names(sizes)]
     if len(depths) > 1 or None in depths:
         raise typer.BadParameter(f"--sizes {sizes[:80]}: with --stages it is one depth, like d12")
+    if work is None:
+        raise typer.BadParameter("--stages goes with --work FOLDER: that of a speedrun, whose data the variants learn")
     from efficientbench.stages.perform import device_type, speedrun
     from efficientbench.stages.request import kept_request
 

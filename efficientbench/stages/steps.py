@@ -190,5 +190,5 @@ def _without(request: Request) -> dict[str, str]:
     if request.task_data is not None:
         for task in CHAT:
             if not (request.task_data / task).is_dir():
-                absent[task] = f"{request.task_data / task} is not there"
+                absent.setdefault(task, f"{request.task_data / task} is not there")
     return absent

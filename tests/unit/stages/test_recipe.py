@@ -56,5 +56,5 @@ def test_every_variant_goes_through_all_stages(tmp_path: Path, variant: str, lay
 
 
 def test_an_unknown_variant_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--variant: there is no variant called 'mal': did you mean mla"):
-        write_matrix(Request(tmp_path, "cpu"), "mal")
+    with pytest.raises(ConfigError, match="--variant: there is no variant called 'mla2': did you mean mla"):
+        write_matrix(Request(tmp_path, "cpu"), "mla2")

@@ -165,7 +165,7 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
         ({"text": Path("/no/such/text")}, "--data /no/such/text is not there"),
         ({"mixtures": {"mid": Path("/no/mid.yaml")}}, "--mid /no/mid.yaml is not there"),
         ({"overrides": ("training.stepz=3",)}, "did you mean training.steps"),
-        ({"variants": ("mal",)}, "did you mean mla"),
+        ({"variants": ("mla2",)}, "did you mean mla"),
     ],
 )
 def test_mistakes_end_it_before_anything_is_made(request_: Request, changes: dict, message: str) -> None:
