@@ -31,19 +31,18 @@ SHORT: Overlay = {
         "validation_tokens": 8192,
     },
     "measurement": {"min_steps": 10},
+    # A few hundred documents: a hundredth of them would be too few to validate on.
+    "data": {"split": [9, 1, 0]},
 }
 """For all stages of a short pipeline."""
-# A few hundred conversations: a hundredth would be too few to validate on.
-_SPLIT: Overlay = {"data": {"split": [9, 1, 0]}}
 SHORT_STAGES: Mapping[str, Overlay] = {
     BASE: {"training": {"steps": 100, "min_learning_rate": 3e-4}},
-    MID: {"training": {"steps": 60}, **_SPLIT},
+    MID: {"training": {"steps": 60}},
     # So few steps learn nothing at a fiftieth of the rates.
-    SFT: {"training": {"steps": 60, "lr_scale": 0.5}, **_SPLIT},
+    SFT: {"training": {"steps": 60, "lr_scale": 0.5}},
     RL: {
         "training": {"steps": 50, "lr_scale": 0.1, "micro_batch_size": 8, "global_batch_size": 8},
         "rl": {"samples": 4, "max_new_tokens": 64, "test_every": 50, "test_limit": 20, "test_samples": 4},
-        **_SPLIT,
     },
 }
 

@@ -16,7 +16,7 @@ from efficientbench.stages.steps import BOOT
 
 pytestmark = pytest.mark.proof
 
-BASE_STEPS = 250
+BASE_STEPS = 150
 KEYS = (
     *(key for key in TINY if not key.startswith(("training.seq_len", "training.steps"))),
     *("training.seq_len=512", "training.steps=12", f"base:training.steps={BASE_STEPS}"),
