@@ -27,6 +27,7 @@ from efficientbench.cli.options import (
 )
 from efficientbench.cli.plan import plan as plan_command
 from efficientbench.cli.plot import plot as plot_command
+from efficientbench.cli.speedrun import speedrun
 from efficientbench.cli.sweep import sweep as sweep_command
 from efficientbench.cli.variant import check_variant, new_variant
 from efficientbench.cli.words import list_keys, list_runs
@@ -240,6 +241,7 @@ app.command()(finetune)
 app.command()(generate)
 app.command()(launch)
 app.command()(serve)
+app.command()(speedrun)
 app.command("check-variant")(check_variant)
 app.command("new-variant")(new_variant)
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from efficientbench.cli.options import MODES, Axes, Data, Only, Sizes, Smoke, Tokenizer, names, overrides_of
+from efficientbench.cli.sweep_stages import sweep_stages
 
 
 def _seconds(text: str) -> float:
@@ -74,11 +75,28 @@ def sweep(
     devices_per_node: Annotated[
         int | None, typer.Option("--devices-per-node", metavar="N", min=1, help="with --device: of each machine; 8")
     ] = None,
+    stages: Annotated[
+        str,
+        typer.Option(
+            "--stages", metavar="LIST", help="base,mid,sft: each variant through these stages of a chat model"
+        ),
+    ] = "",
+    work: Annotated[
+        Path | None, typer.Option("--work", metavar="FOLDER", help="with --stages: of a speedrun, for its data")
+    ] = None,
     smoke: Smoke = False,
     data: Data = None,
     tokenizer: Tokenizer = None,
 ) -> None:
     """Train, measure and report many runs; called again, it does what is missing."""
+    if stages or work is not None:
+        others = {
+            **{"--set": axes, "--repeat": repeat, "--jobs": jobs != "auto", "--time-limit": time_limit_s},
+            **{"--retry-failed": retry_failed, "--retry-smaller": retry_smaller, "--smoke": smoke},
+            **{"--device": device, "--nodes": nodes, "--devices-per-node": devices_per_node},
+            **{"--data": data, "--tokenizer": tokenizer},
+        }
+        raise typer.Exit(sweep_stages(stages, work, only, sizes, arguments or [], generate, dry_run, others))
     if device is None and (nodes or devices_per_node):
         raise typer.BadParameter("--nodes and --devices-per-node go with --device NAME: what to plan for")
     if device is not None and not dry_run:

@@ -45,7 +45,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=tuple(kept_open),
-                preexec_fn=_stop_with_parent,
+                preexec_fn=stop_with_parent,
             )
         self.pid = self._process.pid
 
@@ -76,6 +76,6 @@ class Child:
             os.killpg(self.pid, number)
 
 
-def _stop_with_parent() -> None:
+def stop_with_parent() -> None:
     """Ask the kernel to send SIGTERM when the sweep's process ends: the run saves and frees its claim."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The stages from FineWeb-Edu to a trained and evaluated model: text, tokenizer, tokens, training, evaluation. To be
-# sourced by quick_fineweb_test.sh, train_with_fineweb.sh and speedrun_npu.sh.
+# sourced by quick_fineweb_test.sh and train_with_fineweb.sh.
 #
 # A stage writes into one folder, where its result appears when it is complete. After an interruption, the next call
 # skips complete stages and resumes with the rest.

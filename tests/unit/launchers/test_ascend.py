@@ -30,7 +30,7 @@ def test_a_script_parses(script: Path) -> None:
 
 def test_scripts_that_people_call_can_be_called() -> None:
     called = ("setup_ascend.sh", "fix_ascend_env.sh", "cleanup.sh", "check_npu.py")
-    for name in (*called, "quick_fineweb_test.sh", "train_with_fineweb.sh", "speedrun_npu.sh"):
+    for name in (*called, "quick_fineweb_test.sh", "train_with_fineweb.sh", "speedrun.sh", "speedrun_npu.sh"):
         assert os.access(ROOT / "launchers" / name, os.X_OK), name
 
 

@@ -186,26 +186,32 @@ def test_a_folder_is_not_filled_from_two_texts(machine: Machine) -> None:
     assert f"was made from {machine.text}, not from FineWeb-Edu, 1 files: choose another folder with --work" in printed
 
 
-def test_speedrun_checks_first_and_names_what_is_not_there_yet(machine: Machine) -> None:
-    data = ("--data", str(machine.text))
-    status, printed, calls = machine.run("speedrun_npu.sh", *data, failure="doctor")
-    assert (status, calls) == (1, ["efficientbench doctor --device npu"])
-    assert "nothing was trained" in printed
-    status, printed, calls = machine.run("speedrun_npu.sh", *data)
-    assert status == 0, printed
-    assert [call.split()[:4][-1] for call in calls][:1] == ["npu"]
-    assert [call.split()[1] for call in calls[1:4]] == ["efficientbench.data_tools", "efficientbench.data_tools", "run"]
-    assert printed.splitlines()[-1] == "== not there yet: reinforcement learning (RL)"
-    _, printed, calls = machine.run("speedrun_npu.sh", *data)
-    assert "== check: complete" in printed
-    assert [call.split()[0] for call in calls] == ["efficientbench", "evaluate"]
+WORDS = ("dlc", "--variant", "mla", "--work", "the work", "training.steps=7")
 
 
-def test_nodes_that_share_a_folder_do_not_take_each_others_check(machine: Machine) -> None:
-    arguments, tools = ("dlc", "--data", str(machine.text)), machine.clone / ".venv" / "bin"
-    for node in ("node-a", "node-b"):
-        executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
-        assert "efficientbench doctor --device npu" in machine.run("speedrun_npu.sh", *arguments)[2]
-    for node in ("node-a", "node-b"):
-        executable(tools / "uname", f"#!/bin/sh\necho {node}\n")
-        assert "== check: complete" in machine.run("speedrun_npu.sh", *arguments)[1]
+@pytest.mark.parametrize(
+    ("script", "npus", "device"),
+    [
+        ("speedrun.sh", False, "auto"),
+        ("speedrun.sh", True, "npu"),
+        ("speedrun_npu.sh", False, "auto --device npu"),
+        ("speedrun_npu.sh", True, "npu --device npu"),
+    ],
+)
+def test_speedrun_calls_its_command_with_all_words(machine: Machine, script: str, npus: bool, device: str) -> None:
+    if npus:
+        install_cann(machine.folder / "Ascend")
+        (machine.folder / "davinci0").touch()
+    status, printed, calls = machine.run(script, *WORDS, failure="nothing")
+    assert (status, calls) == (0, [f"efficientbench speedrun --device {device} {' '.join(WORDS)}"]), printed
+    # Its end is the command's.
+    assert machine.run(script, *WORDS, failure="speedrun")[0] == 1
+
+
+def test_speedrun_on_npus_without_cann_says_so(machine: Machine) -> None:
+    if Path("/usr/local/Ascend").exists() or Path("/opt/Ascend").exists():
+        pytest.skip("this machine has an Ascend folder")
+    (machine.folder / "davinci0").touch()
+    status, printed, calls = machine.run("speedrun.sh")
+    assert (status, calls) == (1, [])
+    assert "CANN was not found in ASCEND_INSTALL_PATH" in printed
