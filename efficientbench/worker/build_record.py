@@ -132,7 +132,8 @@ def build_record(
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
         lost=recorder.lost,
-        environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
+        environment=run_environment(config, device)
+        | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
     )
 
 

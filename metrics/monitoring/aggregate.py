@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from efficientbench.metrics.definitions import window_length_s
-from efficientbench.metrics.device_use import Disturbance, RankWaits
+from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
@@ -82,7 +83,29 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
         waits=waits,
+        device_conditions=_device_conditions(ranks),
+        machine_conditions=_machine_conditions(ranks),
     )
+
+
+def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditions, ...]:
+    """Return those of each accelerator: the rank that reads several of a node is the first of those that use them."""
+    found: dict[str, DeviceConditions] = {}
+    for rank in ranks:
+        told = [device.conditions for device in rank.devices if device.conditions is not None]
+        for place, conditions in enumerate(told):
+            found.setdefault(conditions.device, replace(conditions, rank=rank.rank + place))
+    return tuple(sorted(found.values(), key=attrgetter("rank")))
+
+
+def _machine_conditions(ranks: Sequence[RankMeasurement]) -> tuple[MachineConditions, ...]:
+    """Return the different ones, each with all ranks that have it."""
+    found: dict[str, MachineConditions] = {}
+    for rank in ranks:
+        if rank.machine is not None:
+            same = found.setdefault(repr(replace(rank.machine, ranks=[])), replace(rank.machine, ranks=[]))
+            same.ranks.append(rank.rank)
+    return tuple(found.values())
 
 
 def _waits(rank: RankMeasurement) -> RankWaits | None:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from efficientbench.metrics.device_use import MachineConditions
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
 from efficientbench.metrics.sensors.base import Sample, Sensor
+from efficientbench.metrics.sensors.machine import machine_conditions
 
 
 class EfficiencyMonitor:
@@ -83,6 +85,7 @@ class EfficiencyMonitor:
         self._steps_run = 0
         self._steps: list[StepTime] = []
         self._measurement: RankMeasurement | None = None
+        self._machine: MachineConditions | None = None
 
     def start(self) -> None:
         """Open the sensors, take the idle baseline, start sampling."""
@@ -90,6 +93,7 @@ class EfficiencyMonitor:
             raise MetricsError("a monitor is started once: make a new one for a new measurement")
         self._state = "started"
         try:
+            self._machine = machine_conditions(self._rank)
             self._start_sampling()
         except BaseException:
             self.close()
@@ -185,6 +189,7 @@ class EfficiencyMonitor:
                 steps=tuple(self._steps),
                 devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
                 sensors=tuple(sampler.state() for sampler in self._samplers),
+                machine=self._machine,
             )
         return self._measurement
 

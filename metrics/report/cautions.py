@@ -19,6 +19,7 @@ from efficientbench.metrics.report.headline import (
     speed_only,
     unique_names,
 )
+from efficientbench.metrics.report.slowed import slowed
 
 Sentences = Callable[[Sequence[RunRecord]], list[str]]
 
@@ -38,6 +39,7 @@ _OF_RUNS: dict[str, Sentences] = {
     "Bits differed when a micro-batch was computed again": mismatched,
     "The energy may be wrong": doubted,
     "Another process used the devices": disturbed,
+    "Heat or a fault slowed the devices": slowed,
     "Steps became slower or faster in the measured window": drifting,
     "Some steps took much longer than the others": slow_steps,
     "The measured steps are those of a last attempt": resumed,
