@@ -144,6 +144,7 @@ PARTS = {
     "finetuning": FINETUNING,
     "peak": ("mfu_of_measured_peak", "measured_peak_flops"),
     "wall": ("wall_s", "goodput", *WALL_TIME),
+    "idle": ("power_idle_w", "energy_net_j", "energy_net_j_per_token"),
 }
 """Columns on pages of their own."""
 

@@ -66,6 +66,8 @@ def train_rank(
         manifest = read_manifest(resume) if resume is not None else None
         monitor = build_monitor(job, device, rank, local_rank, waits, manifest.step if manifest is not None else 0)
         monitor.start()
+        # A node's first rank has measured the idle power meanwhile.
+        groups.meet_on_host("idle power")
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device, torch_device)
         # Before the recorder cuts the lines of an earlier attempt.

@@ -11,6 +11,7 @@ from typing import Any
 from efficientbench.metrics.definitions import window_length_s
 from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.idle import NOT_READ
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
 
@@ -147,6 +148,7 @@ _OF_METERS: _OverDevices = {
     "energy_source": ("energy_source", _joined),
     "aec_w": ("aec_w", _mean),
     "power_w_sum": ("aec_w", math.fsum),
+    "power_idle_w": ("power_idle_w", math.fsum),
 }
 
 
@@ -238,7 +240,8 @@ class _Figures:
     def _why(self, device: DeviceMeasurement, field: str) -> str:
         """Return why a device lacks a field, with its uuid where there are several."""
         read = "amu_gb" if field == "amu_fraction" else field
-        reason = device.unavailable.get(read, "a device's memory capacity is not known")
+        unsaid = NOT_READ if field == "power_idle_w" else "a device's memory capacity is not known"
+        reason = device.unavailable.get(read, unsaid)
         return reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
 
     @staticmethod

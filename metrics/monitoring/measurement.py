@@ -65,6 +65,8 @@ class DeviceMeasurement:
     disturbances: tuple[Disturbance, ...] = ()
     conditions: DeviceConditions | None = None
     """Of an accelerator; None of other devices."""
+    power_idle_w: float | None = None
+    """Before there was work for it; None: not measured."""
 
     @property
     def amu_fraction(self) -> float | None:
@@ -158,6 +160,8 @@ class RunMeasurement:
     """What each sensor of each rank measured."""
     waits: tuple[RankWaits, ...] = ()
     """Of every rank; empty: `unavailable` has the reason."""
+    power_idle_w: float | None = None
+    """Of all devices together, before there was work for them."""
     device_conditions: tuple[DeviceConditions, ...] = ()
     """Of each accelerator, by the rank that computes on it."""
     machine_conditions: tuple[MachineConditions, ...] = ()

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from efficientbench.metrics.device_use import MachineConditions
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.idle import READINGS, idle_power_w
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
@@ -46,6 +47,7 @@ class EfficiencyMonitor:
         waited: returns the seconds that the device has waited for other ranks since the last call, within the rank's
             pipeline stage and for other stages (None: there is one); called where the device has done all its work.
             None: not measured.
+        idle_s: how long `start` waits to measure the idle power, where a sensor reads power; 0: it is not measured.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EfficiencyMonitor:
         clock: Callable[[], float] = time.monotonic,
         steps_before: int = 0,
         waited: Callable[[], tuple[float, float | None]] | None = None,
+        idle_s: float = 0.0,
     ) -> None:
         if warmup_steps < 0 or sample_interval_s <= 0:
             raise MetricsError(
@@ -86,6 +89,7 @@ class EfficiencyMonitor:
         self._steps: list[StepTime] = []
         self._measurement: RankMeasurement | None = None
         self._machine: MachineConditions | None = None
+        self._idle_s = idle_s
 
     def start(self) -> None:
         """Open the sensors, take the idle baseline, start sampling."""
@@ -95,6 +99,7 @@ class EfficiencyMonitor:
         try:
             self._machine = machine_conditions(self._rank)
             self._start_sampling()
+            self._measure_idle()
         except BaseException:
             self.close()
             raise
@@ -225,6 +230,19 @@ class EfficiencyMonitor:
         for thread in sampling_threads(self._samplers, self._sample_interval_s):
             thread.start()
             self._threads.append(thread)
+
+    def _measure_idle(self) -> None:
+        if self._idle_s == 0:
+            return
+        taken = [[sampler.read_power()] for sampler in self._samplers]
+        if not any(readings[0] for readings in taken):
+            return
+        for _ in range(READINGS):
+            time.sleep(self._idle_s / READINGS)
+            for readings, sampler in zip(taken, self._samplers, strict=True):
+                readings.append(sampler.read_power())
+        for readings, sampler in zip(taken, self._samplers, strict=True):
+            sampler.idle_w = idle_power_w(readings)
 
     def _open_window(self) -> None:
         # One sample before this edge and one after the other bracket the window, so that the integral has a value at

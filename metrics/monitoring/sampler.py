@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from efficientbench.metrics.definitions import Windows
 from efficientbench.metrics.monitoring.conditions import Conditions
+from efficientbench.metrics.monitoring.idle import PowerReading, read_power
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
@@ -67,6 +68,8 @@ class SensorSampler:
         self._first_s = self._last_s = 0.0
         self._samples = 0
         self._conditions = Conditions(sensor)
+        self.idle_w: dict[str, float] = {}
+        """Mean power of each device before there was work for it; empty where it was not measured."""
         self._closed = False
 
     def open(self) -> None:
@@ -100,6 +103,10 @@ class SensorSampler:
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.intervals.append(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
 
+    def read_power(self) -> dict[str, PowerReading]:
+        """Return power and energy of each device now; nothing of a sensor that reads neither."""
+        return self._guarded(lambda: read_power(self.sensor, self._clock()), {})
+
     def fail_to_answer(self, patience_s: float) -> None:
         """End the series of a sensor that hangs."""
         self._fail(f"the driver has not answered for {patience_s:g} s")
@@ -132,7 +139,10 @@ class SensorSampler:
         """Return each device's measurement over the windows; called after `close`."""
         self._store()
         found = {uuid: s.measure(windows, self.sensor.unavailable, self.failure) for uuid, s in self._series.items()}
-        return [replace(each, conditions=self._conditions.of(uuid, windows)) for uuid, each in found.items()]
+        return [
+            replace(each, conditions=self._conditions.of(uuid, windows), power_idle_w=self.idle_w.get(uuid))
+            for uuid, each in found.items()
+        ]
 
     def _sample(self) -> None:
         if self._closed:  # by the main thread, while another sensor blocked this one

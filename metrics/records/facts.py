@@ -248,6 +248,14 @@ class Measured:
         return self.tuned
 
     @property
+    def net_energy_j(self) -> float:
+        """Return the energy of the window beyond what idle devices take, J."""
+        net_j: float = self.measured("energy_j") - self.measured("power_idle_w") * self.run.window_s
+        if net_j <= 0:
+            raise MetricsError("the devices took no more power than before the model was built")
+        return net_j
+
+    @property
     def wall(self) -> TimeSpent:
         """Return where the wall time went."""
         if self.spent is None:

@@ -258,3 +258,8 @@ class Metrics(BaseModel):
         "set-up of later attempts, and work after the checkpoint that they resumed from, which was lost",
         lambda m: m.wall.restarts_s, better="lower")
     rest_s: float | None = figure("s", "between steps: logs, reports, clean-up", lambda m: m.wall.rest_s)
+    power_idle_w: float | None = figure("W", "of all devices together before the model was built")
+    energy_net_j: float | None = figure("J", "energy_j less power_idle_w over the window: what the work itself took",
+        lambda m: m.net_energy_j, better="lower")
+    energy_net_j_per_token: float | None = figure("J/token", "net energy over K",
+        lambda m: definitions.energy_per_token(m.net_energy_j, m.run.tokens), better="lower")
