@@ -85,6 +85,8 @@ class DeviceSettings:
     pcie: str | None = None
     """Such as 'generation 5, 16 lanes'."""
     driver: str | None = None
+    nvlinks: int | None = None
+    """Links to other GPUs that are up."""
 
 
 @dataclass(frozen=True)

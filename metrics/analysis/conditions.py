@@ -99,6 +99,7 @@ def _device_limits(conditions: DeviceConditions) -> str:
     parts |= {"memory": (own.memory_clock_max_mhz, "MHz")}
     texts = [f"{name} {value:g} {unit}" for name, (value, unit) in parts.items() if value is not None]
     texts += [] if own.ecc is None else [f"ECC {'on' if own.ecc else 'off'}"]
+    texts += [] if own.nvlinks is None else [f"{own.nvlinks} NVLinks"]
     # A driver tells of clocks that a user has set only by what they do.
     texts += [CLOCKS_SET] if conditions.slowed_by.get(CLOCKS_SET, 0) >= 0.5 else []
     return ", ".join(texts)

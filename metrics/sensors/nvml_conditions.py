@@ -12,6 +12,8 @@ Value = TypeVar("Value")
 
 _SM, _MEMORY = 1, 2
 """Kinds of clocks (nvmlClockType_t)."""
+_MOST_LINKS = 18
+"""Of NVLink (NVML_NVLINK_MAX_LINKS)."""
 _ON_CHIP = 0
 """The sensor of temperature (nvmlTemperatureSensors_t)."""
 _REASONS = {
@@ -37,6 +39,8 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
 
     limit_mw = asked(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     default_mw = asked(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+    links = [asked(lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link)) for link in range(_MOST_LINKS)]
+    up = [state for state in links if state is not None]
     lanes = asked(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
     # The greatest one: the link of an idle GPU falls back to a lower generation.
     generation = asked(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))
@@ -49,6 +53,7 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
         persistence=asked(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),
         pcie=None if generation is None or lanes is None else f"generation {generation}, {lanes} lanes",
         driver=asked(lambda: str(nvml.nvmlSystemGetDriverVersion())),
+        nvlinks=sum(up) if up else None,
     )
 
 

@@ -134,6 +134,10 @@ class Driver:
     def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: Gpu) -> int:
         return 4
 
+    def nvmlDeviceGetNvLinkState(self, gpu: Gpu, link: int) -> int:
+        self._require(gpu.instance is None and link < 12)
+        return int(link < 8)
+
     def nvmlDeviceGetCurrPcieLinkWidth(self, gpu: Gpu) -> int:
         return 16
 

@@ -23,7 +23,7 @@ from efficientbench.metrics.report.slowed import slowed
 from efficientbench.metrics.sensors.machine import machine_conditions
 from efficientbench.metrics.sensors.nvml_conditions import _REASONS, read_settings
 
-SETTINGS = DeviceSettings(400.0, 400.0, 1410.0, 1593.0, True, False, "generation 4, 16 lanes", "580.10")
+SETTINGS = DeviceSettings(400.0, 400.0, 1410.0, 1593.0, True, False, "generation 4, 16 lanes", "580.10", 8)
 
 
 def test_settings_come_in_our_units_and_what_is_not_told_is_none() -> None:
@@ -92,7 +92,8 @@ def test_the_record_keeps_them_and_reports_tell_of_heat_and_limits(tmp_path: Pat
     ]
     ((_, facts),) = environments([record])
     assert facts["limits"] == (
-        "limit 400 W, cores 1410 MHz, memory 1593 MHz, ECC on; limit 300 W, cores 1410 MHz, memory 1593 MHz, ECC on"
+        "limit 400 W, cores 1410 MHz, memory 1593 MHz, ECC on, 8 NVLinks; "
+        "limit 300 W, cores 1410 MHz, memory 1593 MHz, ECC on, 8 NVLinks"
     )
     assert facts["PCIe"] == "generation 4, 16 lanes"
 
