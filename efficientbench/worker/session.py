@@ -76,8 +76,8 @@ def train_rank(
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         beside = Beside(job, device, rank, local_rank, heartbeat, measure, manifest)
         shown = reporter.listeners if reporter is not None else []
-        listeners: list[Listener] = [goodput.begins, *beside.before, Heartbeat(heartbeat), measure, *shown]
-        listeners += [goodput.ends, *map(goodput.evaluating, beside.after)]
+        listeners: list[Listener] = [goodput.begins, *beside.before, Heartbeat(heartbeat), measure, goodput.ends]
+        listeners += [*shown, *map(goodput.evaluating, beside.after)]
         try:
             progress = partial(_progress, reporter.recorder, beside, goodput) if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)

@@ -46,7 +46,7 @@ _ENDS = (StepEnded, RecheckEnded, ValidationEnded, CheckpointEnded)
 class Goodput:
     """One rank's wall time by the parts of `TimeSpent`: at any moment it counts for one of them.
 
-    Two listeners belong to it: `begins` before all others, and `ends` behind those that measure and record.
+    Two listeners belong to it: `begins` before all others, and `ends` right behind the one that measures.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Goodput:
             self._at(part)
 
     def ends(self, event: Event) -> None:
-        """Note what has ended; call it behind the listeners that measure and record."""
+        """Note what has ended; call it right behind `measure`: what others do then is no part of it."""
         if isinstance(event, StepEnded):
             # The device has done all its work: `measure` has waited for it.
             waited_s = sum(self._device.between_s(before, after) for before, after in self._waits)
