@@ -20,6 +20,7 @@ from efficientbench.metrics.report.headline import (
     unique_names,
 )
 from efficientbench.metrics.report.slowed import slowed
+from efficientbench.metrics.report.stragglers import straggling
 
 Sentences = Callable[[Sequence[RunRecord]], list[str]]
 
@@ -40,6 +41,7 @@ _OF_RUNS: dict[str, Sentences] = {
     "The energy may be wrong": doubted,
     "Another process used the devices": disturbed,
     "Heat or a fault slowed the devices": slowed,
+    "One rank keeps the others waiting": straggling,
     "Steps became slower or faster in the measured window": drifting,
     "Some steps took much longer than the others": slow_steps,
     "The measured steps are those of a last attempt": resumed,

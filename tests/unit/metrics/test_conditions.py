@@ -13,13 +13,14 @@ from support.nvml_replica import Driver, Gpu
 
 from efficientbench.metrics import NvmlSensor, merge
 from efficientbench.metrics.analysis.conditions import differences, shared_conditions
-from efficientbench.metrics.device_use import CLOCKS_SET, DeviceConditions, DeviceSettings, MachineConditions
+from efficientbench.metrics.device_use import CLOCKS_SET, DeviceConditions, DeviceSettings, MachineConditions, RankWaits
 from efficientbench.metrics.monitoring.measurement import RankMeasurement
 from efficientbench.metrics.monitoring.sampler import OTHER_USE_INTERVAL_S
 from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.report.environments import environments
 from efficientbench.metrics.report.slowed import slowed
+from efficientbench.metrics.report.stragglers import straggling
 from efficientbench.metrics.sensors.machine import machine_conditions
 from efficientbench.metrics.sensors.nvml_conditions import _REASONS, read_settings
 
@@ -96,6 +97,17 @@ def test_the_record_keeps_them_and_reports_tell_of_heat_and_limits(tmp_path: Pat
         "limit 300 W, cores 1410 MHz, memory 1593 MHz, ECC on, 8 NVLinks"
     )
     assert facts["PCIe"] == "generation 4, 16 lanes"
+
+
+def test_the_rank_that_others_wait_for_is_named() -> None:
+    waits = [RankWaits(0, 0.020, None), RankWaits(1, 0.002, None), RankWaits(2, 0.024, None)]
+    slow = make_record({"al_s": 0.2, "rank_waits": waits})
+    assert straggling([slow]) == [
+        "gqa_1.5B: rank 1 waited 1% of a step for the others, and these 11%: it is the slowest."
+    ]
+    even = make_record({"al_s": 0.2, "rank_waits": [RankWaits(0, 0.020, None), RankWaits(1, 0.015, None)]})
+    pipeline = make_record({"al_s": 0.2, "rank_waits": waits, "pp": 3})
+    assert straggling([even, pipeline, make_record({"rank_waits": waits}), make_record()]) == []
 
 
 def of_device(settings: DeviceSettings, clocks: float = 0.0) -> RunRecord:
