@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from efficientbench.metrics.device_use import CLOCKS_SET, HARDWARE, HEAT, DeviceSettings
@@ -39,7 +40,7 @@ def read_settings(nvml: Any, handle: Any) -> DeviceSettings:
 
     limit_mw = asked(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     default_mw = asked(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
-    links = [asked(lambda link=link: nvml.nvmlDeviceGetNvLinkState(handle, link)) for link in range(_MOST_LINKS)]
+    links = [asked(partial(nvml.nvmlDeviceGetNvLinkState, handle, link)) for link in range(_MOST_LINKS)]
     up = [state for state in links if state is not None]
     lanes = asked(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
     # The greatest one: the link of an idle GPU falls back to a lower generation.
