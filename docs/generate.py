@@ -30,6 +30,7 @@ from efficientbench.metrics.records.generation import GenerationRecord
 from efficientbench.metrics.records.generation_figures import Phase, RowFigures, rows_of
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.columns import COLUMNS
+from efficientbench.metrics.report.wall_time import PARTS as WALL_TIME
 
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "docs" / "measured"
@@ -139,7 +140,12 @@ FINETUNING = (
     "padding_share",
 )
 """Columns that fine-tunings alone fill, on the page of these."""
-PARTS = {"finetuning": FINETUNING, "peak": ("mfu_of_measured_peak", "measured_peak_flops")}
+PARTS = {
+    "finetuning": FINETUNING,
+    "peak": ("mfu_of_measured_peak", "measured_peak_flops"),
+    "wall": ("wall_s", "goodput", *WALL_TIME),
+    "idle": ("power_idle_w", "energy_net_j", "energy_net_j_per_token"),
+}
 """Columns on pages of their own."""
 
 

@@ -1,8 +1,8 @@
-"""What used a device, how much, and how long ranks waited: plain data that a measurement and a record share."""
+"""What used a device, how long ranks waited, and under which conditions: data that a measurement and a record share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -60,3 +60,70 @@ class RankWaits:
     """For ranks of its own pipeline stage, and for what they send each other, where no computing hides it."""
     pipeline_s: float | None
     """For the other stages of its pipeline, and for what it gets from them; None where there is one stage."""
+
+
+CLOCKS_SET = "clocks that a user has set"
+HARDWARE = "the hardware"
+HEAT = ("heat (driver)", "heat (hardware)")
+"""Some of what slows a device; others have no name here."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """What limits speed and power of an accelerator. None: its driver does not tell."""
+
+    power_limit_w: float | None = None
+    """In force, whoever set it."""
+    power_limit_default_w: float | None = None
+    clock_max_mhz: float | None = None
+    """Of the cores that compute."""
+    memory_clock_max_mhz: float | None = None
+    ecc: bool | None = None
+    """Whether its memory corrects errors, which takes some of its bandwidth on some devices."""
+    persistence: bool | None = None
+    """Whether the driver stays loaded where nobody uses it."""
+    pcie: str | None = None
+    """Such as 'generation 5, 16 lanes'."""
+    driver: str | None = None
+    nvlinks: int | None = None
+    """Links to other GPUs that are up."""
+
+
+@dataclass(frozen=True)
+class DeviceConditions:
+    """An accelerator's settings, and how it fared in the measured window by readings a few seconds apart."""
+
+    rank: int
+    device: str
+    """Its uuid."""
+    settings: DeviceSettings
+    temperature_c_max: float | None
+    """None, as the next one: it was not read in the window."""
+    clock_mhz_mean: float | None
+    slowed_by: dict[str, float]
+    """What kept its clock down → the share of the readings in which it did."""
+
+
+@dataclass(frozen=True)
+class MachineConditions:
+    """What a machine gives to the ranks on it. None: it does not tell, as many virtual machines do not."""
+
+    ranks: list[int]
+    processor: str
+    cores: float
+    """That a rank may use: those of its affinity, or a lower quota of its cgroup."""
+    governor: str | None = None
+    """That chooses the cores' clocks, such as 'performance'."""
+    clock_max_mhz: float | None = None
+    """To which the governor is limited."""
+    boost: bool | None = None
+    """Whether cores may run above their nominal clock."""
+    simultaneous_threads: bool | None = None
+    """Whether two threads share a core."""
+    is_virtual: bool | None = None
+    container: str | None = None
+    """Its kind, such as 'docker'; None: no sign of one."""
+    image: str | None = None
+    """The container's, without registry and folders; None where the container does not name it."""
+    network: list[str] = field(default_factory=list)
+    """Kind and rate of each adapter that has a device, without names and addresses."""

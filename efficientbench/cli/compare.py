@@ -30,10 +30,30 @@ def compare(
         float | None,
         typer.Option("--price-per-hour", metavar="X", min=0.0, help="with --served-tokens: of one device, in currency"),
     ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if", metavar="CHANGE", help="like tokens_per_s<-3%: exit with 1 where B shows it; may be repeated"
+        ),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="with --fail-if: write the outcomes as JUnit's XML")
+    ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            "--summary",
+            metavar="FILE",
+            envvar="GITHUB_STEP_SUMMARY",
+            help="append outcomes and figures to this Markdown file",
+        ),
+    ] = None,
 ) -> None:
     """Print by how much two runs differ, and whether that is more than noise."""
     if price_per_hour is not None and served_tokens is None:
         raise typer.BadParameter("--price-per-hour goes with --served-tokens N")
+    if junit is not None and not fail_if:
+        raise typer.BadParameter("--junit goes with --fail-if CHANGE")
     from rich.console import Console
 
     from efficientbench.metrics.analysis.compare import compare as compare_groups
@@ -41,17 +61,21 @@ def compare(
     from efficientbench.metrics.analysis.life_cost import compare_lives
     from efficientbench.metrics.analysis.paired import pair_evaluations
     from efficientbench.metrics.analysis.repeats import load_group, load_neighbours
+    from efficientbench.metrics.analysis.thresholds import Threshold, judge
     from efficientbench.metrics.report.comparison import print_comparison
     from efficientbench.metrics.report.evaluations import print_evaluations
     from efficientbench.metrics.report.generation_ratios import print_generation_ratios
     from efficientbench.metrics.report.lives import print_lives
+    from efficientbench.metrics.report.thresholds import append_summary, print_outcomes, write_junit
 
+    thresholds = [Threshold.of(text) for text in fail_if or ()]
     allowed = [name.strip() for name in despite.split(",") if name.strip()]
     groups = load_group(first), load_group(second)
     made = [load_generated(folder, needed=served_tokens is not None) for folder in (first, second)]
     sides = list(zip(groups, made, strict=True))
     of_training = [name for name in allowed if not (all(made) and name in OF_GENERATION)]
-    comparison = compare_groups(*groups, of_training, target_loss, load_neighbours(first, second))
+    neighbours = load_neighbours(first, second)
+    comparison = compare_groups(*groups, of_training, target_loss, neighbours)
     print_comparison(comparison, Console())
     print_evaluations(pair_evaluations(first, second), Console())
     if all(made):
@@ -59,3 +83,11 @@ def compare(
     if served_tokens is not None:
         engine = " against ".join(dict.fromkeys(record.engine for records in made for record in records))
         print_lives(compare_lives(sides, allowed), engine, served_tokens, price_per_hour, Console())
+    outcomes = judge(thresholds, comparison, neighbours)
+    print_outcomes(outcomes, Console())
+    if junit is not None:
+        write_junit(outcomes, comparison, junit)
+    if summary is not None:
+        append_summary(outcomes, comparison, summary)
+    if any(outcome.state == "failed" for outcome in outcomes):
+        raise typer.Exit(1)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import glob
 import importlib
 import importlib.util
+import os
+import platform
 import re
 import sys
 from pathlib import Path
@@ -58,10 +60,21 @@ _ENVIRONMENT = {
     "TORCH_NPU_DEVICE_CAPABILITY": "8.0",
 }
 
+CANN_HOMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
+"""Variables in which CANN's set_env.sh names the folder of the toolkit."""
+
 
 def family(name: str) -> str | None:
     """Return the family of a product by its name in torch_npu; None for an unknown one."""
     return next((each for each, pattern in FAMILIES.items() if re.match(pattern, name)), None)
+
+
+def cann_version(home: Path) -> str | None:
+    """Return the toolkit's version from the file that its installer leaves, or None."""
+    names = (f"{platform.machine()}-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
+    texts = [file.read_text(encoding="utf-8", errors="replace") for name in names if (file := home / name).is_file()]
+    match = re.search(r"^(?:version|Version|toolkit_running_version)=\[?([^\s\]]+)", "\n".join(texts), re.MULTILINE)
+    return match[1].rpartition(":")[2] if match else None
 
 
 def npu_namespace() -> ModuleType:
@@ -155,6 +168,9 @@ class NPU(Device):
         for line in driver.read_text(encoding="utf-8").splitlines() if driver.exists() else ():
             if line.startswith("Version="):
                 found = {"driver": line.removeprefix("Version="), **found}
+        home = next((os.environ[name] for name in CANN_HOMES if os.environ.get(name)), None)
+        if home is not None and (version := cann_version(Path(home))):
+            found["CANN"] = version
         return found
 
     def backend_unavailable_reason(self) -> str | None:

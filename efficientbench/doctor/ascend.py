@@ -17,13 +17,11 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from efficientbench.devices.npu import INFERENCE, family
+from efficientbench.devices.npu import CANN_HOMES, INFERENCE, cann_version, family
 from efficientbench.doctor.check import Check
 from efficientbench.doctor.npu_smi import find_tool, parse_table, parse_versions
 
 MACHINES = ("x86_64", "aarch64")
-HOME_NAMES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
-"""Variables in which CANN's set_env.sh names the folder of the toolkit."""
 SET_UP = "source launchers/setup_ascend.sh"
 """Remedy for a missing environment."""
 OCCUPIED = {
@@ -94,21 +92,13 @@ def _npu_smi(status: int, text: str) -> Iterator[Check]:
 
 
 def _cann(environ: Mapping[str, str]) -> Check:
-    home = next((environ[name] for name in HOME_NAMES if environ.get(name)), None)
+    home = next((environ[name] for name in CANN_HOMES if environ.get(name)), None)
     if home is None:
-        return Check("CANN", False, f"its environment is not set ({' or '.join(HOME_NAMES)})", SET_UP)
+        return Check("CANN", False, f"its environment is not set ({' or '.join(CANN_HOMES)})", SET_UP)
     if not Path(home).is_dir():
         return Check("CANN", False, f"{home} is no folder any more", SET_UP)
-    version = _cann_version(Path(home))
+    version = cann_version(Path(home))
     return Check("CANN", True, f"{version or 'of unknown version'} in {home}")
-
-
-def _cann_version(home: Path) -> str | None:
-    """Return the toolkit's version from the file that its installer leaves, or None."""
-    names = (f"{platform.machine()}-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
-    texts = [file.read_text(encoding="utf-8", errors="replace") for name in names if (file := home / name).is_file()]
-    match = re.search(r"^(?:version|Version|toolkit_running_version)=\[?([^\s\]]+)", "\n".join(texts), re.MULTILINE)
-    return match[1].rpartition(":")[2] if match else None
 
 
 def _torch_npu() -> Check:

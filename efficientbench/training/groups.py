@@ -105,6 +105,14 @@ def barrier() -> None:
     dist.barrier()
 
 
+def meet_on_host(name: str) -> None:
+    """Wait for all ranks without work for the devices, which spin where a collective waits; each name serves once."""
+    store = dist.distributed_c10d._get_default_store()
+    if store.add(f"{name}: arrived", 1) == dist.get_world_size():
+        store.set(f"{name}: complete", "1")
+    store.wait([f"{name}: complete"])
+
+
 def gather_rows(values: torch.Tensor) -> torch.Tensor:
     """Gather [n] of each rank into [ranks, n], in the order of ranks, on the device, without waiting for it."""
     gathered = values.new_empty(dist.get_world_size() * values.numel())

@@ -15,6 +15,9 @@ from efficientbench.running.job import Job
 if TYPE_CHECKING:
     from efficientbench.training.waits import Waits
 
+IDLE_S = 2.0
+"""How long a run waits, before it builds its model, to measure the idle power, where a sensor reads power."""
+
 
 def build_monitor(
     job: Job, device: Device, rank: int, local_rank: int, waits: Waits | None, steps_before: int = 0
@@ -59,4 +62,6 @@ def build_monitor(
         rank=rank,
         steps_before=steps_before,
         waited=waits.take if waits is not None and job.layout.world_size > 1 else None,
+        # Rollouts have a monitor of their own, which starts when the model is there.
+        idle_s=IDLE_S if waits is not None else 0.0,
     )

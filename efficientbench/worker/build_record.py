@@ -22,6 +22,7 @@ from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.records.record_parts import ExpertLoad, ParameterGroup
 from efficientbench.metrics.records.summarize import quality_curve, summarize
+from efficientbench.metrics.records.time_spent import TimeSpent
 from efficientbench.metrics.sensors.host import host_uuid
 from efficientbench.planning.determinism import not_promised
 from efficientbench.running.corpora import recorded_sources, what_was_read
@@ -89,11 +90,12 @@ def build_record(
     stopped: bool,
     started_at: datetime,
     duration_s: float,
+    spent: TimeSpent | None,
 ) -> RunRecord:
     """Return the record of a run that has ended.
 
     `measured` has every rank's measurement, in the order of ranks; `decayed` names what weight decay falls on, and
-    `groups` what each optimizer updates.
+    `groups` what each optimizer updates; `spent` is where the wall time went.
     """
     from efficientbench.model.kernels.names import fallback_kernels, kernel_names, kernel_reasons
     from efficientbench.training.sample_index import ATTENDS_ACROSS_DOCUMENTS
@@ -104,7 +106,7 @@ def build_record(
     scored = quality.validation_documents
     reads = config.training.objective != "rl"
     reading = what_was_read(job, recorder.tokens, batches.source_tokens()) if reads else None
-    summary = summarize(run, facts, quality, recorder.interruptions, reading)
+    summary = summarize(run, facts, quality, recorder.interruptions, reading, spent=spent)
     return RunRecord(
         **identity(job, device, facts.devices),
         **summary.values,
@@ -130,7 +132,8 @@ def build_record(
         rechecks=recorder.rechecks if recorder.rechecks.count else None,
         nondeterministic=not_promised(config, device),
         lost=recorder.lost,
-        environment=run_environment(config, device) | {"sensors": sensor_states(run.sensors)},
+        environment=run_environment(config, device)
+        | {"versions": device.versions(), "sensors": sensor_states(run.sensors)},
     )
 
 

@@ -20,6 +20,7 @@ from efficientbench.running.output_folder import OutputFolder
 from efficientbench.training.checkpoints.manifest import Manifest, read_manifest
 from efficientbench.worker.build_monitor import build_monitor
 from efficientbench.worker.build_record import build_record, parameter_groups, run_facts
+from efficientbench.worker.listeners.goodput import Goodput, time_lost
 from efficientbench.worker.listeners.monitoring import Heartbeat, Measure
 from efficientbench.worker.listeners.profiler import Profiler
 from efficientbench.worker.listeners.progress import ProgressDisplay
@@ -66,15 +67,22 @@ def train_rank(
         manifest = read_manifest(resume) if resume is not None else None
         monitor = build_monitor(job, device, rank, local_rank, waits, manifest.step if manifest is not None else 0)
         monitor.start()
+        # A node's first rank has measured the idle power meanwhile.
+        groups.meet_on_host("idle power")
         measure = Measure(monitor, counts_tokens=rank == 0)
         facts = run_facts(job, device, torch_device)
+        # Before the recorder cuts the lines of an earlier attempt.
+        lost_s = time_lost(OutputFolder(job.output).steps, manifest) if rank == 0 else 0.0
+        goodput = Goodput(begin_s, device, measure, job.budget.warmup_steps, manifest, lost_s)
         reporter = RankZero(job, measure, facts, manifest) if rank == 0 else None
         beside = Beside(job, device, rank, local_rank, heartbeat, measure, manifest)
         shown = reporter.listeners if reporter is not None else []
-        listeners: list[Listener] = [*beside.before, Heartbeat(heartbeat), measure, *shown, *beside.after]
+        listeners: list[Listener] = [goodput.begins, *beside.before, Heartbeat(heartbeat), measure, goodput.ends]
+        listeners += [*shown, *map(goodput.evaluating, beside.after)]
         try:
-            progress = partial(_progress, reporter.recorder, beside) if reporter is not None else dict
+            progress = partial(_progress, reporter.recorder, beside, goodput) if reporter is not None else dict
             trainer = build_trainer(job, torch_device, listeners, progress, resume)
+            goodput.attach(trainer)
             if reporter is not None and reporter.profiler is not None:
                 reporter.profiler.attach(trainer)
             beside.attach(trainer, reporter.recorder if reporter is not None else None)
@@ -85,10 +93,10 @@ def train_rank(
             learned = beside.recorded(measured)
             if reporter is not None:
                 duration_s = time.monotonic() - begin_s
-                recorder, batches = reporter.recorder, trainer.batches
+                recorder, batches, spent = reporter.recorder, trainer.batches, goodput.spent()
                 named = sorted(decayed), parameter_groups(job.config.training, roles)
                 record = build_record(
-                    job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s
+                    job, device, facts, measured, recorder, *named, batches, stopped, started_at, duration_s, spent
                 )
                 further = {"reinforcement": learned, "training_scores": training_scores(job.output)}
                 record = record.model_copy(update=further)
@@ -102,8 +110,8 @@ def train_rank(
     return stopped
 
 
-def _progress(recorder: Recorder, beside: Beside) -> dict[str, Any]:
-    return recorder.progress() | beside.progress()
+def _progress(recorder: Recorder, beside: Beside, goodput: Goodput) -> dict[str, Any]:
+    return recorder.progress() | beside.progress() | goodput.progress()
 
 
 class RankZero:

@@ -170,7 +170,7 @@ def _costs(
         unavailable["cost"] = str(error)
         return target_loss, []
     found = []
-    for name, read in _COSTS.items():
+    for name, read in COSTS.items():
         values = [[read(cost) for cost in side] for side in costs]
         given = [[value for value in side if value is not None] for side in values]
         if given != values:
@@ -181,7 +181,7 @@ def _costs(
     return target, found
 
 
-_COSTS: dict[str, Callable[[Cost], float | None]] = {
+COSTS: dict[str, Callable[[Cost], float | None]] = {
     "tokens_to_loss": lambda cost: cost.tokens,
     "time_to_loss_s": lambda cost: cost.time_s,
     "energy_to_loss_j": lambda cost: cost.energy_j,

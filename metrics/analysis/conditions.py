@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from efficientbench.metrics.analysis.repeats import dotted, flat
+from efficientbench.metrics.device_use import CLOCKS_SET, DeviceConditions, MachineConditions
 from efficientbench.metrics.records.record import RunRecord
 
 
@@ -84,6 +85,49 @@ def _init(record: RunRecord) -> str:
     return f"weights of step {init.get('step')} ({str(init.get('sha256'))[:12]})"
 
 
+def _limits(record: RunRecord) -> str:
+    """Return what limits the devices' speed and power, each different device once."""
+    told = [_device_limits(each) for each in record.device_conditions] or [
+        _machine_limits(each) for each in record.machine_conditions
+    ]
+    return "; ".join(dict.fromkeys(told)) or NOT_RECORDED
+
+
+def _device_limits(conditions: DeviceConditions) -> str:
+    own = conditions.settings
+    parts = {"limit": (own.power_limit_w, "W"), "cores": (own.clock_max_mhz, "MHz")}
+    parts |= {"memory": (own.memory_clock_max_mhz, "MHz")}
+    texts = [f"{name} {value:g} {unit}" for name, (value, unit) in parts.items() if value is not None]
+    texts += [] if own.ecc is None else [f"ECC {'on' if own.ecc else 'off'}"]
+    texts += [] if own.nvlinks is None else [f"{own.nvlinks} NVLinks"]
+    # A driver tells of clocks that a user has set only by what they do.
+    texts += [CLOCKS_SET] if conditions.slowed_by.get(CLOCKS_SET, 0) >= 0.5 else []
+    return ", ".join(texts)
+
+
+def _machine_limits(machine: MachineConditions) -> str:
+    texts = [f"{machine.cores:g} cores"]
+    texts += [] if machine.governor is None else [f"governor {machine.governor}"]
+    texts += [] if machine.clock_max_mhz is None else [f"{machine.clock_max_mhz:g} MHz"]
+    texts += [] if machine.boost is None else [f"boost {'on' if machine.boost else 'off'}"]
+    return ", ".join(texts)
+
+
+def _software(record: RunRecord) -> str:
+    """Return the versions of the driver and of the libraries that compute and communicate."""
+    packages, versions = (record.environment.get(name) for name in ("packages", "versions"))
+    drivers = dict.fromkeys(each.settings.driver for each in record.device_conditions)
+    found = {"driver": " and ".join(filter(None, drivers)) or None}
+    found |= {key: packages.get(key) for key in _COMPUTING} if isinstance(packages, dict) else {}
+    found |= versions if isinstance(versions, dict) else {}
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or NOT_RECORDED
+
+
+_COMPUTING = ("torch", "torch-npu", "megatron-core")
+"""Packages whose versions decide how fast a run is."""
+NOT_RECORDED = "not recorded"
+
+
 CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "device": _device,
     "dtype": lambda record: record.dtype,
@@ -94,6 +138,8 @@ CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
     "global_batch": lambda record: str(record.global_batch_size),
     "optimizer": _optimizer,
     "layout": _layout,
+    "limits": _limits,
+    "software": _software,
     "energy_scope": lambda record: record.energy_scope or "not measured",
     "formulas": lambda record: record.formula_id,
 }
@@ -152,7 +198,10 @@ def changed_keys(one: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-_SHARED = ("device", "dtype", "sequence", "data", "init", "global_batch", "optimizer", "tokens", "formulas")
+_SHARED = (
+    *("device", "dtype", "sequence", "data", "init", "global_batch", "optimizer", "tokens"),
+    *("limits", "software", "formulas"),
+)
 """Conditions that a plot's runs must share, besides the layout; each size may have its own micro-batch."""
 
 
@@ -168,7 +217,8 @@ def shared_conditions(record: RunRecord) -> dict[str, str]:
     axes = zip(("tp", "pp", "dp", "ep", "cp"), sizes, strict=True)
     layout = ", ".join(f"{axis} {size}" for axis, size in axes) + (", overlapped" if overlaps else "")
     scale = "smoke" if record.smoke else "full size"
-    return {"scale": scale, "layout": layout, **{name: CONDITIONS[name](record) for name in _SHARED}}
+    told = {name: CONDITIONS[name](record) for name in _SHARED}
+    return {"scale": scale, "layout": layout} | {name: text for name, text in told.items() if text != NOT_RECORDED}
 
 
 def _grid(record: RunRecord) -> tuple[int, ...]:

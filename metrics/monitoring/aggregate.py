@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from efficientbench.metrics.definitions import window_length_s
-from efficientbench.metrics.device_use import Disturbance, RankWaits
+from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits
 from efficientbench.metrics.errors import MetricsError
+from efficientbench.metrics.monitoring.idle import NOT_READ
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, RankMeasurement, RunMeasurement
 from efficientbench.metrics.sensors.base import Scope
 
@@ -82,7 +84,29 @@ def merge(ranks: Sequence[RankMeasurement]) -> RunMeasurement:
         ),
         sensors=tuple(sensor for rank in ranks for sensor in rank.sensors),
         waits=waits,
+        device_conditions=_device_conditions(ranks),
+        machine_conditions=_machine_conditions(ranks),
     )
+
+
+def _device_conditions(ranks: Sequence[RankMeasurement]) -> tuple[DeviceConditions, ...]:
+    """Return those of each accelerator: the rank that reads several of a node is the first of those that use them."""
+    found: dict[str, DeviceConditions] = {}
+    for rank in ranks:
+        told = [device.conditions for device in rank.devices if device.conditions is not None]
+        for place, conditions in enumerate(told):
+            found.setdefault(conditions.device, replace(conditions, rank=rank.rank + place))
+    return tuple(sorted(found.values(), key=attrgetter("rank")))
+
+
+def _machine_conditions(ranks: Sequence[RankMeasurement]) -> tuple[MachineConditions, ...]:
+    """Return the different ones, each with all ranks that have it."""
+    found: dict[str, MachineConditions] = {}
+    for rank in ranks:
+        if rank.machine is not None:
+            same = found.setdefault(repr(replace(rank.machine, ranks=[])), replace(rank.machine, ranks=[]))
+            same.ranks.append(rank.rank)
+    return tuple(found.values())
 
 
 def _waits(rank: RankMeasurement) -> RankWaits | None:
@@ -124,6 +148,7 @@ _OF_METERS: _OverDevices = {
     "energy_source": ("energy_source", _joined),
     "aec_w": ("aec_w", _mean),
     "power_w_sum": ("aec_w", math.fsum),
+    "power_idle_w": ("power_idle_w", math.fsum),
 }
 
 
@@ -215,7 +240,8 @@ class _Figures:
     def _why(self, device: DeviceMeasurement, field: str) -> str:
         """Return why a device lacks a field, with its uuid where there are several."""
         read = "amu_gb" if field == "amu_fraction" else field
-        reason = device.unavailable.get(read, "a device's memory capacity is not known")
+        unsaid = NOT_READ if field == "power_idle_w" else "a device's memory capacity is not known"
+        reason = device.unavailable.get(read, unsaid)
         return reason if len(self.devices) == 1 else f"{device.info.uuid}: {reason}"
 
     @staticmethod

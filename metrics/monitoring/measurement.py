@@ -9,7 +9,13 @@ import math
 from dataclasses import dataclass, field
 
 from efficientbench.metrics.definitions import BYTES_PER_GB, average_latency, percentile
-from efficientbench.metrics.device_use import Disturbance, RankWaits, Timeline
+from efficientbench.metrics.device_use import (
+    DeviceConditions,
+    Disturbance,
+    MachineConditions,
+    RankWaits,
+    Timeline,
+)
 from efficientbench.metrics.sensors.base import DeviceInfo, Scope
 
 
@@ -57,6 +63,10 @@ class DeviceMeasurement:
     """Why `energy_j` may be wrong; None: nothing speaks against it."""
     timeline: Timeline | None = None
     disturbances: tuple[Disturbance, ...] = ()
+    conditions: DeviceConditions | None = None
+    """Of an accelerator; None of other devices."""
+    power_idle_w: float | None = None
+    """Before there was work for it; None: not measured."""
 
     @property
     def amu_fraction(self) -> float | None:
@@ -91,6 +101,8 @@ class RankMeasurement:
     steps: tuple[StepTime, ...]
     devices: tuple[DeviceMeasurement, ...]
     sensors: tuple[SensorState, ...]
+    machine: MachineConditions | None = None
+    """At the start; None: not asked."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,12 @@ class RunMeasurement:
     """What each sensor of each rank measured."""
     waits: tuple[RankWaits, ...] = ()
     """Of every rank; empty: `unavailable` has the reason."""
+    power_idle_w: float | None = None
+    """Of all devices together, before there was work for them."""
+    device_conditions: tuple[DeviceConditions, ...] = ()
+    """Of each accelerator, by the rank that computes on it."""
+    machine_conditions: tuple[MachineConditions, ...] = ()
+    """Of the ranks' machines; ranks with the same ones share an entry."""
 
 
 def describe(run: RunMeasurement) -> str:

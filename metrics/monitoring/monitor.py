@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from efficientbench.metrics.device_use import MachineConditions
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.monitoring.aggregate import merge
+from efficientbench.metrics.monitoring.idle import READINGS, idle_power_w
 from efficientbench.metrics.monitoring.measurement import RankMeasurement, StepTime, describe
 from efficientbench.metrics.monitoring.sampler import SamplingThread, SensorSampler, sampling_threads
 from efficientbench.metrics.monitoring.sensor_registry import local_sensors, local_synchronize, nothing
 from efficientbench.metrics.sensors.base import Sample, Sensor
+from efficientbench.metrics.sensors.machine import machine_conditions
 
 
 class EfficiencyMonitor:
@@ -44,6 +47,7 @@ class EfficiencyMonitor:
         waited: returns the seconds that the device has waited for other ranks since the last call, within the rank's
             pipeline stage and for other stages (None: there is one); called where the device has done all its work.
             None: not measured.
+        idle_s: how long `start` waits to measure the idle power, where a sensor reads power; 0: it is not measured.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class EfficiencyMonitor:
         clock: Callable[[], float] = time.monotonic,
         steps_before: int = 0,
         waited: Callable[[], tuple[float, float | None]] | None = None,
+        idle_s: float = 0.0,
     ) -> None:
         if warmup_steps < 0 or sample_interval_s <= 0:
             raise MetricsError(
@@ -83,6 +88,8 @@ class EfficiencyMonitor:
         self._steps_run = 0
         self._steps: list[StepTime] = []
         self._measurement: RankMeasurement | None = None
+        self._machine: MachineConditions | None = None
+        self._idle_s = idle_s
 
     def start(self) -> None:
         """Open the sensors, take the idle baseline, start sampling."""
@@ -90,7 +97,9 @@ class EfficiencyMonitor:
             raise MetricsError("a monitor is started once: make a new one for a new measurement")
         self._state = "started"
         try:
+            self._machine = machine_conditions(self._rank)
             self._start_sampling()
+            self._measure_idle()
         except BaseException:
             self.close()
             raise
@@ -185,6 +194,7 @@ class EfficiencyMonitor:
                 steps=tuple(self._steps),
                 devices=tuple(device for sampler in self._samplers for device in sampler.measure(windows)),
                 sensors=tuple(sampler.state() for sampler in self._samplers),
+                machine=self._machine,
             )
         return self._measurement
 
@@ -220,6 +230,19 @@ class EfficiencyMonitor:
         for thread in sampling_threads(self._samplers, self._sample_interval_s):
             thread.start()
             self._threads.append(thread)
+
+    def _measure_idle(self) -> None:
+        if self._idle_s == 0:
+            return
+        taken = [[sampler.read_power()] for sampler in self._samplers]
+        if not any(readings[0] for readings in taken):
+            return
+        for _ in range(READINGS):
+            time.sleep(self._idle_s / READINGS)
+            for readings, sampler in zip(taken, self._samplers, strict=True):
+                readings.append(sampler.read_power())
+        for readings, sampler in zip(taken, self._samplers, strict=True):
+            sampler.idle_w = idle_power_w(readings)
 
     def _open_window(self) -> None:
         # One sample before this edge and one after the other bracket the window, so that the integral has a value at

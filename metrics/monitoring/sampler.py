@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from efficientbench.metrics.definitions import Windows
+from efficientbench.metrics.monitoring.conditions import Conditions
+from efficientbench.metrics.monitoring.idle import PowerReading, read_power
 from efficientbench.metrics.monitoring.measurement import DeviceMeasurement, SensorState
 from efficientbench.metrics.monitoring.series import DeviceSeries, Interval
 from efficientbench.metrics.sensors.base import QUANTITIES, Counters, DeviceInfo, Peaks, Sample, Sensor
@@ -16,7 +19,7 @@ MAXIMUM_SHARE_OF_A_CORE = 0.004
 """The threads of all sensors together may take this much of one core: a reading of 0.1 s costs 25 s of rest."""
 
 OTHER_USE_INTERVAL_S = 3.0
-"""Time between searches for other processes on the device."""
+"""Time between searches for other processes on the device, and between looks at how it fares."""
 
 COUNTER_INTERVAL_S = 1.0
 """Time between readings of the counters inside a measured interval: one that wraps around takes minutes to do so."""
@@ -64,6 +67,9 @@ class SensorSampler:
         self._next_search_s = self._next_watch_s = 0.0
         self._first_s = self._last_s = 0.0
         self._samples = 0
+        self._conditions = Conditions(sensor)
+        self.idle_w: dict[str, float] = {}
+        """Mean power of each device before there was work for it; empty where it was not measured."""
         self._closed = False
 
     def open(self) -> None:
@@ -76,6 +82,7 @@ class SensorSampler:
             self.fail_to_answer(OPENING_PATIENCE_S)
         infos: list[DeviceInfo] = self._guarded(self.sensor.devices, [])
         self._series = {info.uuid: DeviceSeries(info, self.sensor.scope) for info in infos}
+        self._guarded(self._conditions.begin, None)
         self.sample()
 
     def sample(self) -> None:
@@ -95,6 +102,10 @@ class SensorSampler:
         for uuid, series in self._series.items():
             begin, end = begin_counters.get(uuid, Counters()), counters.get(uuid, Counters())
             series.intervals.append(Interval(begin, end, read_s - begin_s, peaks.get(uuid, Peaks())))
+
+    def read_power(self) -> dict[str, PowerReading]:
+        """Return power and energy of each device now; nothing of a sensor that reads neither."""
+        return self._guarded(lambda: read_power(self.sensor, self._clock()), {})
 
     def fail_to_answer(self, patience_s: float) -> None:
         """End the series of a sensor that hangs."""
@@ -127,7 +138,11 @@ class SensorSampler:
     def measure(self, windows: Windows) -> list[DeviceMeasurement]:
         """Return each device's measurement over the windows; called after `close`."""
         self._store()
-        return [s.measure(windows, self.sensor.unavailable, self.failure) for s in self._series.values()]
+        found = {uuid: s.measure(windows, self.sensor.unavailable, self.failure) for uuid, s in self._series.items()}
+        return [
+            replace(each, conditions=self._conditions.of(uuid, windows), power_idle_w=self.idle_w.get(uuid))
+            for uuid, each in found.items()
+        ]
 
     def _sample(self) -> None:
         if self._closed:  # by the main thread, while another sensor blocked this one
@@ -173,6 +188,7 @@ class SensorSampler:
         begin_s = now_s if self._searched_s is None else self._searched_s
         for uuid, use in self.sensor.other_use().items():
             self._series[uuid].add_other_use(begin_s, now_s, use)
+        self._conditions.look(now_s)
         self._searched_s = now_s
         self._next_search_s = now_s + OTHER_USE_INTERVAL_S
 

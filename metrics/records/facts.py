@@ -15,6 +15,7 @@ from efficientbench.metrics.monitoring.series import NO_STEP
 from efficientbench.metrics.records.figure import LARGEST
 from efficientbench.metrics.records.outliers import disturbed_steps, find_outliers
 from efficientbench.metrics.records.record_parts import Outlier
+from efficientbench.metrics.records.time_spent import NOT_TIMED, TimeSpent
 
 NOT_SAID = "the training loop did not say what it read"
 """Why what follows from a run's `Reading` is absent."""
@@ -129,6 +130,8 @@ class Measured:
     """None: the training loop did not say what it read."""
     tuned: Tuning | None = None
     """None: the run is no fine-tuning."""
+    spent: TimeSpent | None = None
+    """None: nobody said where the wall time went."""
 
     def measured(self, name: str) -> Any:
         """Return a field of the measurement of all ranks."""
@@ -243,6 +246,21 @@ class Measured:
         if self.tuned is None:
             raise MetricsError("the run is no fine-tuning")
         return self.tuned
+
+    @property
+    def net_energy_j(self) -> float:
+        """Return the energy of the window beyond what idle devices take, J."""
+        net_j: float = self.measured("energy_j") - self.measured("power_idle_w") * self.run.window_s
+        if net_j <= 0:
+            raise MetricsError("the devices took no more power than before the model was built")
+        return net_j
+
+    @property
+    def wall(self) -> TimeSpent:
+        """Return where the wall time went."""
+        if self.spent is None:
+            raise MetricsError(NOT_TIMED)
+        return self.spent
 
     @property
     def text(self) -> Reading:

@@ -239,3 +239,27 @@ class Metrics(BaseModel):
         lambda m: m.utilization(m.of_model("flops_per_token"), m.measured_peak), better="higher")
     measured_peak_flops: float | None = figure("FLOP/s",
         "the fastest of some large matrix products on one device, just before the run", lambda m: m.measured_peak)
+    wall_s: float | None = figure("s", "wall time of all attempts of the run, the sum of the parts that follow",
+        lambda m: m.wall.wall_s, better="lower")
+    goodput: float | None = figure("", "productive_s over wall_s", lambda m: m.wall.goodput,
+        better="higher")
+    start_s: float | None = figure("s", "set-up, up to the first step", lambda m: m.wall.start_s, better="lower")
+    first_steps_s: float | None = figure("s",
+        "what the first steps took beyond the median of later ones: compilation, caches",
+        lambda m: m.wall.first_steps_s, better="lower")
+    productive_s: float | None = figure("s", "all else of the steps, and what reinforcement learning samples",
+        lambda m: m.wall.productive_s)
+    data_wait_s: float | None = figure("s", "rank 0's device had nothing to do but to wait for its micro-batch",
+        lambda m: m.wall.data_wait_s, better="lower")
+    evaluation_s: float | None = figure("s", "validations, evaluations, rechecks", lambda m: m.wall.evaluation_s)
+    checkpoints_s: float | None = figure("s", "training stood still for checkpoints",
+        lambda m: m.wall.checkpoints_s, better="lower")
+    restarts_s: float | None = figure("s",
+        "set-up of later attempts, and work after the checkpoint that they resumed from, which was lost",
+        lambda m: m.wall.restarts_s, better="lower")
+    rest_s: float | None = figure("s", "between steps: logs, reports, clean-up", lambda m: m.wall.rest_s)
+    power_idle_w: float | None = figure("W", "of all devices together before the model was built")
+    energy_net_j: float | None = figure("J", "energy_j less power_idle_w over the window: what the work itself took",
+        lambda m: m.net_energy_j, better="lower")
+    energy_net_j_per_token: float | None = figure("J/token", "net energy over K",
+        lambda m: definitions.energy_per_token(m.net_energy_j, m.run.tokens), better="lower")

@@ -16,7 +16,7 @@ MAXIMUM_DISTURBANCES = 500
 
 
 def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str, Any]:
-    """Return samples, timelines, windows, disturbances, waits and the steps' times, by the record's field names.
+    """Return samples, timelines, windows, disturbances, waits, conditions and step times, by the record's field names.
 
     `outliers`: of the steps; the MOST_OUTLIERS slowest are kept, in the order of the run.
     """
@@ -30,5 +30,7 @@ def measured_parts(run: RunMeasurement, outliers: Sequence[Outlier]) -> dict[str
         "windows": [Window(begin_s, end_s) for begin_s, end_s in run.windows],
         "disturbances": longest(run.disturbances, MAXIMUM_DISTURBANCES),
         "rank_waits": list(run.waits),
+        "device_conditions": list(run.device_conditions),
+        "machine_conditions": list(run.machine_conditions),
         "outliers": sorted(slowest, key=lambda outlier: outlier.step),
     }

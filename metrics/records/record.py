@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationError, model_validator
 
 from efficientbench.metrics.definitions import speed_only_reason
-from efficientbench.metrics.device_use import Disturbance, RankWaits, Timeline
+from efficientbench.metrics.device_use import DeviceConditions, Disturbance, MachineConditions, RankWaits, Timeline
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.files import write_whole
 from efficientbench.metrics.foreign import plain_text, plain_texts, read_whole
@@ -96,6 +96,10 @@ class RunRecord(Metrics, Identity):
     """When others used the run's devices; the 500 longest times."""
     rank_waits: list[RankWaits] = []
     """The ranks' own waits of `exposed_communication_s` and `pipeline_bubble_s`; empty where these are absent."""
+    device_conditions: list[DeviceConditions] = []
+    """Settings of each accelerator, and how it fared in the measured window; empty where no driver told them."""
+    machine_conditions: list[MachineConditions] = []
+    """What the ranks' machines gave them, one entry for all ranks that have the same; empty where nobody asked."""
     kernels: dict[str, str] = {}
     """Part of the model → the kernel that served it."""
     kernel_reasons: dict[str, str] = {}

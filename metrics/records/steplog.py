@@ -98,6 +98,16 @@ def cut_steps(path: Path, step: int) -> str | None:
     return None if damage is None else f"{path.name}, {damage}: its lines after step {last_step:,} are lost"
 
 
+def last_elapsed_s(path: Path) -> float | None:
+    """Return how long the run had gone on at its last whole line, s; None where there is no line that says it.
+
+    Raises MetricsError: the file cannot be read.
+    """
+    lines = _whole_lines(path)[0] if path.exists() else []
+    told = (values["elapsed_s"] for _, values in reversed(lines) if isinstance(values.get("elapsed_s"), float))
+    return next(told, None)
+
+
 def _whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], str | None]:
     """Return each line with its values, up to the first damaged one, and what is wrong with that; None for none."""
     try:

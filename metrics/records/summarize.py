@@ -14,6 +14,7 @@ from efficientbench.metrics.records.facts import Measured, Quality, Reading, Run
 from efficientbench.metrics.records.figures import Metrics
 from efficientbench.metrics.records.record import FIGURES
 from efficientbench.metrics.records.record_parts import Outlier, QualityPoint
+from efficientbench.metrics.records.time_spent import TimeSpent
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ def summarize(
     interruptions: Mapping[int, str] | None = None,
     reading: Reading | None = None,
     tuned: Tuning | None = None,
+    spent: TimeSpent | None = None,
 ) -> Summary:
     """Return every figure of a record, absent ones with their reasons; the arguments are those of `Measured`."""
-    measured = Measured(run, facts, quality, interruptions or {}, reading, tuned)
+    measured = Measured(run, facts, quality, interruptions or {}, reading, tuned, spent)
     values: dict[str, Any] = {"tokens": run.tokens, "steps_measured": len(run.step_times_s)}
     unavailable = {}
     for name in Metrics.model_fields:

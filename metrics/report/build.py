@@ -29,6 +29,7 @@ from efficientbench.metrics.report.paper import NO_ENERGY, paper_markdown, paper
 from efficientbench.metrics.report.step_shares import load_step_shares
 from efficientbench.metrics.report.suites import Rows, make_rows
 from efficientbench.metrics.report.table import Table, escape, markdown_table
+from efficientbench.metrics.report.wall_time import wall_time_table
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ def markdown(
         parts += [f"## {table.title}", markdown_table(table)]
     if evaluations is not None and evaluations.rows:
         parts += [f"## {evaluations.title}", markdown_table(evaluations), *map(escape, evaluations.notes)]
+    wall = wall_time_table(records)
+    if wall is not None:
+        parts += [f"## {wall.title}", markdown_table(wall), *map(escape, wall.notes)]
     for table in cost_tables(records):
         parts += [f"## Cost, {escape(table.title)}", markdown_table(table), *map(escape, table.notes)]
     missing = [f"- {escape(str(absence))}" for absence in absences(records)]

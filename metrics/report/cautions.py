@@ -20,6 +20,8 @@ from efficientbench.metrics.report.headline import (
     speed_only,
     unique_names,
 )
+from efficientbench.metrics.report.slowed import slowed
+from efficientbench.metrics.report.stragglers import straggling
 
 Sentences = Callable[[Sequence[RunRecord]], list[str]]
 
@@ -51,6 +53,8 @@ _OF_RUNS: dict[str, Sentences] = {
     "Bits differed when a micro-batch was computed again": mismatched,
     "The energy may be wrong": doubted,
     "Another process used the devices": disturbed,
+    "Heat or a fault slowed the devices": slowed,
+    "One rank keeps the others waiting": straggling,
     "Steps became slower or faster in the measured window": drifting,
     "Some steps took much longer than the others": slow_steps,
     "The measured steps are those of a last attempt": resumed,

@@ -37,11 +37,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for line in _introduction(comparison):
         console.print(Text(line))
     console.print()
-    print_table(_table(comparison.ratios), console, gap=1)
+    print_table(comparison_table(comparison.ratios), console, gap=1)
     if comparison.costs:
         console.print()
         console.print(Text(f"To a validation loss of {comparison.target_loss:.4g}:"))
-        print_table(_table(comparison.costs), console, gap=1)
+        print_table(comparison_table(comparison.costs), console, gap=1)
     console.print()
     for line in _bases(comparison):
         console.print(Text(line))
@@ -54,14 +54,15 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(Text(f"n/a {'; '.join(names)}: {reason}"), style="dim")
 
 
-def _title(group: Group) -> str:
+def title(group: Group) -> str:
+    """Return the name of the runs, and how many there are."""
     repeats = f" × {len(group.records)}" if len(group.records) > 1 else ""
     return f"{group.name}{' (smoke)' if group.first.smoke else ''}{repeats}"
 
 
 def _introduction(comparison: Comparison) -> list[str]:
     where = f"{comparison.first.first.device_name}, {comparison.first.first.dtype}"
-    lines = [f"A: {_title(comparison.first)}, B: {_title(comparison.second)}, on {where}"]
+    lines = [f"A: {title(comparison.first)}, B: {title(comparison.second)}, on {where}"]
     if comparison.identical:
         lines.append("Identical models (A/A test): what they differ by is noise between runs and seeds.")
     elif comparison.model_changes:
@@ -112,7 +113,8 @@ def _changes(changes: dict[str, tuple[object, object]]) -> str:
     return ", ".join(f"{key.removeprefix('model.')} {one} → {other}" for key, (one, other) in changes.items())
 
 
-def _table(ratios: Sequence[Ratio]) -> Table:
+def comparison_table(ratios: Sequence[Ratio]) -> Table:
+    """Return a row for each figure: both sides, their ratio with its interval, and the verdict."""
     rows = []
     for ratio in ratios:
         scale = unit_scale(ratio.metric)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from efficientbench.metrics.analysis.conditions import CONDITIONS
 from efficientbench.metrics.records.record import RunRecord
 from efficientbench.metrics.report.headline import name
 
@@ -22,12 +23,28 @@ def _facts(record: RunRecord) -> dict[str, str]:
         if key == "packages" and isinstance(value, dict):
             installed = [f"{package} {version}" for package, version in value.items() if version]
             facts["packages"] = ", ".join(installed)
+        elif key == "versions" and isinstance(value, dict):
+            facts["versions"] = ", ".join(f"{part} {version}" for part, version in value.items())
         elif key == "sensors":
             continue  # their intervals differ in each run, which would make an environment of every run
         elif key.endswith("_bytes") and isinstance(value, int | float):
             facts[key.removesuffix("_bytes").replace("_", " ")] = f"{value / 1e9:,.1f} GB"
         elif value is not None:
             facts[key.replace("_", " ")] = str(value)
+    facts |= _conditions(record)
     facts["kernels"] = "; ".join(f"{part}: {kernel}" for part, kernel in record.kernels.items())
     facts["fallbacks"] = "; ".join(f"{part}: {why}" for part, why in record.fallback_kernels.items())
     return {key: value for key, value in facts.items() if value}
+
+
+def _conditions(record: RunRecord) -> dict[str, str]:
+    """Return what limits the devices, and what the machines are, each different one once."""
+    machines = record.machine_conditions
+    kinds = {
+        "limits": [CONDITIONS["limits"](record)] if machines or record.device_conditions else [],
+        "container": [" ".join(filter(None, (each.container, each.image))) for each in machines],
+        "network": [", ".join(each.network) for each in machines],
+        "virtual machine": ["yes" for each in machines if each.is_virtual],
+        "PCIe": [each.settings.pcie or "" for each in record.device_conditions],
+    }
+    return {name: "; ".join(dict.fromkeys(filter(None, texts))) for name, texts in kinds.items()}

@@ -15,6 +15,8 @@ from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.records.figure import Headline, percent
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
+from efficientbench.metrics.report.slowed import slowed
+from efficientbench.metrics.report.stragglers import straggling
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
 from efficientbench.metrics.statistics import SURE_STEPS
 
@@ -141,8 +143,12 @@ def absences(records: Sequence[RunRecord]) -> list[Absence]:
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return what a reader must know before comparing these runs."""
-    causes = (sparse_in_name, drifting, doubted, disturbed, mismatched, resumed, slow_steps, short_of_text, speed_only)
-    found = [sentence for find in (*causes, of_other_formulas) for sentence in find(records)]
+    causes = (sparse_in_name, drifting, doubted, disturbed, slowed, straggling, mismatched, resumed)
+    found = [
+        sentence
+        for find in (*causes, slow_steps, short_of_text, speed_only, of_other_formulas)
+        for sentence in find(records)
+    ]
     return [*signs(records), *found]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from efficientbench.metrics.device_use import DeviceSettings
+
 Scope = Literal["gpu", "npu", "host", "allocator", "cpu-package", "cpu-package+dram", "node"]
 """What a sensor's figures are of.
 
@@ -83,6 +85,16 @@ class OtherUse:
     """The part of the device that it takes, 0 to 1; None if unknown."""
 
 
+class DeviceState(NamedTuple):
+    """How a device fares at one moment."""
+
+    temperature_c: float
+    clock_mhz: float
+    """Of the cores that compute."""
+    slowed_by: tuple[str, ...]
+    """What keeps the clock down."""
+
+
 class Sensor(ABC):
     """Reads devices. The monitor calls it from one thread at a time.
 
@@ -133,6 +145,14 @@ class Sensor(ABC):
 
     def other_use(self) -> dict[str, OtherUse]:
         """Return by device uuid what else has used a device since the last call; called every few seconds."""
+        return {}
+
+    def settings(self) -> dict[str, DeviceSettings]:
+        """Return by device uuid what limits its speed and power; called once, after `open`."""
+        return {}
+
+    def states(self) -> dict[str, DeviceState]:
+        """Return by device uuid how it fares, where that is known; called every few seconds."""
         return {}
 
     def close(self) -> None:

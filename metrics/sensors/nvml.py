@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from efficientbench.metrics.device_use import DeviceSettings
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.sensors.base import (
     ALLOCATOR_PEAKS,
@@ -13,11 +14,13 @@ from efficientbench.metrics.sensors.base import (
     POWER_AND_ENERGY,
     Counters,
     DeviceInfo,
+    DeviceState,
     OtherUse,
     Sample,
     Scope,
     Sensor,
 )
+from efficientbench.metrics.sensors.nvml_conditions import read_settings, read_state
 from efficientbench.metrics.sensors.processes import other_processes
 from efficientbench.metrics.sensors.visibility import Handle, find_by_uuid, visible_handles
 
@@ -135,6 +138,13 @@ class NvmlSensor(Sensor):
             if others is not None:
                 found[uuid] = others
         return found
+
+    def settings(self) -> dict[str, DeviceSettings]:
+        return {uuid: read_settings(self._nvml, handle) for uuid, handle in self._handles.items()}
+
+    def states(self) -> dict[str, DeviceState]:
+        found = {uuid: read_state(self._nvml, handle) for uuid, handle in self._handles.items()}
+        return {uuid: state for uuid, state in found.items() if state is not None}
 
     def close(self) -> None:
         if self._initialized:

@@ -16,9 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from efficientbench.metrics.definitions import longest_interval_s
+from efficientbench.metrics.device_use import DeviceSettings
 from efficientbench.metrics.errors import MetricsError
 from efficientbench.metrics.foreign import parse_json, read_whole
-from efficientbench.metrics.sensors.base import Counters, DeviceInfo, OtherUse, Peaks, Sample, Scope, Sensor
+from efficientbench.metrics.sensors.base import (
+    Counters,
+    DeviceInfo,
+    DeviceState,
+    OtherUse,
+    Peaks,
+    Sample,
+    Scope,
+    Sensor,
+)
 
 _SAMPLED = ("memory_used_bytes", "utilization", "power_w")
 _COUNTED = ("energy_j", "busy_s")
@@ -213,6 +223,12 @@ class RecordingSensor(Sensor):
 
     def other_use(self) -> dict[str, OtherUse]:
         return self._sensor.other_use()
+
+    def settings(self) -> dict[str, DeviceSettings]:
+        return self._sensor.settings()
+
+    def states(self) -> dict[str, DeviceState]:
+        return self._sensor.states()
 
     def close(self) -> None:
         self._sensor.close()

@@ -137,3 +137,19 @@ def test_every_transfer_that_megatron_asks_for_is_recorded_and_torch_is_left_as_
         {"alltoall_base", "all_to_all_single"},
     ):
         assert changed & renamed
+
+
+def met(delays_s: list[float]) -> tuple[float, float]:
+    """When this rank arrived, and when it went on."""
+    from efficientbench.training.groups import meet_on_host
+
+    time.sleep(delays_s[dist.get_rank()])
+    arrived_s = time.time()
+    meet_on_host(f"test {delays_s}")
+    return arrived_s, time.time()
+
+
+def test_ranks_meet_without_a_collective(ranks: Callable[[int], Ranks]) -> None:
+    for delays_s in ([0.0, 0.3], [0.3, 0.0]):
+        found = ranks(2).call(met, delays_s)
+        assert min(left_s for _, left_s in found) >= max(arrived_s for arrived_s, _ in found)

@@ -83,6 +83,9 @@ def test_stopped_then_killed_then_brought_to_its_end(words: Tiny, folder: Path, 
     found, expected = record(folder), record(whole)
     assert (found["resumed_after_steps"], expected["resumed_after_steps"]) == ([stopped_after, killed_after], [])
     assert found["steps_measured"] == 40 - killed_after - 1
+    # Set-up came three times, and the killed attempt had worked after its checkpoint.
+    assert found["wall_s"] - found["restarts_s"] > found["start_s"] > expected["restarts_s"] == 0
+    assert found["restarts_s"] > found["start_s"]
     assert learned(found) == learned(expected)
     # What earlier attempts measured is not claimed: those tokens are charged at the measured steps' mean rate.
     assert [point["measured_tokens"] for point in found["quality_curve"] if point["step"] <= killed_after][0] == 0

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from efficientbench.config.load import resolve
 from efficientbench.costs.model import count_parameters
 from efficientbench.metrics.records.figures import Metrics
+from efficientbench.metrics.report.wall_time import PARTS
 from efficientbench.running.trained import TrainedRun
 from efficientbench.training.checkpoints.manifest import checkpoint_folder
 
@@ -181,6 +182,18 @@ def test_says_how_much_text_the_model_had(smoke_run: Finished, folder: Path) -> 
     reason = f"{found['tokens_per_parameter']:.2g} tokens per parameter are fewer than 1"
     assert f"speed only: {reason}" in smoke_run.done.stdout
     assert f"Speed only, without a comparison of losses: gqa_1.5B: {reason}." in " ".join(smoke_run.done.stdout.split())
+
+
+def test_each_second_of_the_wall_time_has_gone_somewhere(folder: Path) -> None:
+    found = record(folder)
+    parts = [found[part] for part in PARTS]
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(found["wall_s"])
+    assert found["wall_s"] == pytest.approx(found["duration_s"], abs=0.1)
+    assert found["goodput"] == found["productive_s"] / found["wall_s"]
+    # It validates twice and saves its end.
+    assert min(found["start_s"], found["evaluation_s"], found["checkpoints_s"], found["data_wait_s"]) > 0
+    assert found["restarts_s"] == 0
 
 
 def test_the_record_names_the_validation_text(folder: Path) -> None:

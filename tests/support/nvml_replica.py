@@ -26,6 +26,10 @@ class Gpu:
     instance: tuple[int, int] | None = None
     lacks: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    limit_mw: int = 400_000
+    clock_mhz: int = 1410
+    celsius: int = 60
+    reasons: int = 0
 
 
 class Driver:
@@ -93,6 +97,49 @@ class Driver:
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: Gpu) -> int:
         self._require(gpu.instance is None and "energy" not in gpu.lacks)
         return gpu.energy_mj
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.10"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: Gpu) -> int:
+        self._require(gpu.instance is None and "limits" not in gpu.lacks)
+        return gpu.limit_mw
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, gpu: Gpu) -> int:
+        self._require(gpu.instance is None and "limits" not in gpu.lacks)
+        return 400_000
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: Gpu, kind: int) -> int:
+        return {pynvml.NVML_CLOCK_SM: 1410, pynvml.NVML_CLOCK_MEM: 1593}[kind]
+
+    def nvmlDeviceGetClockInfo(self, gpu: Gpu, kind: int) -> int:
+        assert kind == pynvml.NVML_CLOCK_SM
+        return gpu.clock_mhz
+
+    def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> int:
+        self._require("state" not in gpu.lacks)
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return gpu.celsius
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> int:
+        return gpu.reasons
+
+    def nvmlDeviceGetEccMode(self, gpu: Gpu) -> list[int]:
+        self._require(gpu.instance is None and "limits" not in gpu.lacks)
+        return [1, 0]
+
+    def nvmlDeviceGetPersistenceMode(self, gpu: Gpu) -> int:
+        return 0
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu: Gpu) -> int:
+        return 4
+
+    def nvmlDeviceGetNvLinkState(self, gpu: Gpu, link: int) -> int:
+        self._require(gpu.instance is None and link < 12)
+        return int(link < 8)
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu: Gpu) -> int:
+        return 16
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[SimpleNamespace]:
         self._require("processes" not in gpu.lacks)

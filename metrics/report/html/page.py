@@ -36,6 +36,7 @@ from efficientbench.metrics.report.paper import paper_tables
 from efficientbench.metrics.report.step_shares import Profiled
 from efficientbench.metrics.report.suites import Rows, Suite
 from efficientbench.metrics.report.table import ABSENT, Table, number
+from efficientbench.metrics.report.wall_time import wall_time_table
 
 Plotted = TypeVar("Plotted")
 
@@ -107,6 +108,7 @@ def _content(rows: Rows, generations: Sequence[GenerationRecord]) -> dict[str, A
         "resumed": [run.name for run in validated[:MOST_RUNS] if run.record.resumed_after_steps],
         "cost_tables": cost_tables(records),
         "noise": noise_floors(records),
+        "wall": wall_time_table(records),
         "time": _plots(over_time, sampled),
         "paper": paper_tables(records),
         "experts": _plots(expert_figures, mixtures),

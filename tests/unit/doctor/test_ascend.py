@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from support.ascend_machine import ROOT, fake_npu_smi, install_cann
 from support.command_line import efficientbench, environment
 
 from efficientbench.devices.cpu import CPU
+from efficientbench.devices.npu import CANN_HOMES, NPU
 from efficientbench.doctor.ascend import ascend_checks, paired
 from efficientbench.doctor.check import Check
 from efficientbench.doctor.step import step_checks
@@ -67,6 +69,15 @@ def test_a_device_that_another_container_holds(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_torch_and_torch_npu_are_of_one_release(torch: str, torch_npu: str, together: bool) -> None:
     assert paired(torch, torch_npu) == together
+
+
+def test_cann_is_among_the_versions_that_a_record_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(__version__="2.6.0"))
+    for name in CANN_HOMES:
+        monkeypatch.delenv(name, raising=False)
+    assert "CANN" not in NPU().versions()
+    monkeypatch.setenv(CANN_HOMES[-1], str(install_cann(tmp_path / "Ascend")))
+    assert NPU().versions()["CANN"] == "8.2.RC1"
 
 
 def test_cann_is_found_by_its_environment(tmp_path: Path) -> None:

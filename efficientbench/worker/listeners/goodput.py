@@ -1,0 +1,169 @@
+"""Sort the wall time of a run by what it went to, over all attempts of the run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from efficientbench.devices.base import Device
+from efficientbench.metrics.records.steplog import last_elapsed_s
+from efficientbench.metrics.records.time_spent import TimeSpent
+from efficientbench.training.checkpoints.manifest import Manifest
+from efficientbench.training.events import (
+    CheckpointEnded,
+    CheckpointStarted,
+    Event,
+    Listener,
+    RecheckEnded,
+    RecheckStarted,
+    StepEnded,
+    StepStarted,
+    ValidationEnded,
+    ValidationStarted,
+)
+from efficientbench.worker.listeners.monitoring import Measure
+
+if TYPE_CHECKING:
+    from efficientbench.training.batches import Batch
+    from efficientbench.training.trainer import Trainer
+
+STEPS = 1000
+"""The usual time of a step is the median of so many, the newest ones."""
+
+_BEGINS: dict[type[Event], str] = {
+    StepStarted: "productive_s",
+    RecheckStarted: "evaluation_s",
+    ValidationStarted: "evaluation_s",
+    CheckpointStarted: "checkpoints_s",
+}
+_ENDS = (StepEnded, RecheckEnded, ValidationEnded, CheckpointEnded)
+
+
+class Goodput:
+    """One rank's wall time by the parts of `TimeSpent`: at any moment it counts for one of them.
+
+    Two listeners belong to it: `begins` before all others, and `ends` right behind the one that measures.
+    """
+
+    def __init__(
+        self,
+        begin_s: float,
+        device: Device,
+        measure: Measure,
+        warmup_steps: int,
+        manifest: Manifest | None = None,
+        lost_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin with the set-up.
+
+        Args:
+            begin_s: when this attempt began, on `clock`.
+            device: of this rank, in whose queue the waits for data are stamped.
+            measure: before `ends` in the order of listeners, for the steps' times.
+            warmup_steps: first steps of each attempt, which compile and fill caches.
+            manifest: of the checkpoint that the run resumes from; None: it starts at step 1.
+            lost_s: what the earlier attempt worked after that checkpoint.
+            clock: a monotonic clock in seconds.
+        """
+        self._device, self._measure, self._clock = device, measure, clock
+        # The first step of all compiles, however many the warm-up has.
+        self._first_steps = max(1, warmup_steps)
+        kept = None if manifest is None else manifest.progress.get("goodput")
+        self.is_known = manifest is None or kept is not None
+        """Whether earlier attempts have left their times."""
+        self._seconds = dict.fromkeys(TimeSpent.__dataclass_fields__, 0.0) | (kept or {})
+        self._seconds["restarts_s"] += lost_s
+        self._part = "start_s" if manifest is None else "restarts_s"
+        self._since_s = begin_s
+        self._first: list[float] = []
+        """Times of this attempt's first steps, without their waits for data."""
+        self._later: deque[float] = deque(maxlen=STEPS)
+        self._waits: list[tuple[Any, Any]] = []
+        """Stamps before and after each micro-batch of the current step was there."""
+
+    def attach(self, trainer: Trainer) -> None:
+        """Stamp the waits for training batches."""
+        trainer.batches.training_step = self._stamped(trainer.batches.training_step)  # type: ignore[method-assign]
+
+    def begins(self, event: Event) -> None:
+        """Note what begins; call it before all other listeners."""
+        if isinstance(event, StepStarted):
+            # A recheck before it has read batches, too.
+            self._waits.clear()
+        part = _BEGINS.get(type(event))
+        if part is not None:
+            self._at(part)
+
+    def ends(self, event: Event) -> None:
+        """Note what has ended; call it right behind `measure`: what others do then is no part of it."""
+        if isinstance(event, StepEnded):
+            # The device has done all its work: `measure` has waited for it.
+            waited_s = sum(self._device.between_s(before, after) for before, after in self._waits)
+            self._seconds["productive_s"] -= waited_s
+            self._seconds["data_wait_s"] += waited_s
+            times = self._first if len(self._first) < self._first_steps else self._later
+            times.append(self._measure.step_time_s - waited_s)
+        if isinstance(event, _ENDS):
+            self._at("rest_s")
+
+    def evaluating(self, listener: Listener) -> Listener:
+        """Return the listener with its time counted as evaluation."""
+
+        def called(event: Event) -> None:
+            part = self._part
+            self._at("evaluation_s")
+            listener(event)
+            self._at(part)
+
+        return called
+
+    def spent(self) -> TimeSpent | None:
+        """Return where the time until now went; None where earlier attempts have not left theirs."""
+        return TimeSpent(**self._until_now()) if self.is_known else None
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a later attempt of the run needs of this one, as plain data for the checkpoint."""
+        return {"goodput": self._until_now()} if self.is_known else {}
+
+    def _at(self, part: str) -> None:
+        now_s = self._clock()
+        self._seconds[self._part] += now_s - self._since_s
+        self._part, self._since_s = part, now_s
+
+    def _until_now(self) -> dict[str, float]:
+        """Return the seconds by part, in which the first steps' own time is apart from the usual time of a step."""
+        self._at(self._part)
+        usual_s = statistics.median(self._later or self._first or [0.0])
+        excess_s = sum(max(0.0, time_s - usual_s) for time_s in self._first)
+        seconds = dict(self._seconds)
+        seconds["productive_s"] -= excess_s
+        seconds["first_steps_s"] += excess_s
+        return seconds
+
+    def _stamped(self, batches: Callable[[int], Iterator[Batch]]) -> Callable[[int], Iterator[Batch]]:
+        # In the device's queue: a batch that is late counts as far as the device had nothing else to do.
+        def stamped(step: int) -> Iterator[Batch]:
+            read = iter(batches(step))
+            while True:
+                before = self._device.stamp()
+                batch = next(read, None)
+                if batch is None:
+                    return
+                self._waits.append((before, self._device.stamp()))
+                yield batch
+
+        return stamped
+
+
+def time_lost(steps: Path, manifest: Manifest | None) -> float:
+    """Return how long the attempt before worked after the checkpoint that is resumed, s; 0 where none is.
+
+    `steps` is its log of steps, not yet cut. Of several attempts that have saved nothing it knows the last one.
+    """
+    elapsed_s = None if manifest is None else last_elapsed_s(steps)
+    return 0.0 if manifest is None or elapsed_s is None else max(0.0, elapsed_s - manifest.progress["elapsed_s"])
