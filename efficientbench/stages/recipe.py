@@ -103,7 +103,7 @@ def _architecture(variant: str | None) -> Overlay:
         hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"--variant: there is no variant called {variant[:80]!r}: {hint}")
     layer = known[variant] if variant else {}
-    model = {"attention": {"kind": "gqa", "query_groups": "heads"}, **layer.get("model", {})}
+    model = {**known["mha"]["model"], **layer.get("model", {})}
     return {**layer, "model": model}
 
 

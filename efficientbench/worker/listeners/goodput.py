@@ -88,7 +88,7 @@ class Goodput:
 
     def attach(self, trainer: Trainer) -> None:
         """Stamp the waits for training batches."""
-        trainer.batches.training_step = self._stamped(trainer.batches.training_step)  # type: ignore[method-assign]
+        trainer.batches.training_step = self._stamped(trainer.batches.training_step)  # type: ignore[method-assign, assignment]
 
     def begins(self, event: Event) -> None:
         """Note what begins; call it before all other listeners."""
