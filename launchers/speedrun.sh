@@ -13,6 +13,27 @@ source "$_root/launchers/environment/ascend_env.sh"
 # shellcheck source=launchers/bootstrap.sh
 source "$_root/launchers/bootstrap.sh"
 
+usage() {
+    cat <<USAGE
+usage: bash launchers/speedrun.sh [dsw|dlc] [--variant LIST] [--depth N] [--rl] [--data PATH] [--work FOLDER] [key=value ...]
+       bash launchers/speedrun_npu.sh, with the same options, trains on Ascend NPUs
+  dsw|dlc         this machine (the default), or the nodes that MASTER_ADDR, WORLD_SIZE and RANK describe
+  --variant LIST  variants of experiments/matrix.yaml, one after the other, like gqa,mla
+  --depth N       layers, each of width 64 * N
+  --rl            reinforcement learning on GSM8K as a last stage
+  --data PATH     text that the base learns; FineWeb-Edu without it
+  --device TYPE   auto: the first accelerator found, else the CPU, which takes few and short steps
+  --work FOLDER   where everything goes (output/speedrun)
+  key=value       a key of all runs, or of those of one stage, like sft:training.steps=200
+all options, after the set-up: efficientbench speedrun --help
+USAGE
+}
+for argument in "$@"; do
+    if [[ "$argument" == -h || "$argument" == --help ]]; then
+        usage
+        exit 0
+    fi
+done
 device=auto
 if ascend_has_device; then
     ascend_source
