@@ -28,10 +28,11 @@ class ReinforcementConfig(Part):
     questions: str | None = Field(
         default=None, description="file, folder or glob of the task's rows to learn from; unset: the task makes its own"
     )
-    reward: str = Field(
-        default="gsm8k",
-        description="what an answer is worth; gsm8k: 1 where its number is right, else 0; package.module:function: "
-        "your (example, answer) → number, imported because your command names it",
+    reward: str | None = Field(
+        default=None,
+        description="what an answer is worth; unset: what the task says, by itself 1 where the answer is right, else "
+        "0; gsm8k: 1 where its number is right, else 0; package.module:function: your (example, answer) → number, "
+        "imported because your command names it",
     )
     samples: Annotated[PositiveInt, AfterValidator(_several)] = Field(
         default=16, description="answers to each question, 2 or more; the questions of a step follow from its batch"

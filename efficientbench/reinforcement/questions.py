@@ -16,7 +16,7 @@ from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
 from efficientbench.data_tools.errors import DataError
 from efficientbench.data_tools.tokenizer import TextTokenizer
-from efficientbench.reinforcement.rewards import find_reward
+from efficientbench.reinforcement.rewards import find_reward, reward_of_task, rewards_of
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,28 @@ def open_rows(key: str, task: str, path: str | None) -> Examples:
         path: a file, a folder or a glob; None: the task makes its rows.
 
     Raises:
-        ConfigError: the task makes none.
+        ConfigError: the task makes none, or the files have none.
         DataError: there is no such task, or no such file.
     """
     if path is None and find_task(task).rows() is None:
         raise ConfigError(f"rl.{key}: missing: a file, folder or glob of the rows of {task}")
-    return open_examples(task, Path(path) if path is not None else None)
+    examples = open_examples(task, Path(path) if path is not None else None)
+    if len(examples) == 0:
+        raise ConfigError(f"rl.{key}: {task if path is None else path} has no rows")
+    return examples
 
 
 def check_rewards(rl: ReinforcementConfig) -> None:
-    """Refuse a reward that is not there, and a test whose answers cannot be scored.
+    """Refuse a reward that is not there, a task without one, and a test whose answers cannot be scored.
 
     Raises:
         ConfigError, DataError: the message says what is missing.
     """
-    find_reward(rl.reward)
+    if rl.reward is not None:
+        find_reward(rl.reward)
+    else:
+        asked = open_rows("questions", rl.task, rl.questions)
+        rewards_of(f"of {rl.task}", reward_of_task(asked.task), asked[0], [""], 0)
     if not rl.test_every:
         return
     tested = open_rows("test_questions", rl.task, rl.test_questions)

@@ -10,8 +10,9 @@ from numbers import Real
 from typing import TypeAlias
 
 from efficientbench.config.errors import ConfigError, nearest
-from efficientbench.data_tools.chat.task import Example
-from efficientbench.data_tools.chat.tasks.gsm8k import final_number
+from efficientbench.data_tools.chat.task import Example, Task
+from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
+from efficientbench.data_tools.errors import DataError
 
 Reward: TypeAlias = Callable[[Example, str], float]
 """(example, completion) → how good the completion is; more is better."""
@@ -22,12 +23,20 @@ class RewardError(ConfigError):
     """A reward function failed, or returned what is no reward."""
 
 
-def same_number(example: Example, completion: str) -> float:
-    """Return 1 where the number after `####` is the example's, as a text without commas; else 0 (GSM8K)."""
-    return float(final_number(completion) == example.reference)
+def reward_of_task(task: Task) -> Reward:
+    """Return what a task itself gives for an answer; the reward raises a DataError where it would run a program."""
+    return lambda example, completion: task.reward(example, completion, _run_nothing)
 
 
-OWN: dict[str, Reward] = {"gsm8k": same_number}
+def _run_nothing(program: str) -> bool:
+    """Refuse to run what a model has written. Raises DataError: always."""
+    raise DataError(
+        "its answers are programs, which a training does not run: name another reward by "
+        "rl.reward=package.module:function"
+    )
+
+
+OWN: dict[str, Reward] = {"gsm8k": reward_of_task(Gsm8k())}
 """The project's own rewards by name."""
 
 
@@ -77,6 +86,8 @@ def rewards_of(name: str, reward: Reward, example: Example, completions: Sequenc
 def _checked(name: str, reward: Reward, example: Example, completion: str, where: str) -> float:
     try:
         found = reward(example, completion)
+    except DataError as error:
+        raise RewardError(f"reward {name}, {where}: {error}") from None
     except Exception as error:  # code of others fails in any way
         raise RewardError(f"reward {name} failed at {where}: {type(error).__name__}: {error}") from None
     # NumPy's numbers too.

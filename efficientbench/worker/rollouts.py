@@ -16,7 +16,7 @@ from efficientbench.generation.sampling import Sampling
 from efficientbench.metrics.monitoring.exchange import gather
 from efficientbench.reinforcement.advantages import Rollout, advantages, without_signal
 from efficientbench.reinforcement.questions import Question, Questions
-from efficientbench.reinforcement.rewards import find_reward, rewards_of
+from efficientbench.reinforcement.rewards import find_reward, reward_of_task, rewards_of
 from efficientbench.training import groups
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ class Sampler:
             ConfigError: there is none of that name.
         """
         self.rl, self.tokenizer, self.questions = config.rl, tokenizer, questions
-        self.reward = find_reward(config.rl.reward)
+        named, task = config.rl.reward, questions.examples.task
+        self.reward = find_reward(named) if named is not None else reward_of_task(task)
+        self.reward_name = named if named is not None else f"of {config.rl.task}"
+        """For messages."""
         self.sampling = Sampling(config.rl.temperature, config.rl.top_k or None, seed=config.training.seed)
         renderer = questions.renderer
         self.calculator = find_calculator(renderer, tokenizer.decode)
@@ -130,7 +133,7 @@ class Sampler:
             rows = [written[turn, sample] for sample in range(self.rl.samples)]
             tokens = [[each.token for each in row] for row in rows]
             texts = [self.tokenizer.decode(spoken(row, self.special)) for row in tokens]
-            rewards = rewards_of(self.rl.reward, self.reward, question.example, texts, question.row)
+            rewards = rewards_of(self.reward_name, self.reward, question.example, texts, question.row)
             answers += [
                 Answer(turn, sample, tokens[sample], [not each.forced for each in rows[sample]], rewards[sample])
                 for sample in range(self.rl.samples)

@@ -184,4 +184,4 @@ class Reinforcement:
     updates: PhaseCost | None
     """The measured steps themselves, of which alone are all other figures of the record."""
     files_sha256: list[str]
-    """Of the questions' rows."""
+    """Of the questions' rows, and of the code of a task from outside this project."""

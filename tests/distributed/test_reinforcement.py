@@ -137,6 +137,17 @@ def test_answers_depend_on_seed_question_and_sample_alone(ranks: Callable[..., R
     assert other.answers[0] != whole.answers[0]
 
 
+def test_a_task_from_outside_asks_and_rewards(ranks: Callable[..., Ranks], pair: Path) -> None:
+    task = ("rl.task=support.outside_task:Plain", "rl.questions=null")
+    [by_name] = ranks(1).call(learned, config_of(pair, *task), pair, 2)
+    [by_task] = ranks(1).call(learned, config_of(pair, *task, "rl.reward=null"), pair, 2)
+    # One function, found in two ways; a score would be 0 for all.
+    assert by_task.rewards == by_name.rewards
+    assert by_task.losses == by_name.losses
+    assert min(by_task.rewards) > 0
+    assert sum(by_task.without_signal) < 2 * QUESTIONS
+
+
 def test_equal_rewards_move_nothing(ranks: Callable[..., Ranks], pair: Path) -> None:
     same = ("rl.reward=support.outside_rewards:all_the_same", "training.weight_decay=0")
     [found] = ranks(1).call(learned, config_of(pair, *same), pair, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -187,6 +188,23 @@ def test_a_disk_that_fills_during_rollouts_loses_no_checkpoint(
     again = efficientbench(*words, expect=0, FILLER=str(filler), **mine[1])
     assert "goes on after step 4" in again.stdout
     assert [line["step"] for line in lines(folder, "rollouts")] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.proof
+def test_a_task_from_outside_asks_and_rewards(tiny: tuple[str, ...], folder: Path, data: Path) -> None:
+    outside = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    task = ("rl.task=support.outside_task:Plain", "rl.questions=null")
+    done = efficientbench(*tiny, *asked(data, *task), expect=0, **outside)
+    assert "5 questions of support.outside_task:Plain, 2 in a step with 2 answers each" in done.stdout
+    found, code = record(folder)["reinforcement"], ROOT / "tests" / "support" / "outside_task.py"
+    # By its score every answer would be worth 0.
+    assert 0 < found["reward_first"] < 1
+    assert found["without_signal"] < found["questions"] == STEPS * QUESTIONS
+    assert found["files_sha256"] == [hashlib.sha256(code.read_bytes()).hexdigest()]
+    missing = ("rl.task=support.outside_task:Missing", "rl.questions=null")
+    refused = efficientbench(*tiny, *asked(data, *missing), expect=2, **outside)
+    assert "support.outside_task:Missing is no class of" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_a_reward_that_is_not_there_is_refused(tiny: tuple[str, ...], folder: Path, data: Path) -> None:

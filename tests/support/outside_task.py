@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from support.outside_rewards import ascii_share
+
 from efficientbench.data_tools.chat.conversations import read_messages
 from efficientbench.data_tools.chat.rows import Row
 from efficientbench.data_tools.chat.task import Example, RunProgram, Task
@@ -29,6 +31,13 @@ class Spelling(Task):
         wanted = (example.reference or "").split()
         given = completion.split()
         return sum(a == b for a, b in zip(wanted, given, strict=False)) / len(wanted)
+
+
+class Plain(Spelling):
+    """Rewards what no answer of an untrained model is scored for."""
+
+    def reward(self, example: Example, completion: str, run: RunProgram) -> float:
+        return ascii_share(example, completion)
 
 
 class Broken(Spelling):

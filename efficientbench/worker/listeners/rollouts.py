@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from efficientbench.costs.model import cache_bytes
+from efficientbench.data_tools.chat.find_task import code_files
 from efficientbench.data_tools.files import sha256
 from efficientbench.data_tools.tokenizer import load_tokenizer
 from efficientbench.launchers.processes.heartbeat import HeartbeatWriter
@@ -144,7 +145,7 @@ class Rollouts:
 
         `updates`: every rank's measurement of the steps.
         """
-        totals = self.totals
+        totals, examples = self.totals, self.questions.examples
         return Reinforcement(
             questions=totals.questions,
             without_signal=totals.without_signal,
@@ -153,7 +154,7 @@ class Rollouts:
             reward_last=_mean(totals.last) if totals.last else None,
             rollouts=_cost(gather(self.monitor.finish(), RankMeasurement)),
             updates=_cost(updates),
-            files_sha256=[sha256(path) for path in self.questions.examples.files],
+            files_sha256=[sha256(path) for path in (*examples.files, *code_files(examples.name))],
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chat_tokenizers import of_bytes
@@ -83,6 +84,44 @@ def test_what_cannot_be_rewarded_or_tested(tmp_path: Path, overrides: list[str],
     with pytest.raises(Exception, match=message) as found:
         check_rewards(config.rl)
     assert type(found.value).__name__ in ("ConfigError", "DataError")
+
+
+PROGRAM = {"prompt": "def up(x):\n", "canonical_solution": "    return x + 1\n", "test": "pass", "entry_point": "up"}
+TALK = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]}
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        ("smoltalk", TALK, "^reward of smoltalk, question 0, sample 0: SmolTalk has no right answers"),
+        ("humaneval", PROGRAM, "^reward of humaneval, question 0, sample 0: its answers are programs, which a train"),
+    ],
+)
+def test_a_task_that_rewards_nothing_needs_a_named_reward(
+    tmp_path: Path, task: str, row: dict[str, Any], message: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row))
+    with pytest.raises(ConfigError, match=message):
+        check_rewards(config_of(rows, f"rl.task={task}").rl)
+    check_rewards(config_of(rows, f"rl.task={task}", "rl.reward=support.outside_rewards:ascii_share").rl)
+
+
+def test_a_task_from_outside_makes_and_rewards_its_questions(tokenizer: TextTokenizer) -> None:
+    words = ("training.objective=rl", "rl.samples=4", "rl.max_new_tokens=4", "training.seq_len=32")
+    config = tiny("gqa_1.5B", *words, "rl.task=support.outside_task:Spelling")
+    check_rewards(config.rl)
+    questions = Questions(config, tokenizer, "of bytes")
+    assert [each.example.reference for each in questions.asked][:2] == ["a p p l e", "p e a r"]
+
+
+def test_a_file_without_rows_is_named(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    empty, rows = tmp_path / "empty.jsonl", write_questions(tmp_path / "rows.jsonl", 1)
+    empty.write_text("\n")
+    with pytest.raises(ConfigError, match=r"^rl.questions: .*empty\.jsonl has no rows$"):
+        Questions(config_of(empty), tokenizer, "of bytes")
+    with pytest.raises(ConfigError, match=r"^rl.test_questions: .*empty\.jsonl has no rows$"):
+        check_rewards(config_of(rows, "rl.test_every=2", f"rl.test_questions={empty}").rl)
 
 
 def test_questions_must_be_named(tokenizer: TextTokenizer) -> None:

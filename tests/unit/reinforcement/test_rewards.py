@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 
 import pytest
+from support.outside_task import Spelling
 
 from efficientbench.config.errors import ConfigError
 from efficientbench.data_tools.chat.tasks.gsm8k import Gsm8k
-from efficientbench.reinforcement.rewards import RewardError, find_reward, rewards_of
+from efficientbench.reinforcement.rewards import RewardError, find_reward, reward_of_task, rewards_of
 
 QUESTION = Gsm8k().example(
     {"question": "How much are 12 hundreds?", "answer": "<<12*100=1200>>It is 1,200.\n#### 1,200"}
@@ -42,6 +43,15 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gsm8k_compares_the_number_after_the_mark() -> None:
     completions = ["So #### 1200", "#### 1,200 hundreds", "#### 120", "1200", ""]
     assert rewards_of("gsm8k", find_reward("gsm8k"), QUESTION, completions, 0) == [1, 1, 0, 0, 0]
+
+
+def test_a_task_says_what_its_answers_are_worth() -> None:
+    task = Spelling()
+    apple = task.example({"word": "apple"})
+    # As a score the second would be 0.
+    assert rewards_of("of words", reward_of_task(task), apple, ["a p p l e", "a p p", ""], 0) == [1, 3 / 5, 0]
+    completions = ["So #### 1200", "#### 120"]
+    assert rewards_of("of gsm8k", reward_of_task(Gsm8k()), QUESTION, completions, 0) == [1, 0]
 
 
 def test_a_reward_of_ones_own() -> None:
