@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from efficientbench.data_tools.chat.conversations import RowError
+from efficientbench.data_tools.chat.conversations import Message, RowError
 from efficientbench.data_tools.chat.find_task import OWN, find_task
 from efficientbench.data_tools.chat.rows import CSV_SUFFIXES, KNOWN_SUFFIXES, FileRows, Row, is_rows_file
 from efficientbench.data_tools.chat.task import Example, HubFiles, Task
@@ -29,10 +30,12 @@ class Examples:
         """Open the rows of files; without any, those that the task makes itself.
 
         Raises:
-            DataError: a file cannot be read.
+            DataError: a file cannot be read, or as `made_rows`.
         """
         self.name, self.task, self.files = name, task, list(files)
-        self._rows: FileRows | Sequence[Row] = FileRows(files, task.csv_columns) if files else task.rows() or []
+        self._rows: FileRows | Sequence[Row] = (
+            FileRows(files, task.csv_columns) if files else made_rows(name, task) or []
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -51,7 +54,7 @@ class Examples:
         rows = self._rows.read(numbers) if isinstance(self._rows, FileRows) else self._made(numbers)
         for number in numbers.tolist():
             try:
-                yield self.task.example(next(rows))
+                yield _checked(self.task.example(next(rows)))
             except RowError as error:
                 raise ConversationError(f"{self.place(number)}: {error}") from None
             except DataError:
@@ -69,6 +72,30 @@ class Examples:
     def _made(self, numbers: np.ndarray) -> Iterator[Row]:
         assert not isinstance(self._rows, FileRows)
         return (self._rows[number] for number in numbers.tolist())
+
+
+def _checked(found: Any) -> Example:
+    """Return what a task made of a row. Raises RowError: it is no example."""
+    if not isinstance(found, Example):
+        raise RowError(f"its task's `example` returned {found!r:.60}: an Example is needed")
+    if not found.messages or not all(isinstance(message, Message) for message in found.messages):
+        raise RowError(f"its task's Example has the messages {found.messages!r:.60}: those of read_messages are needed")
+    return found
+
+
+def made_rows(name: str, task: Task) -> Sequence[Row] | None:
+    """Return the rows that the task of this name makes itself; None: they come from files.
+
+    Raises:
+        DataError: its code fails, or returns no list.
+    """
+    try:
+        rows: Any = task.rows()
+    except Exception as error:  # code of others fails in any way
+        raise DataError(f"{name} cannot make its rows: {type(error).__name__}: {error}") from None
+    if rows is not None and not isinstance(rows, Sequence):
+        raise DataError(f"{name} cannot make its rows: `rows` returned {rows!r:.60}: a list is needed")
+    return rows
 
 
 def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = None) -> Examples:
@@ -96,6 +123,6 @@ def open_examples(name: str, path: Path | None = None, hub: HubFiles | None = No
         folder = Path("data") / hub.dataset.rpartition("/")[2]
         request = DownloadRequest(hub.dataset, folder, hub.config, num_files=_ALL_FILES, split=hub.split)
         return Examples(name, task, download_dataset(request))
-    if task.rows() is None:
+    if made_rows(name, task) is None:
         raise DataError(f"{name} has no rows of its own: name a path or a dataset")
     return Examples(name, task, [])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from efficientbench.config.errors import ConfigError
-from efficientbench.data_tools.chat.examples import Examples, open_examples
+from efficientbench.data_tools.chat.examples import Examples, made_rows, open_examples
 from efficientbench.data_tools.chat.find_task import code_files, find_task
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example, HubFiles
@@ -114,7 +114,7 @@ def find_examples(name: str, options: Options) -> Examples:
     """
     if name not in SOURCES:
         # One that makes its rows needs none of the data that other tasks are given.
-        return open_examples(name, options.data if find_task(name).rows() is None else None)
+        return open_examples(name, options.data if made_rows(name, find_task(name)) is None else None)
     task, hub = SOURCES[name]
     if options.data is None:
         return open_examples(task, hub=hub)

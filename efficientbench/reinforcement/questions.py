@@ -10,7 +10,7 @@ import numpy as np
 from efficientbench.config.errors import ConfigError
 from efficientbench.config.reinforcement import ReinforcementConfig
 from efficientbench.config.schema import RunConfig
-from efficientbench.data_tools.chat.examples import Examples, open_examples
+from efficientbench.data_tools.chat.examples import Examples, made_rows, open_examples
 from efficientbench.data_tools.chat.find_task import find_task
 from efficientbench.data_tools.chat.render import make_renderer
 from efficientbench.data_tools.chat.task import Example
@@ -91,7 +91,7 @@ def open_rows(key: str, task: str, path: str | None) -> Examples:
         ConfigError: the task makes none, or the files have none.
         DataError: there is no such task, or no such file.
     """
-    if path is None and find_task(task).rows() is None:
+    if path is None and made_rows(task, find_task(task)) is None:
         raise ConfigError(f"rl.{key}: missing: a file, folder or glob of the rows of {task}")
     examples = open_examples(task, Path(path) if path is not None else None)
     if len(examples) == 0:
