@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -71,5 +72,10 @@ def test_a_run_may_begin_with_what_was_moved(tiny: Tiny, base: Path, folder: Pat
     done = efficientbench("export", "moved", "exported", cwd=tmp_path, expect=0)
     assert "LlamaForCausalLM of step 6" in done.stdout
     efficientbench("generate", "moved", "--max-new-tokens", "2", cwd=tmp_path, expect=0)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "Some other text."}) + "\n")
+    efficientbench("evaluate", "moved", "--text", "text.jsonl", cwd=tmp_path, expect=0)
+    assert json.loads((moved / "evaluation" / "loss.json").read_text())["items"] == 1
+    done = efficientbench("report", "moved", cwd=tmp_path, expect=0)
+    assert "gqa_1.5B" in done.stdout
     done = efficientbench(*tiny, "init.run=moved", cwd=tmp_path, expect=0)
     assert f"begins with the weights of {moved} after step 6" in done.stdout
