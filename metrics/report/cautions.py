@@ -20,8 +20,7 @@ from efficientbench.metrics.report.headline import (
     speed_only,
     unique_names,
 )
-from efficientbench.metrics.report.slowed import slowed
-from efficientbench.metrics.report.stragglers import straggling
+from efficientbench.metrics.report.slow_ranks import slowed, straggling
 
 Sentences = Callable[[Sequence[RunRecord]], list[str]]
 

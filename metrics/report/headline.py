@@ -15,8 +15,7 @@ from efficientbench.metrics.ratio import MIN_REPEATS, SIGNIFICANCE, Estimate
 from efficientbench.metrics.records.figure import Headline, percent
 from efficientbench.metrics.records.record import FIGURES, RunRecord
 from efficientbench.metrics.report.comparison import noise_floors
-from efficientbench.metrics.report.slowed import slowed
-from efficientbench.metrics.report.stragglers import straggling
+from efficientbench.metrics.report.slow_ranks import slowed, straggling
 from efficientbench.metrics.report.table import ABSENT, Table, print_wide_table
 from efficientbench.metrics.statistics import SURE_STEPS
 

@@ -1,14 +1,16 @@
-"""Devices that their own hardware slowed."""
+"""Ranks whose devices their own hardware slowed, and ranks that keep the others waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from efficientbench.metrics.device_use import HARDWARE, HEAT
 from efficientbench.metrics.records.record import RunRecord
 
 LEAST_SHARE = 0.05
-"""Of the readings; the power limit is no such cause, as a GPU that works hard is always at it."""
+"""Of the readings with a cause, and of a step's time that the others wait longer than the slowest rank. The power limit
+is no such cause, as a GPU that works hard is always at it."""
 MOST_NAMED = 8
 
 
@@ -25,4 +27,21 @@ def slowed(records: Sequence[RunRecord]) -> list[str]:
         if told:
             more = f", and {len(told) - MOST_NAMED:,} more" if len(told) > MOST_NAMED else ""
             sentences.append(f"{record.run} was slowed: {'; '.join(told[:MOST_NAMED])}{more}.")
+    return sentences
+
+
+def straggling(records: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence for each run of one pipeline stage with a rank that waits far less than the others do.
+
+    Stages have unequal work, so that their waits do not tell.
+    """
+    sentences = []
+    for record in records:
+        waits = sorted(record.rank_waits, key=lambda each: each.communication_s)
+        if len(waits) < 2 or record.pp > 1 or not record.al_s:
+            continue
+        own, others = waits[0].communication_s, fmean(each.communication_s for each in waits[1:])
+        if others - own >= LEAST_SHARE * record.al_s:
+            shares = f"{own / record.al_s:.0%} of a step for the others, and these {others / record.al_s:.0%}"
+            sentences.append(f"{record.run}: rank {waits[0].rank} waited {shares}: it is the slowest.")
     return sentences

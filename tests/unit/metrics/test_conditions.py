@@ -19,8 +19,7 @@ from efficientbench.metrics.monitoring.sampler import OTHER_USE_INTERVAL_S
 from efficientbench.metrics.records.measured_parts import measured_parts
 from efficientbench.metrics.records.record import RunRecord, read_record, write_record
 from efficientbench.metrics.report.environments import environments
-from efficientbench.metrics.report.slowed import slowed
-from efficientbench.metrics.report.stragglers import straggling
+from efficientbench.metrics.report.slow_ranks import slowed, straggling
 from efficientbench.metrics.sensors.machine import machine_conditions
 from efficientbench.metrics.sensors.nvml_conditions import _REASONS, read_settings
 
