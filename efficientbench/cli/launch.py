@@ -88,7 +88,7 @@ Modules = Annotated[
     list[str] | None, typer.Option("--module", metavar="NAME", help="module load NAME on the nodes first; repeatable")
 ]
 Claim = Annotated[
-    str, typer.Option("--claim", metavar="NAME", help="kubernetes: volume claim for output and data, at /work")
+    str, typer.Option("--claim", metavar="NAME", help="kubernetes: volume claim for output and data, at /workspace")
 ]
 
 

@@ -19,7 +19,7 @@ ARG EXTRAS=""
 RUN if python3 -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch_npu") is None)'; \
     then bash launchers/bootstrap.sh $EXTRAS; else bash launchers/bootstrap.sh npu $EXTRAS; fi
 ENV PATH=/opt/efficientbench/.venv/bin:$PATH
-WORKDIR /work
+WORKDIR /workspace
 # Its first step is CANN's environment.
 ENTRYPOINT ["bash", "/opt/efficientbench/launchers/job_scripts/in_container.sh", "--"]
 CMD ["efficientbench", "doctor", "--device", "npu"]

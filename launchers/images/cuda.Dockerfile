@@ -21,6 +21,6 @@ COPY metrics metrics
 ARG EXTRAS="gpu"
 RUN bash launchers/bootstrap.sh $EXTRAS
 ENV PATH=/opt/efficientbench/.venv/bin:$PATH
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["bash", "/opt/efficientbench/launchers/job_scripts/in_container.sh", "--"]
 CMD ["efficientbench", "doctor"]

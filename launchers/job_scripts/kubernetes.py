@@ -22,7 +22,7 @@ HEAD = """\
 # Trains {name}. Written by `efficientbench launch`; start it with kubectl apply -f, and follow it with
 # kubectl logs -f job/{label}
 """
-WORK = "/work"
+WORK = "/workspace"
 """Where the claimed volume lies in each pod, and where relative paths begin."""
 STOP_S = 120
 """How long a pod may take to save its state: longer than the ranks do."""

@@ -242,12 +242,12 @@ def test_what_is_no_image_is_refused(image: str) -> None:
 
 def test_files_of_images_are_found_from_the_working_folder() -> None:
     for engine in ("pyxis", "apptainer"):
-        words = Container("images/torch.sif", engine).words(Path("/work"), [])  # type: ignore[arg-type]
-        assert any(word.endswith("/work/images/torch.sif") for word in words)
+        words = Container("images/torch.sif", engine).words(Path("/jobs"), [])  # type: ignore[arg-type]
+        assert any(word.endswith("/jobs/images/torch.sif") for word in words)
     with pytest.raises(LaunchError, match="docker takes the name of an image"):
         Container("images/torch.sif", "docker")
     with pytest.raises(LaunchError, match="/a:b has a colon or a comma"):
-        Container(IMAGE, "docker", (Path("/a:b"),)).words(Path("/work"), [])
+        Container(IMAGE, "docker", (Path("/a:b"),)).words(Path("/jobs"), [])
     with pytest.raises(LaunchError, match="is no module's name"):
         Surroundings(("$(touch pwned)",))
 

@@ -129,7 +129,7 @@ def test_pods_are_numbered_and_find_the_first_one() -> None:
     }
     assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
     assert (container["workingDir"], pod["volumes"][0]["persistentVolumeClaim"]) == (
-        "/work",
+        "/workspace",
         {"claimName": "shared-data"},
     )
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}

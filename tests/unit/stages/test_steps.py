@@ -31,7 +31,7 @@ def request_(tmp_path: Path) -> Request:
     for task in ("core", "gsm8k", "mmlu"):
         (tmp_path / "items" / task).mkdir(parents=True)
     mixtures = {name: tmp_path / f"{name}.yaml" for name in ("mid", "sft")}
-    folders = {"work": tmp_path / "work", "text": tmp_path / "text.txt", "task_data": tmp_path / "items"}
+    folders = {"work": tmp_path / "pipeline", "text": tmp_path / "text.txt", "task_data": tmp_path / "items"}
     return Request(device="cpu", short=True, mixtures=mixtures, **folders)
 
 
@@ -39,7 +39,7 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
     asked = replace(request_, variants=("mla",), stages=STAGES, limit=7, price_per_hour=2.0, generate=True)
     assert speedrun(replace(asked, overrides=("training.seed=5", "sft:training.steps=70")), dry_run=True) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path), "~")
-    work, runs = "~/work", "~/work/runs"
+    work, runs = "~/pipeline", "~/pipeline/runs"
     keys = f"data.path={work}/tokens/{{}} data.cache={work}/cache output={runs} device=cpu{{}} training.seed=5"
     run = f"efficientbench run {{0}}_mla_d4 dsw --matrix {work}/mla_d4.yaml --repeat 1 {keys.format('{1}', '{2}')}"
     tokenizer, folders = f"{work}/tokenizer", {each: f"{runs}/{each}_mla_d4/seed_5" for each in STAGES}
@@ -67,19 +67,19 @@ def test_the_commands_of_all_stages(request_: Request, tmp_path: Path, capsys: p
     assert "humaneval of mid_mla_d4: left out: it runs programs that the model writes: --allow-code" in printed
     assert "arc_easy of sft_mla_d4: left out: ~/items/arc_easy is not there" in printed
     # Nothing is made but the file that names the runs.
-    assert {path.name for path in (tmp_path / "work").iterdir()} == {"lock", "mla_d4.yaml"}
+    assert {path.name for path in (tmp_path / "pipeline").iterdir()} == {"lock", "mla_d4.yaml"}
 
 
 def test_without_data_of_ones_own_it_comes_from_the_hub(tmp_path: Path) -> None:
-    steps = make_pipeline(Request(_made(tmp_path / "work"), "cpu", stages=STAGES, devices=4)).steps
+    steps = make_pipeline(Request(_made(tmp_path / "pipeline"), "cpu", stages=STAGES, devices=4)).steps
     downloads = [step.command[1:] for step in steps if step.command[1:2] == ("download",)]
     assert [" ".join(words).replace(str(tmp_path), "~") for words in downloads] == [
-        "download --num-files 3 --output ~/work/text",
-        "download openai/gsm8k --config main --output ~/work/gsm8k",
+        "download --num-files 3 --output ~/pipeline/text",
+        "download openai/gsm8k --config main --output ~/pipeline/gsm8k",
     ]
     trained = [step.command for step in steps if step.kind is Kind.TRAIN]
     assert all("parallel.dp=4" in words for words in trained)
-    assert f"rl.questions={tmp_path}/work/gsm8k/main/train*" in trained[-1]
+    assert f"rl.questions={tmp_path}/pipeline/gsm8k/main/train*" in trained[-1]
     left_out = {step.name: step.left_out for step in steps if step.left_out}
     assert list(left_out) == ["core of base_d12", *(f"humaneval of {stage}_d12" for stage in STAGES[1:])]
 
@@ -146,7 +146,9 @@ def test_a_folder_is_made_from_one_text_vocabulary_and_mixture(request_: Request
     keep_choices(request_)
     keep_choices(replace(request_, variants=("mla",), depth=8, limit=3))
     (tmp_path / "other.txt").touch()
-    with pytest.raises(ConfigError, match=r"work was made with text .*/text\.txt, not .*/other\.txt: choose another"):
+    with pytest.raises(
+        ConfigError, match=r"pipeline was made with text .*/text\.txt, not .*/other\.txt: choose another"
+    ):
         keep_choices(replace(request_, text=tmp_path / "other.txt"))
     with pytest.raises(ConfigError, match="was made with vocabulary 4096, not 512"):
         keep_choices(replace(request_, vocabulary=512))
